@@ -77,6 +77,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from nvfp4.checkpoints.loader import load as load
     from nvfp4.checkpoints.save import save as save
+    from nvfp4.experts import Experts as Experts
     from nvfp4.linear import Linear as Linear
     from nvfp4.model import quantize_model as quantize_model
 
@@ -87,6 +88,7 @@ if "torch" in sys.modules:
 # `from nvfp4 import *` needs no torch.
 _LAZY = {
     "Linear": "nvfp4.linear",
+    "Experts": "nvfp4.experts",
     "quantize_model": "nvfp4.model",
     "load": "nvfp4.checkpoints.loader",
     "save": "nvfp4.checkpoints.save",

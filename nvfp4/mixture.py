@@ -112,9 +112,10 @@ def activation_of(
     module: Any, gated: bool, intermediate: int, contract: bool
 ) -> tuple[str, float | None, float | None] | None:
     """The arguments of nvfp4.gated that give what a module's own function gives on random numbers, large and small."""
-    generator = torch.Generator().manual_seed(0)
-    count = intermediate * (2 if gated else 1)
-    x = torch.randn(TRIED, count, generator=generator, device="cpu") * torch.logspace(-2, 1.7, TRIED)[:, None]
+    generator = torch.Generator("cpu").manual_seed(0)
+    with torch.device("cpu"):  # transformers makes modules on the meta device
+        x = torch.randn(TRIED, intermediate * (2 if gated else 1), generator=generator)
+        x = x * torch.logspace(-2, 1.7, TRIED)[:, None]
     own: Callable[[Tensor], Tensor] | None = getattr(module, "_apply_gate", None) if contract and gated else None
     config = getattr(module, "config", None)
 
@@ -140,9 +141,9 @@ def activation_of(
     gate, up = (x[:, ::2], x[:, 1::2]) if interleaved else x.chunk(2, -1) if gated else (x, None)
     for limit in values(LIMITS):
         for activation in GATED if gated else PLAIN:
+            if limit is not None and activation not in ("silu", "swiglu"):
+                continue
             for alpha in values(ALPHAS) if activation == "swiglu" else [None]:
-                if activation == "swiglu" and limit is None:
-                    continue
                 y = _api.gated(gate.contiguous(), None if up is None else up.contiguous(), activation, limit=limit, alpha=alpha)
                 if y.shape == wanted.shape and torch.allclose(y, wanted, rtol=1e-4, atol=1e-5):
                     return activation, limit, alpha

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -35,9 +36,12 @@ from nvfp4.checkpoints.common import (
     table,
 )
 from nvfp4.checkpoints.files import check_file, read_json
+from nvfp4.checkpoints.experts import Container, Place
 from nvfp4.checkpoints.fit import is_head, left_out
+from nvfp4.checkpoints.mixtures import described, gatherer, placeholder, warn_of_modes
 from nvfp4.checkpoints.reader import FORMATS, KV_CACHE, check_layer, read_tensors, sort
-from nvfp4.checkpoints.save import SaveReport, is_under, mode_of, packed_tensors, quantization_configs
+from nvfp4.checkpoints.save import SaveReport, expert_tensors, is_under, mode_of, packed_tensors, quantization_configs, routers
+from nvfp4.experts import Experts
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart
 from nvfp4.packed import PackedLinear, short
@@ -206,6 +210,7 @@ class ModelOptQuantizer(HfQuantizer):
         super().__init__(quantization_config, **kwargs)
         self.skipped: dict[str, str] = {}
         self.attached = False  # whether it belongs to a model that was not loaded with it
+        self.experts: dict[str, tuple[Container, bool]] = {}  # to load, and whether gate and up alternate
         self.modes: dict[str, str] = {}  # the mode of each layer that the configuration describes, by its name here
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -217,13 +222,15 @@ class ModelOptQuantizer(HfQuantizer):
         if getattr(model.config, "distributed_config", None) is not None:
             raise _C.Error("distributed_config: is given; NVFP4 layers cannot be distributed yet")
         renamed = renamer(model)
-        checkpoint = self._read(kwargs.get("checkpoint_files"), left_out(model, lambda name: renamed(name)[0]))
+        unwanted, gather = left_out(model, lambda name: renamed(name)[0]), gatherer(model, renamed)
+        checkpoint = self._read(kwargs.get("checkpoint_files"), unwanted, gather)
         check_scales(checkpoint)
         for name, reason in checkpoint.skipped.items():
             if name in checkpoint.kept.values():
                 raise _C.Error(f"{name}: cannot be put into the model: {reason}")
         for name, experts in checkpoint.experts.items():
             raise _C.Error(f"{name}: cannot be put into the model: is a stack of {len(experts)} experts")
+        self._await_experts(model, checkpoint)
         names, given = _names(model, checkpoint)
         modules = dict(model.named_modules(remove_duplicate=False))
         for name, packed in checkpoint.layers.items():
@@ -257,10 +264,38 @@ class ModelOptQuantizer(HfQuantizer):
         if cache:
             warnings.warn(f"skips {len(cache)} scales of the KV cache ({cache[0]}, ...)", stacklevel=2)
             self.quantization_config.drop_kv_cache()
+        if self.experts:
+            unused_names = "|".join(map(re.escape, self.experts))
+            model._keys_to_ignore_on_load_unexpected = {
+                *(model._keys_to_ignore_on_load_unexpected or ()),
+                rf"(^|\.)({unused_names})\.",
+            }
         unused = rf"(^|\.)({'|'.join((*KV_CACHE, modelopt.INPUT_SCALE, compressed_tensors.INPUT_SCALE))})$"
         model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), unused}
 
-    def _read(self, files: list[str] | None, unwanted: Callable[[str], str | None]) -> Checkpoint:
+    def _await_experts(self, model: Any, checkpoint: Checkpoint) -> None:
+        """Puts an nvfp4.Experts on the meta device in place of each module whose experts the checkpoint has. Its
+        buffers are no state until they are filled, from the mapped files: transformers counts their bytes, and moves
+        them to their device, but neither misses nor joins their tensors."""
+        warn_of_modes(checkpoint.containers, stacklevel=3)
+        for name, container in checkpoint.containers.items():
+            old = model.get_submodule(name)
+            about = described(name, old)
+            new = placeholder(about, old)
+            for stack in (new.gate_up, new.down):
+                stack._non_persistent_buffers_set.update(stack._buffers)
+            model.set_submodule(name, new)
+            self.experts[name] = container, about.interleaved
+            if self.quantization_config.activations == AUTO:
+                self.modes[name] = container.mode
+        checkpoint.containers = {}
+
+    def _read(
+        self,
+        files: list[str] | None,
+        unwanted: Callable[[str], str | None],
+        gather: Callable[[Place], str | None],
+    ) -> Checkpoint:
         """The mapped tensors of all files, checked by name, shape and dtype; transformers reads them again."""
         if not files:
             raise _C.Error(
@@ -273,20 +308,29 @@ class ModelOptQuantizer(HfQuantizer):
             check_file(Path(file))
         tensors, _ = read_tensors(map(Path, files))
         config = self.quantization_config
-        return sort(tensors, config.recipe(), wanted=config.activations, unwanted=unwanted)
+        return sort(tensors, config.recipe(), wanted=config.activations, unwanted=unwanted, gather=gather)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         for name, module in model.named_modules():
             if isinstance(module, _Stored):
                 module.finish(name)
+        for name, (container, interleaved) in self.experts.items():
+            experts = model.get_submodule(name)
+            container.fill(experts, interleaved)
+            for stack in (experts.gate_up, experts.down):
+                stack._non_persistent_buffers_set.clear()
+        self.experts = {}
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The state dict with the format's tensors of each NVFP4 layer, for save_pretrained. Where the layers are not
         those that the configuration describes, it becomes theirs."""
-        layers, state = _layers(model), model.state_dict()
-        state = {key: t for key, t in state.items() if not is_under(key, layers)}
+        layers, experts, state = _layers(model), _experts(model), model.state_dict()
+        state = {key: t for key, t in state.items() if not is_under(key, {**layers, **experts})}
         report, modes = SaveReport(self.quantization_config.format.NAME), {}
+        for name, mixture in experts.items():
+            modes[name] = mixture.mode
+            state |= expert_tensors(name, mixture, report)
         for name, module in layers.items():
             packed = module.packed()
             modes[name] = mode_of(packed)
@@ -299,14 +343,18 @@ class ModelOptQuantizer(HfQuantizer):
 
     def _describe(self, model: Any, modes: dict[str, str]) -> None:
         """A configuration of these layers, with the names that save_pretrained writes."""
-        layers, ignore = {}, []
+        layers, ignore, mixtures = {}, [], list[str]()
         for name, module in model.named_modules(remove_duplicate=False):
-            if name in modes:
+            if isinstance(module, Experts):
+                mixtures.append(_saved_name(model, name))
+                layers[mixtures[-1]] = modes[name]
+            elif name in modes:
                 (stored,) = _saved_names(model, name, module)
                 layers[stored] = modes[name]
             elif isinstance(module, torch.nn.Linear):
                 ignore += _saved_names(model, name, module)
-        content, _ = quantization_configs(self.quantization_config.format.NAME, layers, ignore)
+        ignore += [_saved_name(model, name) for name in routers(model)]
+        content, _ = quantization_configs(self.quantization_config.format.NAME, layers, ignore, mixtures)
         self.quantization_config.content = content
         model.config.quantization_config = self.quantization_config
         self.modes = modes
@@ -434,11 +482,15 @@ def _layers(model: torch.nn.Module) -> dict[str, Linear | FusedPart]:
     return found
 
 
+def _experts(model: torch.nn.Module) -> dict[str, Experts]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
+
+
 def attach(model: Any) -> None:
     """Gives a model that has NVFP4 layers, and was not loaded by one, a quantizer with which save_pretrained stores
     them: as ModelOpt does, which has no dynamic input scale, or else as compressed-tensors."""
     modules = [module.joined() if isinstance(module, FusedPart) else module for module in _layers(model).values()]
-    if not modules or getattr(model, "hf_quantizer", None) is not None:
+    if not (modules or _experts(model)) or getattr(model, "hf_quantizer", None) is not None:
         return
     dynamic = any(module.activations is not None and module.input_global_scale is None for module in modules)
     format = compressed_tensors if dynamic else modelopt
@@ -458,6 +510,12 @@ def _saved_names(model: Any, name: str, module: Any) -> list[str]:
             f"{name}: is changed by transformers when it is saved, which NVFP4 layers cannot be; use nvfp4.save"
         )
     return [key.removesuffix(".weight") for key in saved]
+
+
+def _saved_name(model: Any, name: str) -> str:
+    """The name of a module in a file that save_pretrained writes."""
+    (key,) = revert_weight_conversion(model, {f"{name}.weight": torch.empty(0, device="meta")})
+    return str(key).removesuffix(".weight")
 
 
 def _register(method: str, config: type[ModelOptConfig], quantizer: type[ModelOptQuantizer]) -> None:

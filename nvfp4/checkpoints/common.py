@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,10 @@ from nvfp4 import _C
 from nvfp4._text import shown
 from nvfp4.checkpoints.names import Names
 from nvfp4.packed import ACTIVATIONS, PackedLinear, check_block_scales, check_positive, short
+
+if TYPE_CHECKING:
+    from nvfp4.checkpoints.experts import Container
+    from nvfp4.experts import Experts
 
 AUTO = "auto"  # of `activations`: by what tensors there are
 # How a layer is computed: activations quantized with a stored global scale, with one of their own, or left in 16 bits.
@@ -74,6 +78,8 @@ class Checkpoint:
         format: "compressed-tensors", "modelopt", "torchao", "GGUF" or "comfy-kitchen".
         layers: the NVFP4 layers by the name of their module.
         experts: the stacks of experts [E, N, K/2] by the name of their module, each a list of E layers.
+        mixtures: the experts that are one nvfp4.Experts of the model, by its name.
+        containers: their tensors by that name, until the model has them.
         tensors: all other tensors by name: embeddings, norms, layers that are not quantized or quantized otherwise.
         skipped: names of tensors, or of layers whose tensors are under `tensors` as they are stored, with the reason.
         kept: of each tensor of a skipped layer that layer's name.
@@ -87,6 +93,8 @@ class Checkpoint:
     format: str
     layers: dict[str, PackedLinear] = field(default_factory=dict)
     experts: dict[str, list[PackedLinear]] = field(default_factory=dict)
+    mixtures: dict[str, Experts] = field(default_factory=dict)
+    containers: dict[str, Container] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
@@ -96,12 +104,15 @@ class Checkpoint:
 
     @property
     def packed_bytes(self) -> int:
-        """The bytes of all layers and stacks of experts."""
+        """The bytes of all layers, stacks of experts and experts of the model."""
         stacks = [packed for experts in self.experts.values() for packed in experts]
+        stacks += self.mixtures.values()
         return sum(packed.nbytes for packed in (*self.layers.values(), *stacks))
 
     def __repr__(self) -> str:
         read = f"{len(self.layers)} layers, {len(self.experts)} stacks of experts, {len(self.tensors)} other tensors"
+        if self.mixtures:
+            read += f", {len(self.mixtures)} modules of experts"
         return f"<nvfp4 checkpoint: {self.format}, {read}, {len(self.skipped)} skipped>"
 
 

@@ -17,7 +17,9 @@ from nvfp4.checkpoints import comfy_kitchen, modelopt, others
 from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales
 from nvfp4.checkpoints.files import file_errors
 from nvfp4.checkpoints.fit import is_head, is_pretrained, left_out
+from nvfp4.checkpoints.mixtures import gatherer, made, warn_of_modes
 from nvfp4.checkpoints.reader import check_layer, read, report_dense
+from nvfp4.experts import Stack
 from nvfp4.linear import Linear
 from nvfp4.modules import find_dense, keep_hooks
 from nvfp4.packed import check_type, short
@@ -120,7 +122,8 @@ def load(
         raise _C.Error("plan: is given without a model; must be for one")
     rows = {} if model is None else others.rows_of(model)
     unwanted = None if model is None else unwanted_by(model)
-    checkpoint = read(source, format, rows, activations=activations, mmap=mmap, unwanted=unwanted)
+    gather = None if model is None else gatherer(model)
+    checkpoint = read(source, format, rows, activations=activations, mmap=mmap, unwanted=unwanted, gather=gather)
     if model is not None and unwanted is not None:
         fit(checkpoint, model, unwanted)
     if plan is None:
@@ -129,7 +132,7 @@ def load(
         report_dense(checkpoint)
     else:
         put(checkpoint, model, None if mesh is None or plan is None else (mesh, plan))
-        layers = [module for module in model.modules() if isinstance(module, Linear)]
+        layers = [module for module in model.modules() if isinstance(module, (Linear, Stack))]
         checkpoint.dense, checkpoint.other_bytes = find_dense(model, layers)
     return checkpoint
 
@@ -188,7 +191,9 @@ def put(
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, packed in checkpoint.layers.items():
         check_layer(name, packed, modules)
-    replaced = {id(modules[name]) for name in checkpoint.layers}
+    replaced = {id(modules[name]) for name in (*checkpoint.layers, *checkpoint.containers)}
+    for name in checkpoint.containers:
+        replaced |= {id(child) for child in modules[name].modules()}
     own = {
         f"{name}.{key}" if name else key: t
         for name, module in modules.items()
@@ -207,7 +212,7 @@ def put(
             raise _C.Error(f"{name}: dtype is {short(t.dtype)}; the model has {short(own[name].dtype)}")
     given = {id(own[name]) for name in checkpoint.tensors}  # a tied parameter has two names
     heads: set[str] = set()
-    filled = {*checkpoint.tensors, *(f"{name}.weight" for name in checkpoint.layers)}
+    filled = {*checkpoint.tensors, *(f"{name}.weight" for name in (*checkpoint.layers, *checkpoint.containers))}
     buffers = {name for name, module in modules.items() for key in module._non_persistent_buffers_set}
     for name, t in own.items():
         module, _, key = name.rpartition(".")
@@ -230,7 +235,11 @@ def put(
 
         parts, styles = parallel.split_layers(checkpoint.layers, model, *split)
         check_scales(checkpoint, parts)
-    layers: dict[int, Linear] = {}
+    layers: dict[int, torch.nn.Module] = {}
+    warn_of_modes(checkpoint.containers, stacklevel=4)
+    for name, container in checkpoint.containers.items():
+        checkpoint.mixtures[name] = layers[id(modules[name])] = made(name, container, modules[name])
+    checkpoint.containers = {}
     for name, packed in checkpoint.layers.items():
         old = modules[name]
         device = old.weight.device

@@ -30,6 +30,7 @@ from nvfp4.checkpoints.common import (
     noted,
     table,
 )
+from nvfp4.checkpoints.experts import Container, Place, place_of
 from nvfp4.checkpoints.files import READER_ERRORS, check_file, is_there, read_json
 from nvfp4.checkpoints.layouts import HINT, SWIZZLED, layout_of
 from nvfp4.checkpoints.names import Modules
@@ -65,6 +66,7 @@ def read(
     mmap: bool = True,
     activations: str | None = AUTO,
     unwanted: Callable[[str], str | None] | None = None,
+    gather: Callable[[Place], str | None] | None = None,
 ) -> Checkpoint:
     """A checkpoint without a model.
 
@@ -73,6 +75,7 @@ def read(
         rows: N of layers that the format pads.
         errors: where the error message of a layer goes, instead of being raised.
         unwanted: why a tensor of this name is not read; None: it is.
+        gather: the module of the model that takes all experts beside one, by its name; None: there is none.
     """
     metadata: dict[str, str] = {}
     unread: dict[str, str] = {}
@@ -102,7 +105,7 @@ def read(
             recipe = Recipe(name, lambda module: Verdict(AUTO, f"its tensors have the names of {name}{why}"))
         if format not in (None, recipe.format):
             raise _C.Error(f"format: is {format!r}, but {where} is a checkpoint of {recipe.format}")
-        checkpoint = sort(tensors, recipe, errors, activations, unwanted)
+        checkpoint = sort(tensors, recipe, errors, activations, unwanted, gather)
         if why and errors is None and order_of(checkpoint) == "reversed":
             raise _C.Error(f"{where}: has the names of ModelOpt, but the nibbles of each byte look reversed; {HINT}")
     checkpoint.skipped |= unread
@@ -245,13 +248,14 @@ def sort(
     errors: dict[str, str] | None = None,
     wanted: str | None = AUTO,
     unwanted: Callable[[str], str | None] | None = None,
+    gather: Callable[[Place], str | None] | None = None,
 ) -> Checkpoint:
     """Reads the layers; leaves what is none.
 
     Args:
         errors: where the error message of a layer goes, instead of being raised.
         wanted: load's `activations`.
-        unwanted: as of read; a module whose tensors are all unwanted may be quantized in any way.
+        unwanted, gather: as of read; a module whose tensors are all unwanted may be quantized in any way.
     """
     checkpoint = Checkpoint(recipe.format, skipped=dict(recipe.options))
     modules, names = grouped(tensors)
@@ -285,6 +289,10 @@ def sort(
         elif ours:
             weight = "weight_packed" if "weight_packed" in own else "weight"
             checkpoint.why[module] = verdict.why
+            if gather is not None and (place := place_of(module)) and (target := gather(place)):
+                joined = any(names[module, local] == f"{module}_{local}" for local in own)
+                gather_layer(checkpoint, target, place, own, recipe.format, mode, wanted, joined)
+                continue
             with noted(module, errors):
                 check_mode(prefix, own, recipe.format, mode, wanted)
                 input_scale = FORMATS[recipe.format].INPUT_SCALE
@@ -298,6 +306,28 @@ def sort(
         keep(checkpoint, module, own, names)
     check_unclaimed(checkpoint, errors)
     return checkpoint
+
+
+def gather_layer(
+    checkpoint: Checkpoint,
+    target: str,
+    place: Place,
+    own: dict[str, Tensor],
+    format_name: str,
+    mode: str | None,
+    wanted: str | None,
+    joined: bool,
+) -> None:
+    """Adds a layer of an expert, or a stack, to the experts of a module of the model. Input scales are kept and not
+    used, so that one may be missing."""
+    format = FORMATS[format_name]
+    container = checkpoint.containers.setdefault(target, Container(place.container, format))
+    if container.name != place.container:
+        raise _C.Error(f"{place.container}: and {container.name} are both {target} of the model")
+    check_mode(f"{place.container}.{place.local.format(place.expert)}.", own, format_name, mode, None)
+    dynamic = mode == W4A4_DYNAMIC
+    activations = chosen(own, format.INPUT_SCALE, ACTIVATIONS[str(mode)], wanted, dynamic)
+    container.add(place, own, activations, joined, dynamic)
 
 
 def report_dense(checkpoint: Checkpoint) -> None:

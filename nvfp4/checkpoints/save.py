@@ -22,10 +22,12 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4._text import shown
 from nvfp4.checkpoints import compressed_tensors, modelopt
+from nvfp4.checkpoints import experts as mixtures
 from nvfp4.checkpoints.common import W4A4, W4A4_DYNAMIC, W4A16
 from nvfp4.checkpoints.output import check_target, copy, target
 from nvfp4.checkpoints.parts import INDEX
 from nvfp4.checkpoints.reader import FORMATS
+from nvfp4.experts import Experts
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart
 from nvfp4.packed import PackedLinear
@@ -91,32 +93,40 @@ def save(
     """
     check_format(format)
     limit = shard_bytes(max_shard_size)
-    layers, tensors, ignore = collect(model)
-    return write(Path(path), format, layers, tensors, ignore, config_of(model), limit)
+    layers, experts, tensors, ignore = collect(model)
+    return write(Path(path), format, layers, tensors, ignore, config_of(model), limit, experts=experts)
 
 
 # ---- the model ----
 
 
-def collect(model: torch.nn.Module) -> tuple[dict[str, PackedLinear], dict[str, Tensor], list[str]]:
-    """The NVFP4 layers, the other tensors of the state dict, and the names of the other linear layers."""
+def collect(
+    model: torch.nn.Module,
+) -> tuple[dict[str, PackedLinear], dict[str, Experts], dict[str, Tensor], list[str]]:
+    """The NVFP4 layers, the modules of experts, the other tensors of the state dict, and the names of the other linear
+    layers."""
     layers: dict[str, PackedLinear] = {}
+    experts: dict[str, Experts] = {}
     inside: set[str] = set()
     ignore: list[str] = []
     stored: set[int] = set()
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, (Linear, FusedPart)):
+        if isinstance(module, (Linear, FusedPart, Experts)):
             if not name:
                 raise _C.Error(f"model: is a {type(module).__name__} itself; must be a module that has it as a child")
             if not is_under(name, inside):  # not the layer inside a FusedPart
                 inside.add(name)
                 if id(module) not in stored:
-                    layers[name] = module.packed()
+                    if isinstance(module, Experts):
+                        experts[name] = module
+                    else:
+                        layers[name] = module.packed()
                     stored.add(id(module))
         elif isinstance(module, torch.nn.Linear):
             ignore.append(name)
-    if not layers:
-        raise _C.Error("model: has no nvfp4.Linear; must have 1 or more")
+    ignore += routers(model)
+    if not layers and not experts:
+        raise _C.Error("model: has no nvfp4.Linear and no nvfp4.Experts; must have 1 or more")
     tensors: dict[str, Tensor] = {}
     seen: set[Any] = set()
     for name, t in model.state_dict(keep_vars=True).items():
@@ -128,7 +138,22 @@ def collect(model: torch.nn.Module) -> tuple[dict[str, PackedLinear], dict[str, 
         if key not in seen:
             seen.add(key)
             tensors[name] = t.detach()
-    return layers, tensors, ignore
+    return layers, experts, tensors, ignore
+
+
+def routers(model: torch.nn.Module) -> list[str]:
+    """The names of modules beside experts that have a matrix of their own and are no linear layer by their type, which
+    other readers may take for one."""
+    found = []
+    for name, module in model.named_modules():
+        children = dict(module.named_children())
+        if not any(isinstance(child, Experts) for child in children.values()):
+            continue
+        for key, child in children.items():
+            weight = child._parameters.get("weight")
+            if not isinstance(child, torch.nn.Linear) and weight is not None and weight.ndim == 2:
+                found.append(f"{name}.{key}" if name else key)
+    return found
 
 
 def is_under(name: str, modules: Collection[str]) -> bool:
@@ -161,17 +186,19 @@ def check_format(format: str) -> None:
         raise _C.Error(f"format: is {format!r}; must be {' or '.join(map(repr, FORMATS))}")
 
 
-def mode_of(packed: PackedLinear) -> str:
+def mode_of(packed: PackedLinear | Experts) -> str:
+    if isinstance(packed, Experts):
+        return packed.mode
     if packed.activations is None:
         return W4A16
     return W4A4_DYNAMIC if packed.input_global_scale is None else W4A4
 
 
 def quantization_configs(
-    format: str, layers: Mapping[str, str], ignore: Iterable[str]
+    format: str, layers: Mapping[str, str], ignore: Iterable[str], experts: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """`quantization_config` of config.json, and the content of hf_quant_config.json if the format has one; of layers
-    with their modes."""
+    with their modes, of which some are modules of experts."""
     modes: dict[str, list[str]] = {}
     for name, mode in layers.items():
         modes.setdefault(mode, []).append(name)
@@ -181,6 +208,11 @@ def quantization_configs(
     names = sorted(set(ignore) - set(layers))
     if format == modelopt.NAME:
         return modelopt.configs(targets, modes, names)
+    # Its own readers look up each expert's layer.
+    targets = {
+        mode: [rf"re:{re.escape(name)}\..*" if name in experts else name for name in targets]
+        for mode, targets in targets.items()
+    }
     return compressed_tensors.config(targets, names), None
 
 
@@ -206,6 +238,7 @@ def write(
     config: Mapping[str, Any],
     limit: int,
     files: Iterable[Path] = (),
+    experts: Mapping[str, Experts] | None = None,
 ) -> SaveReport:
     """Writes a checkpoint's folder, with copies of other files; see save."""
     try:
@@ -214,15 +247,18 @@ def write(
     except ModuleNotFoundError:
         raise ModuleNotFoundError("nvfp4.save needs safetensors: pip install safetensors", name="safetensors") from None
     check_target(path)
-    report = SaveReport(format, layers=list(layers))
+    experts = experts or {}
+    report = SaveReport(format, layers=[*layers, *experts])
     stored = dict(tensors)
+    for name, mixture in experts.items():
+        stored |= expert_tensors(name, mixture, report)
     for name, packed in layers.items():
         stored |= packed_tensors(name, packed, report)
     for name, t in stored.items():
         if t.is_meta:
             raise _C.Error(f"{name}: is on the meta device; must have values")
     quantization, other = quantization_configs(
-        format, {name: mode_of(packed) for name, packed in layers.items()}, ignore
+        format, {name: mode_of(packed) for name, packed in ({**layers, **experts}).items()}, ignore, experts
     )
     texts = {"config.json": {**config, "quantization_config": quantization}}
     if other is not None:
@@ -269,6 +305,24 @@ def packed_tensors(name: str, packed: PackedLinear, report: SaveReport) -> dict[
         if before is not None and not before.is_meta and not torch.equal(before, after):
             report.rounded[f"{name}.{key}"] = abs(float(after.double() / before.double()) - 1)
     return {f"{name}.{key}": t for key, t in tensors.items()}
+
+
+def expert_tensors(name: str, experts: Experts, report: SaveReport) -> dict[str, Tensor]:
+    """The tensors of a module of experts by their full names. Notes global scales that change."""
+    if report.format == modelopt.NAME and experts.mode == W4A4_DYNAMIC:
+        raise _C.Error(
+            f"{name}: is W4A4 without an input_global_scale; {report.format} cannot store that; write "
+            f"{compressed_tensors.NAME}"
+        )
+    for key, stack in (("gate_up", experts.gate_up), ("down", experts.down)):
+        for scale in ("weight_global_scale", "input_global_scale"):
+            before = getattr(stack, scale)
+            if before is None or before.is_meta or report.format == modelopt.NAME:
+                continue
+            error = float((before.reciprocal().reciprocal().double() / before.double() - 1).abs().nan_to_num(0).max())
+            if error:
+                report.rounded[f"{name}.{key}.{scale}"] = error
+    return {f"{name}.{key}": t for key, t in mixtures.stored(experts, FORMATS[report.format]).items()}
 
 
 def split(tensors: Mapping[str, Tensor], limit: int) -> dict[str, list[str]]:
