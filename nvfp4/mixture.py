@@ -60,6 +60,21 @@ class Description:
         )
 
 
+def of_experts(experts: Experts) -> Description:
+    return Description(
+        experts.num_experts,
+        experts.hidden_size,
+        experts.intermediate_size,
+        experts.activation,
+        experts.gated,
+        experts.limit,
+        experts.alpha,
+        experts.gate_up.bias is not None,
+        transposed=False,
+        interleaved=False,
+    )
+
+
 def is_mixture(module: torch.nn.Module) -> bool:
     """Whether a module holds all experts of a mixture in parameters of three dimensions, by their names."""
     first = module._parameters.get("gate_up_proj", module._parameters.get("up_proj"))
@@ -114,8 +129,8 @@ def activation_of(
     """The arguments of nvfp4.gated that give what a module's own function gives on random numbers, large and small."""
     generator = torch.Generator("cpu").manual_seed(0)
     with torch.device("cpu"):  # transformers makes modules on the meta device
-        x = torch.randn(TRIED, intermediate * (2 if gated else 1), generator=generator)
-        x = x * torch.logspace(-2, 1.7, TRIED)[:, None]
+        x = torch.randn(TRIED, intermediate * (2 if gated else 1), generator=generator, dtype=torch.float32)
+        x = x * torch.logspace(-2, 1.7, TRIED, dtype=torch.float32)[:, None]
     own: Callable[[Tensor], Tensor] | None = getattr(module, "_apply_gate", None) if contract and gated else None
     config = getattr(module, "config", None)
 
@@ -171,14 +186,17 @@ def divided(t: Tensor, parts: int, interleaved: bool) -> Tensor:
     return t.unflatten(1, (parts, rows))
 
 
-def quantized(module: torch.nn.Module, about: Description, one_scale: bool, block_scale: str) -> Experts:
-    """The module's experts in NVFP4, on its device, expert by expert.
+def quantized(
+    module: torch.nn.Module, about: Description, one_scale: bool, block_scale: str
+) -> tuple[Experts, float]:
+    """The module's experts in NVFP4, on its device, expert by expert, and |W - W_nvfp4| / |W| of all weights.
 
     Args:
         one_scale: whether all experts of a stack share a global scale, as in formats that store whole stacks. Else each
             expert has its own, which its gate and up share, as vLLM and TensorRT-LLM need it.
     """
     weights, biases = matrices(module, about)
+    lost = total = torch.zeros((), dtype=torch.float64, device=weights[0].device)
     made = about.make("meta", biases[0].dtype if biases[0] is not None else weights[0].dtype)
     for stack, weight, bias in zip((made.gate_up, made.down), weights, biases):
         for name, t in stack._buffers.items():
@@ -193,7 +211,34 @@ def quantized(module: torch.nn.Module, about: Description, one_scale: bool, bloc
             for p, matrix in enumerate(one.contiguous()):
                 data, scale = _api.quantize(matrix, global_scale=scales[e], block_scale=block_scale)
                 stack.weight[e, p], stack.weight_scale[e, p] = data, scale
-    return made.train(module.training)
+                wide = matrix.float()
+                total = total + wide.square().sum(dtype=torch.float64)
+                wide = wide - torch.as_tensor(_api.dequantize(data, scale, global_scale=scales[e]))
+                lost = lost + wide.square().sum(dtype=torch.float64)
+    error = 0.0 if total.is_meta or not total else float(lost / total) ** 0.5
+    return made.train(module.training), error
+
+
+class Reached:
+    """Which experts of a module have been called."""
+
+    def __init__(self, module: torch.nn.Module, about: Description) -> None:
+        self.module, self.experts = module, about.experts
+        self.counts = torch.zeros(about.experts + 1, dtype=torch.int64)
+
+    def record(self, module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """A hook before the module's forward."""
+        given = [*arguments, *keywords.values()]
+        index = next((t for t in given[1:] if isinstance(t, Tensor) and not t.is_floating_point()), None)
+        if index is None:  # rows in the order of their experts; those of zeros stand for none
+            used = (given[0].detach().reshape(self.experts, -1) != 0).any(1).nonzero()
+            index = used.flatten()
+        flat = index.detach().flatten().cpu()
+        flat = torch.where((flat < 0) | (flat >= self.experts), self.experts, flat)
+        self.counts += torch.bincount(flat, minlength=self.experts + 1)
+
+    def missed(self) -> list[int]:
+        return [int(e) for e in (self.counts[:-1] == 0).nonzero().flatten()]
 
 
 def largest_scale(one: Tensor, block_scale: str) -> Tensor:

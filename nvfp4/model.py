@@ -6,7 +6,7 @@ import contextlib
 import fnmatch
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C, _api, _text
-from nvfp4._saving import prepare_saving
+from nvfp4._saving import naming_in, prepare_saving
 from nvfp4.linear import Linear
+from nvfp4.mixture import Description, Reached, check_finite, describe, is_mixture, quantized
 from nvfp4.modules import FUSED, FusedPart, find_dense, keep_hooks, stacked
 from nvfp4.packed import ACTIVATIONS, BLOCK, LARGEST, check_block_scale, check_tensor, check_type, prefix_errors
 
@@ -28,7 +29,7 @@ class QuantizedLayer:
 
     Attributes:
         name (str): the name of the module in the model.
-        shape (tuple of two ints): (N, K) of its weight.
+        shape (tuple of two ints): (N, K) of its weight. Of experts (E, H, I).
         error (float): |W - W_nvfp4| / |W| of the weight W, by Frobenius norms; 0 for a weight of zeros.
         bytes_before (int): the bytes of weight and bias before.
         bytes_after (int): the bytes of weight, scales and bias now.
@@ -38,7 +39,7 @@ class QuantizedLayer:
     """
 
     name: str
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     error: float
     bytes_before: int
     bytes_after: int
@@ -51,9 +52,10 @@ class QuantizeReport:
     """Reports the work of quantize_model. `print(report)` prints it as a table.
 
     Attributes:
-        layers (list of QuantizedLayer): the layers that are NVFP4 now, in the model's order.
+        layers (list of QuantizedLayer): the layers that are NVFP4 now, in the model's order, then modules of experts.
         skipped (dict of str): the names of the other linear layers, each with the reason.
-            Dense parameters with 3 dimensions or more (experts) are here too.
+            Dense parameters with 3 dimensions or more are here too, such as experts that nvfp4 does not know.
+        unreached (dict of list of int): of each module of experts the experts that no sample reached in `calibrate`.
         dense (dict of int): the bytes of each parameter that stays dense and has more than 1 MB, or more than 1 % of
             the model.
         other_bytes (int): the bytes of all parameters and buffers that are not in `layers`.
@@ -61,6 +63,7 @@ class QuantizeReport:
 
     layers: list[QuantizedLayer] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
+    unreached: dict[str, list[int]] = field(default_factory=dict)
     dense: dict[str, int] = field(default_factory=dict)
     other_bytes: int = 0
 
@@ -93,7 +96,8 @@ class QuantizeReport:
         columns = ("layer", "N x K", "error", "bytes before", "bytes after", "input scale", "fused")
         text = _text.plain(columns, rows, [True] + [False] * 5 + [True])
         dense = [f"dense: {name}: {count} bytes" for name, count in self.dense.items()]
-        return "\n".join([text, *(f"skipped: {name}: {reason}" for name, reason in self.skipped.items()), *dense])
+        missed = [f"not reached: {name}: experts {_text.shown(which)}" for name, which in self.unreached.items()]
+        return "\n".join([text, *(f"skipped: {name}: {reason}" for name, reason in self.skipped.items()), *missed, *dense])
 
 
 def quantize_model(
@@ -104,7 +108,8 @@ def quantize_model(
     fuse: bool = False,
     block_scale: str = "amax6",
 ) -> QuantizeReport:
-    """Replaces each torch.nn.Linear of a model by an nvfp4.Linear, in place.
+    """Replaces each torch.nn.Linear of a model by an nvfp4.Linear, in place, and each module of experts of transformers
+    by an nvfp4.Experts.
 
     The weights are quantized layer by layer, each on its own device, so that no more than one of them exists twice.
     On a terminal a progress bar is drawn on standard error.
@@ -121,10 +126,12 @@ def quantize_model(
             A pattern that begins with "re:" is a regular expression, matched from the start of the layer's name.
             A pattern that matches no module is an error; "lm_head" may be missing.
         activations (str, optional): "nvfp4" (W4A4) or None (W4A16), see nvfp4.Linear. Default: "nvfp4".
+            Experts are W4A16 in both cases.
         calibrate (callable, optional): a function that is given the model and runs it on sample inputs. Default: None.
             It is called before anything is changed.
             The largest absolute value that a layer reads gives its input_global_scale.
             Without the function, and for a layer that it does not reach, the scale is dynamic.
+            The report names experts that it does not reach.
         fuse (bool, optional): whether layers with the same input are joined. Default: False.
             q_proj, k_proj and v_proj (query, key and value) of one module become one layer, and so do gate_proj and
             up_proj (w1 and w3). The model then makes one product instead of three or two. Each part keeps its global
@@ -137,7 +144,7 @@ def quantize_model(
             "four_over_six" is more exact and slower to quantize.
 
     Returns:
-        A QuantizeReport, which also names what stays dense, such as stacked experts.
+        A QuantizeReport, which also names what stays dense, such as experts that nvfp4 does not know.
 
     Hooks of the replaced layers are kept. `save_pretrained` of a model of transformers then writes ModelOpt's format,
     or compressed-tensors if a layer has a dynamic input scale. nvfp4.transformers.load loads both.
@@ -165,14 +172,18 @@ def quantize_model(
     if type(model) is torch.nn.Linear:
         raise _C.Error("model: is a Linear; use nvfp4.Linear.from_linear")
     linears, skipped = find_linears(model, ignore)
+    mixtures = find_mixtures(model, ignore, skipped)
+    for name in mixtures:
+        check_finite(name, model.get_submodule(name))
     for name, linear in linears.items():
         with prefix_errors(name):
             check_tensor("weight", linear.weight, None)
             if not linear.weight.is_meta and not bool(linear.weight.isfinite().all()):
                 raise _C.Error("weight: has a value that is NaN or infinite; must be finite")
-    scales = {} if calibrate is None else input_scales(model, linears, calibrate, LARGEST[block_scale])
-    dense, other_bytes = find_dense(model, linears.values())
-    skipped |= stacked(model, dense)
+    reached = {name: Reached(model.get_submodule(name), about) for name, about in mixtures.items()}
+    scales = {} if calibrate is None else input_scales(model, linears, calibrate, LARGEST[block_scale], reached)
+    dense, other_bytes = find_dense(model, [*linears.values(), *(model.get_submodule(name) for name in mixtures)])
+    skipped |= {name: reason for name, reason in stacked(model, dense).items() if name not in skipped}
     report, names = QuantizeReport(skipped=skipped, dense=dense, other_bytes=other_bytes), list(linears)
     groups = fusible(model, linears, scales) if fuse else {}
     places = places_of(model, linears)
@@ -206,8 +217,46 @@ def quantize_model(
                     put(places[part], fused)
                 del layers, own
             del linear, layer
+        for name, about in mixtures.items():
+            report.layers.append(quantize_experts(model, name, about, block_scale))
+    if calibrate is not None:
+        report.unreached = {name: missed for name, found in reached.items() if (missed := found.missed())}
     prepare_saving(model)
     return report
+
+
+def find_mixtures(
+    model: torch.nn.Module, ignore: Sequence[str], skipped: dict[str, str]
+) -> dict[str, Description]:
+    """The modules of experts to quantize. Adds why others are skipped."""
+    found = {}
+    for name, module in model.named_modules():
+        if not is_mixture(module):
+            continue
+        about = describe(module)
+        pattern = next((pattern for pattern in ignore if matches(name, pattern)), None)
+        if not name:
+            raise _C.Error(f"model: is a {type(module).__name__} itself; must be a module that has it as a child")
+        if pattern is not None:
+            skipped[name] = f"ignore has {pattern!r}"
+        elif isinstance(about, str):
+            skipped[name] = about
+        else:
+            found[name] = about
+    return found
+
+
+def quantize_experts(model: torch.nn.Module, name: str, about: Description, block_scale: str) -> QuantizedLayer:
+    """Puts an nvfp4.Experts in place of a module of experts."""
+    old = model.get_submodule(name)
+    before = sum(t.nbytes for t in old.parameters())
+    naming = naming_in(model, name, about)
+    new, error = quantized(old, about, naming.stacked, block_scale)
+    new.naming = naming
+    keep_hooks(old, new)
+    put([(parent, key) for parent in model.modules() for key, child in parent._modules.items() if child is old], new)
+    shape = (about.experts, about.hidden, about.intermediate)
+    return QuantizedLayer(name, shape, error, before, new.nbytes)
 
 
 def check_ignore(ignore: Sequence[str]) -> None:
@@ -273,9 +322,10 @@ def input_scales(
     linears: dict[str, torch.nn.Linear],
     calibrate: Callable[[torch.nn.Module], Any],
     largest_value: float,
+    reached: Mapping[str, Reached],
 ) -> dict[str, float]:
     """amax(|x|) / largest_value over all inputs x of each layer while `calibrate` runs; nothing for a layer that reads
-    none or zeros alone."""
+    none or zeros alone. Notes in `reached` the experts that are called."""
     amax: dict[str, Tensor] = {}
 
     def hook(name: str) -> Callable[..., None]:
@@ -288,6 +338,7 @@ def input_scales(
         return record
 
     hooks = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in linears.items()]
+    hooks += [found.module.register_forward_pre_hook(found.record, with_kwargs=True) for found in reached.values()]
     try:
         with torch.no_grad():
             calibrate(model)

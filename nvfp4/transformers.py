@@ -36,7 +36,7 @@ from nvfp4.checkpoints.common import (
     table,
 )
 from nvfp4.checkpoints.files import check_file, read_json
-from nvfp4.checkpoints.experts import Container, Place
+from nvfp4.checkpoints.experts import DOWN, GATE, UP, Container, Place
 from nvfp4.checkpoints.fit import is_head, left_out
 from nvfp4.checkpoints.mixtures import described, gatherer, placeholder, warn_of_modes
 from nvfp4.checkpoints.reader import FORMATS, KV_CACHE, check_layer, read_tensors, sort
@@ -484,6 +484,22 @@ def _layers(model: torch.nn.Module) -> dict[str, Linear | FusedPart]:
 
 def _experts(model: torch.nn.Module) -> dict[str, Experts]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
+
+
+def expert_names(model: Any, name: str, gated: bool) -> dict[str, str] | None:
+    """The names of an expert's layers in the model's checkpoints, with {} for its number, as transformers joins them;
+    None where it joins none."""
+    found = {}
+    for converter in get_model_conversion_mapping(model):
+        if not isinstance(converter, WeightConverter):
+            continue
+        for i, source in enumerate(converter.source_patterns):
+            local = re.fullmatch(r".*experts\\?\.(?:\*|\.\*)\\?\.(\w+)\\?\.weight", source)
+            target = converter.target_patterns[0].rpartition(".")[2]
+            roles = {"gate_up_proj": (GATE, UP), "up_proj": (UP,), "down_proj": (DOWN,)}.get(target, ())
+            if local and i < len(roles):
+                found.setdefault(roles[i], f"{{}}.{local[1]}")
+    return found if found.keys() == ({GATE, UP, DOWN} if gated else {UP, DOWN}) else None
 
 
 def attach(model: Any) -> None:

@@ -115,10 +115,12 @@ class Mixture:
         self.tensors = load_file(folder / "dense" / "model.safetensors")
         self.layers: dict[str, PackedLinear] = {}  # experts and linear layers, as they are in files
         self.stacks: dict[str, list[PackedLinear]] = {}
-        linear = {key for key, module in self.dense.named_modules() if type(module) is nn.Linear} - {"lm_head"}
+        linear = {
+            key.partition(".")[2] for key, module in self.dense.named_modules() if type(module) is nn.Linear
+        }  # without "model.", which may have another name in files
         for key, t in list(self.tensors.items()):
             module = key.removesuffix(".weight")
-            if EXPERT.fullmatch(key) or (t.ndim == 2 and module in linear):
+            if EXPERT.fullmatch(key) or (t.ndim == 2 and module.partition(".")[2] in linear - {""}):
                 self.layers[module] = self.packed(t, self.tensors.get(f"{module}.bias"))
                 self.tensors[key] = self.values(self.layers[module])
             elif t.ndim == 3 and "experts." in key:

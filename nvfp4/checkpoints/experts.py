@@ -22,6 +22,7 @@ from nvfp4 import _C, _api
 from nvfp4.checkpoints import compressed_tensors, modelopt
 from nvfp4.checkpoints.common import AUTO, W4A4, W4A4_DYNAMIC, W4A16, check_names, upright
 from nvfp4.experts import Experts, Stack
+from nvfp4.mixture import Description, of_experts
 from nvfp4.packed import BLOCK, PackedLinear, check_block_scales, check_tensor, prefix_errors, short
 
 GATE, UP, DOWN, GATE_UP = "gate", "up", "down", "gate_up"
@@ -78,6 +79,10 @@ class Naming:
     interleaved: bool = False
     shapes: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
 
+    @property
+    def stacked(self) -> bool:
+        return "{}" not in self.locals[DOWN]
+
     def name(self, role: str, key: str, expert: int = 0) -> str:
         """A tensor's name after the container's."""
         local = self.locals[role].format(expert)
@@ -86,10 +91,19 @@ class Naming:
         return local if key == "weight" else f"{local}_{key}"
 
 
-def naming_of(gated: bool, names: Mapping[str, str] | None = None) -> Naming:
-    """The naming of experts that no checkpoint had: a layer for each."""
+def naming_of(about: Description, names: Mapping[str, str] | None = None) -> Naming:
+    """The naming of experts that no checkpoint had: a layer for each, or a stack if the module's parameters have K
+    before N, as ModelOpt has it.
+
+    Args:
+        names: of each role the name of a layer, where it is known; of a stack as in Naming.
+    """
+    if about.transposed:
+        scalars = {(role, key): () for role in (GATE_UP, DOWN) for key in ("weight_scale_2", "weight_global_scale")}
+        locals_of = {GATE_UP: "gate_up_proj", DOWN: "down_proj"}
+        return Naming(locals_of, True, True, about.interleaved, scalars)
     given = names or {GATE: "{}.gate_proj", UP: "{}.up_proj", DOWN: "{}.down_proj"}
-    return Naming({role: local for role, local in given.items() if gated or role != GATE})
+    return Naming({role: local for role, local in given.items() if about.gated or role != GATE})
 
 
 # ---- reading ----
@@ -312,7 +326,7 @@ def divided(t: Tensor, parts: int, interleaved: bool) -> Tensor:
 
 def stored(experts: Experts, format: ModuleType) -> dict[str, Tensor]:
     """A module's tensors in a format, by their names after the module's, in the naming that was read."""
-    naming: Naming = experts.naming or naming_of(experts.gated)
+    naming: Naming = experts.naming or naming_of(of_experts(experts))
     weight_key, scale_key, global_key = format.REQUIRED
     result: dict[str, Tensor] = {}
     first = [GATE_UP] if GATE_UP in naming.locals else [GATE, UP] if experts.gated else [UP]

@@ -12,7 +12,7 @@ from nvfp4.checkpoints.common import W4A16
 from nvfp4.checkpoints.experts import Container, Place
 from nvfp4.checkpoints.fit import is_pretrained
 from nvfp4.experts import Experts
-from nvfp4.mixture import Description, describe, is_mixture
+from nvfp4.mixture import Description, describe, is_mixture, of_experts
 from nvfp4.modules import keep_hooks
 
 PROBES = ("gate_up_proj", "up_proj", "down_proj")  # parameters of transformers' modules of experts
@@ -62,18 +62,7 @@ def gatherer(
 def described(name: str, module: torch.nn.Module) -> Description:
     """What a module computes that takes the checkpoint's experts."""
     if isinstance(module, Experts):
-        return Description(
-            module.num_experts,
-            module.hidden_size,
-            module.intermediate_size,
-            module.activation,
-            module.gated,
-            module.limit,
-            module.alpha,
-            module.gate_up.bias is not None,
-            False,
-            False,
-        )
+        return of_experts(module)
     about = describe(module)
     if isinstance(about, str):
         raise _C.Error(f"{name}: {about}")
