@@ -262,9 +262,11 @@ def sort(
     check_marks(recipe, modules, errors)
     for module, own in modules.items():
         prefix = f"{module}." if module else ""
-        reasons = [unwanted(names[module, local]) for local in own] if unwanted is not None else [None]
-        if reasons[0] is not None and all(reasons):
-            checkpoint.skipped[module] = reasons[0]
+        place = place_of(module) if gather is not None else None
+        target = None if place is None or gather is None else gather(place)
+        reason = unwanted_module(unwanted, [names[module, local] for local in own]) if target is None else None
+        if reason is not None:
+            checkpoint.skipped[module] = reason
             continue
         for local in [local for local in own if local in KV_CACHE]:
             checkpoint.skipped[names[module, local]] = "is a scale of the KV cache, which nvfp4 does not have"
@@ -289,7 +291,7 @@ def sort(
         elif ours:
             weight = "weight_packed" if "weight_packed" in own else "weight"
             checkpoint.why[module] = verdict.why
-            if gather is not None and (place := place_of(module)) and (target := gather(place)):
+            if place is not None and target is not None:
                 joined = any(names[module, local] == f"{module}_{local}" for local in own)
                 gather_layer(checkpoint, target, place, own, recipe.format, mode, wanted, joined)
                 continue
@@ -306,6 +308,14 @@ def sort(
         keep(checkpoint, module, own, names)
     check_unclaimed(checkpoint, errors)
     return checkpoint
+
+
+def unwanted_module(unwanted: Callable[[str], str | None] | None, names: list[str]) -> str | None:
+    """Why none of a module's tensors is read; None: one is."""
+    if unwanted is None:
+        return None
+    first = unwanted(names[0])
+    return first if first is not None and all(unwanted(name) for name in names[1:]) else None
 
 
 def gather_layer(
