@@ -59,14 +59,14 @@ static const sm80_model measured_e2m1 = {
     SM80_MODEL_CONSTANTS(X)
 #undef X
 };
-static const sm80_model measured_a16 = {
+const sm80_model sm80_model_a16 = {
 #define X(name, e2m1, a16) .name = a16,
     SM80_MODEL_CONSTANTS(X)
 #undef X
 };
 
 static const sm80_model *measured(const gemm_traits *t) {
-    return t->a_type == VALUES_E2M1 ? &measured_e2m1 : &measured_a16;
+    return t->a_type == VALUES_E2M1 ? &measured_e2m1 : &sm80_model_a16;
 }
 
 static int64_t tiles_along_n(const sm80_config *c, int64_t n) {
@@ -217,9 +217,23 @@ static const kernel_entry kernels[SM80_KERNELS] = {
                      .shared_bytes = SM80_NN_SHARED_BYTES(warps_m, warps_n, mmas_m, stages)},
             SM80_NN_CONFIGS(X)
 #undef X
-                [KERNEL_SM80_SPLIT_REDUCE] = {.name = "nvfp4_sm80_split_reduce",
-                                              .fatbin = "sm80_split_reduce",
-                                              .threads = SM80_REDUCE_THREADS},
+#define X(id, tile_m, stages, ...)                                                                                     \
+    [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
+                     .fatbin = "sm80_grouped",                                                                         \
+                     .threads = 32 * SM80_GROUPED_WARPS,                                                               \
+                     .shared_bytes = SM80_GROUPED_SHARED_BYTES(tile_m, stages)},
+                SM80_GROUPED_CONFIGS(X)
+#undef X
+#define X(id, warps_n, mmas_m, stages, ...)                                                                            \
+    [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
+                     .fatbin = "sm80_grouped_nn",                                                                      \
+                     .threads = SM80_NN_THREADS(1, warps_n),                                                           \
+                     .shared_bytes = SM80_GROUPED_NN_SHARED_BYTES(warps_n, mmas_m, stages)},
+                    SM80_GROUPED_NN_CONFIGS(X)
+#undef X
+                        [KERNEL_SM80_SPLIT_REDUCE] = {.name = "nvfp4_sm80_split_reduce",
+                                                      .fatbin = "sm80_split_reduce",
+                                                      .threads = SM80_REDUCE_THREADS},
 };
 static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
@@ -241,23 +255,38 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     memcpy(reduce->param_offset, step->param_offset, sizeof reduce->param_offset);
 }
 
+static void build_grouped(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+                          launch_plan *out) {
+    (void)props, (void)workspace;
+    sm80_add_grouped(p, c, kernels[c->kernel].shared_bytes, out);
+}
+
 static const kernel_set set = {
     .kernels = kernels, .count = SM80_KERNELS, .least_capability = 80, .most_capability = INT32_MAX};
 
 static const gemm_planner gemm = {.a_types = TAKES_E2M1 | TAKES_16_BIT,
+                                  .takes_by_batch = 1,
                                   .candidates = candidates,
                                   .batch_invariant = batch_invariant,
                                   .reject = reject,
                                   .build = build};
 static const gemm_planner gemm_nn = {.a_types = TAKES_16_BIT,
+                                     .takes_by_batch = 1,
                                      .candidates = sm80_nn_candidates,
                                      .batch_invariant = sm80_nn_batch_invariant,
                                      .reject = reject,
                                      .build = build};
 
+static const gemm_planner grouped = {.a_types = TAKES_16_BIT,
+                                     .takes_by_batch = 1,
+                                     .candidates = sm80_grouped_candidates,
+                                     .batch_invariant = sm80_grouped_candidates,
+                                     .reject = reject,
+                                     .build = build_grouped};
+
 const gemm_family sm80_family = {
     FAMILY_ROW(sm80),
     .kernels = &set,
-    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn},
+    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn, [OP_GROUPED] = &grouped, [OP_GROUPED_NN] = &grouped},
     .roundings = {.per_block = 72, .block_k = 16, .constant = 64},
 };

@@ -3,13 +3,14 @@
 #define NVFP4_SM80_PLAN_H
 
 #include "kernels/sm80/config.h"
+#include "kernels/sm80/grouped_config.h"
 #include "kernels/sm80/nn_config.h"
 #include "kernels/sm80/w4a16_config.h"
 #include "plan/gemm_family.h"
 
 enum {
 #define X(id, ...) KERNEL_##id,
-    SM80_GEMM_CONFIGS(X) SM80_W4A16_CONFIGS(X) SM80_NN_CONFIGS(X)
+    SM80_GEMM_CONFIGS(X) SM80_W4A16_CONFIGS(X) SM80_NN_CONFIGS(X) SM80_GROUPED_CONFIGS(X) SM80_GROUPED_NN_CONFIGS(X)
 #undef X
         KERNEL_SM80_SPLIT_REDUCE,
     SM80_KERNELS
@@ -43,6 +44,7 @@ typedef struct sm80_model {
     SM80_MODEL_CONSTANTS(X)
 #undef X
 } sm80_model;
+extern const sm80_model sm80_model_a16; /* of a 16-bit A */
 
 /* How a candidate tiles its problem. */
 typedef struct IS_TILING sm80_tiling {
@@ -59,6 +61,12 @@ int32_t sm80_tile(const gemm_traits *traits, int64_t tiles_m, int64_t tiles_n, i
 /* The kernels of nn.cu, for the gemm_planner of A . B. */
 int32_t sm80_nn_candidates(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
 int32_t sm80_nn_batch_invariant(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
+
+/* The kernels of grouped.cu and grouped_nn.cu, for the gemm_planner of products of groups, batch-invariant or not; and
+ * the launch of one of them. */
+int32_t sm80_grouped_candidates(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
+void sm80_add_grouped(const gemm_problem *problem, const gemm_candidate *candidate, int32_t shared_bytes,
+                      launch_plan *out);
 
 /* The candidates of the other kernels with their times under given constants. */
 int32_t sm80_candidates(const sm80_model *model, const device_props *props, const gemm_traits *traits,

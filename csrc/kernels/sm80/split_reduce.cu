@@ -2,6 +2,7 @@
  * thread computes 4 neighbours of one row. */
 #include "kernels/common/epilogue.cuh"
 #include "kernels/sm80/config.h"
+#include "kernels/sm80/store_tile.cuh"
 
 extern "C" __global__ void __launch_bounds__(SM80_REDUCE_THREADS)
     nvfp4_sm80_split_reduce(const __grid_constant__ gemm_problem p, const __grid_constant__ sm80_schedule s) {
@@ -13,6 +14,7 @@ extern "C" __global__ void __launch_bounds__(SM80_REDUCE_THREADS)
     const float *partials = s.partials + row * p.n + n;
 
     four_column_epilogue epilogue(p, n);
+    take_batch(epilogue, p, l);
     float sums[4] = {};
     if (p.n % 4 == 0) {
 #pragma unroll 8

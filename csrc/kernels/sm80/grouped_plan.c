@@ -1,0 +1,109 @@
+/* Candidates of sm80/grouped.cu and sm80/grouped_nn.cu, by a model of clocks under an even routing: where T rows fall
+ * on E groups by chance, E * (1 - (1 - 1/E)^T) of them have rows. Ends are on the device, so a plan depends on T, E, N,
+ * K alone.
+ *
+ * A CTA works through chunks of 64 along K, of which the longer of arithmetic and copying hides two thirds of the
+ * other. The constants are w4a16.cu's, a chunk's share of the rows of an A . B tile included. */
+#include <math.h>
+
+#include "common/grouped_problem.h"
+#include "common/math.h"
+#include "kernels/sm80/plan.h"
+
+typedef struct grouped_config {
+    const char *name;
+    int32_t kernel, a_type, operation;
+    int32_t tile_m, tile_n, tile_k, stages, shared_bytes;
+} grouped_config;
+
+static const grouped_config configs[] = {
+#define X(id, tile_m, stages, ctas_per_sm, bf16)                                                                       \
+    {"nvfp4_" #id,        KERNEL_##id, (bf16) ? NVFP4_BF16 : NVFP4_FP16,                                               \
+     OP_GROUPED,          tile_m,      SM80_GROUPED_TILE_N,                                                            \
+     SM80_GROUPED_TILE_K, stages,      SM80_GROUPED_SHARED_BYTES(tile_m, stages)},
+    SM80_GROUPED_CONFIGS(X)
+#undef X
+#define X(id, warps_n, mmas_m, stages, ctas_per_sm, bf16)                                                              \
+    {"nvfp4_" #id,                                                                                                     \
+     KERNEL_##id,                                                                                                      \
+     (bf16) ? NVFP4_BF16 : NVFP4_FP16,                                                                                 \
+     OP_GROUPED_NN,                                                                                                    \
+     SM80_GROUPED_NN_TILE_M(mmas_m),                                                                                   \
+     SM80_NN_TILE_N(warps_n),                                                                                          \
+     SM80_NN_STAGE_K,                                                                                                  \
+     stages,                                                                                                           \
+     SM80_GROUPED_NN_SHARED_BYTES(warps_n, mmas_m, stages)},
+        SM80_GROUPED_NN_CONFIGS(X)
+#undef X
+};
+enum { CONFIGS = sizeof configs / sizeof *configs };
+
+#define FEW  "few rows a group: copying the weights takes longest"
+#define MANY "many rows a group, which use each decoded value often"
+
+static const double FIND_CLOCKS = 2000.0; /* until a CTA knows its rows; four CTAs at a time on an SM. Not fitted */
+
+static double single_us(const device_props *props, const gemm_traits *t, const grouped_config *c, int64_t tiles_m,
+                        int64_t tiles_n) {
+    const sm80_model *model = &sm80_model_a16;
+    const double m = (double)t->m, n = (double)t->n, k = (double)t->k, groups = t->groups, sms = props->sm_count;
+    const double parts = (double)(t->l / t->groups);
+    const double hit = groups * (1.0 - pow(1.0 - 1.0 / groups, m)), rows = m / hit;
+    const double tiles = hit * fmax(1.0, rows / c->tile_m + 0.5 * (c->tile_m - 1) / c->tile_m);
+    const double arithmetic = model->decode_clocks * (c->a_type == NVFP4_BF16 ? model->bf16_decode : 1.0) * c->tile_n +
+                              model->mma_clocks * c->tile_m * c->tile_n;
+    const double copies = model->copy_clocks * (model->copy_a * fmin(rows, c->tile_m) + fmin(n, c->tile_n));
+    const double chunk =
+        model->chunk_clocks + (arithmetic > copies ? arithmetic + copies / 3 : copies + arithmetic / 3);
+    const double chunks = (double)(ceil_div(t->k, c->tile_k) * (c->tile_k / SM80_CHUNK));
+    const double ctas = ceil(tiles * (double)tiles_n * parts / sms);
+    const double finding = FIND_CLOCKS * fmax(1.0, (double)(tiles_m * tiles_n) * parts / sms / 4);
+    const double clocks = ctas * chunks * chunk + finding + t->output_bytes * m * n * parts / model->store_b_clk / sms;
+    const double bytes = hit * parts * n * k * 9 / 16 + m * k * 2;
+    const double memory = props->memory_gb_s ? bytes / (model->dram_share * props->memory_gb_s) * 1e-3 : 0;
+    return model->call_us + overlapped(model->overlap * clocks * 1e-3 / model->clock_ghz, memory, model->hindered);
+}
+
+/* Tiles that T rows in any groups need at most: each group with rows adds less than one to T / tile_m. */
+static int64_t most_tiles(const gemm_traits *t, int32_t tile_m) {
+    return (t->m + min_int(t->groups, t->m) * (tile_m - 1)) / tile_m;
+}
+
+static int64_t tiles_along_n(const gemm_traits *t, const grouped_config *c) {
+    return c->operation == OP_GROUPED ? SM80_W4A16_TILES_N(t->n, SM80_GROUPED_OCTETS) : ceil_div(t->n, c->tile_n);
+}
+
+int32_t sm80_grouped_candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    int32_t count = 0;
+    for (int32_t i = 0; i < CONFIGS; i++) {
+        const grouped_config *c = &configs[i];
+        if (c->a_type != t->a_type || c->operation != t->operation || c->shared_bytes > props->shared_per_block)
+            continue;
+        const int64_t tiles_m = most_tiles(t, c->tile_m), tiles_n = tiles_along_n(t, c), parts = t->l / t->groups;
+        if (tiles_m > INT32_MAX / (tiles_n * parts)) continue;
+        gemm_candidate *x = &out[count++];
+        *x = (gemm_candidate){
+            .name = c->name,
+            .reason = c->tile_m <= 16 ? FEW : MANY,
+            .family = NVFP4_BACKEND_SM80,
+            .kernel = c->kernel,
+            .grid = tiles_m * tiles_n * parts,
+            .split_k = 1,
+            .tile_m = c->tile_m,
+            .tile_n = c->tile_n,
+            .tile_k = c->tile_k,
+            .stages = c->stages,
+            .single_us = single_us(props, t, c, tiles_m, tiles_n),
+        };
+        *TILING(sm80_tiling, x) = (sm80_tiling){.tiles_m = (int32_t)tiles_m, .tiles_n = (int32_t)tiles_n};
+    }
+    return set_modelled_us(out, count);
+}
+
+void sm80_add_grouped(const gemm_problem *problem, const gemm_candidate *c, int32_t shared_bytes, launch_plan *out) {
+    const sm80_tiling *tiling = TILING(const sm80_tiling, c);
+    launch_step *step = add_step(out, c->kernel, c->grid, shared_bytes);
+    *(grouped_problem *)add_param(out, step, sizeof(grouped_problem)) = *(const grouped_problem *)problem;
+    *(sm80_grouped_schedule *)add_param(out, step, sizeof(sm80_grouped_schedule)) =
+        (sm80_grouped_schedule){.tiles_m = tiling->tiles_m, .tiles_n = tiling->tiles_n};
+}
