@@ -328,7 +328,7 @@ def conversions(draw: Draw, target: str) -> Conversion:
 
 # --- tensors ------------------------------------------------------------------------------------------------------
 
-WRITTEN = ("out", "residual", "result 0", "result 1")
+WRITTEN = ("out", "residual", "result 0", "result 1", "result 2")
 tensors: dict[str, Memory] = {}  # of the call that runs, for the report of a fault
 
 
@@ -367,7 +367,7 @@ class Maker:
         return tensors[name].tensor
 
     def guard_results(self, leader: torch.Tensor) -> None:
-        """Guards the results that the call allocates by this method of its first argument: `result 0`, `result 1`."""
+        """Guards the results that the call allocates by this method of its first argument: `result 0` and so on."""
 
         def new_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
             name, at = f"result {sum(name.startswith('result') for name in tensors)}", self.at.get("result", At())
@@ -679,9 +679,10 @@ def without(target: str, name: str, case: Gemm) -> str:
 
 
 def main(target: str, text: str) -> int:
+    from moe_problems import Step
     from worker import Workers
 
-    case = eval(text, {"Gemm": Gemm, "Conversion": Conversion, "At": At})
+    case = eval(text, {"Gemm": Gemm, "Conversion": Conversion, "Step": Step, "At": At})
     workers = Workers()
     verdict = workers.run(target, case)
     workers.close()

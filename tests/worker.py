@@ -80,8 +80,11 @@ class Workers:
         return answer
 
     def run(self, target: str, case: Any) -> str:
-        """The verdict on a problems.Gemm or Conversion: "" if it is right."""
-        return self.ask(target, f"run_{type(case).__name__.lower()}", case)
+        """The verdict on a problems.Gemm or Conversion, or a moe_problems.Step: "" if it is right."""
+        module, function = type(case).__module__, f"run_{type(case).__name__.lower()}"
+        if module == "problems":
+            return self.ask(target, function, case)
+        return self.ask(target, f"{module}.{function}", target, case)
 
     def close(self) -> None:
         self.process.stdin.close()

@@ -243,6 +243,9 @@ def test_signatures_are_those_that_others_write_against() -> None:
         "amax_scale": "x, *, block_scale='amax6'",
         "swizzle": "scale",
         "unswizzle": "scale, rows, columns",
+        "gated": "gate, up=None, activation='silu', *, limit=None, alpha=None, out=None, out_dtype=None",
+        "moe_route": "ids, E, expert_map=None",
+        "moe_combine": "y, places, weights=None, *, out=None, out_dtype=None",
     }
     for name, expected in signatures.items():
         signature = inspect.signature(getattr(nvfp4, name))
@@ -252,6 +255,7 @@ def test_signatures_are_those_that_others_write_against() -> None:
 
 DOCUMENTED = [
     *("gemm", "custom_kernel", "quantize", "rms_norm_quantize", "silu_mul_quantize", "dequantize", "amax_scale"),
+    *("gated", "moe_route", "moe_combine"),
     *("swizzle", "unswizzle", "info", "init", "use_tuning", "quantize_model", "load", "save"),
     *("Linear", "Linear.from_linear", "Linear.from_packed", "Linear.fuse"),
     *("parallel.ColwiseParallel", "parallel.RowwiseParallel"),

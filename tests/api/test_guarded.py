@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 from conftest import FULL, one_in
 from family_table import device_of, takes
+from moe_problems import ACTIVATIONS, STEPS, Step
 from problems import CONVERSIONS, DTYPES, FAMILIES, At, Conversion, Gemm, up
 from worker import Workers
 
@@ -36,7 +38,7 @@ def on_plans(workers: Workers, target: str, case: Gemm, most: int, **wanted: obj
     return [replace(case, seed=i, **how) for i, how in enumerate(chosen)]
 
 
-def verdicts(workers: Workers, target: str, cases: list[Gemm]) -> list[str]:
+def verdicts(workers: Workers, target: str, cases: list[Any]) -> list[str]:
     return [f"{verdict}: {case!r}" for case in cases if (verdict := workers.run(target, case))]
 
 
@@ -394,3 +396,23 @@ def test_conversions(call: str, edge: str, target: str, workers: Workers) -> Non
             case = Conversion(call, rows, size, l, layout, dtype, backend=backend(target), seed=2 * i, **options)
             wrong += verdicts(workers, target, [case])
     assert not wrong
+
+
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("call", STEPS)
+def test_steps_around_experts(call: str, edge: str, target: str, workers: Workers) -> None:
+    """Rows that end where memory does, on 16 bytes and on few, beside rows apart, for whole and ragged columns."""
+    names = ("gate", "up", "out", "ids", "expert_map", "y", "places", "weights", "result")
+    cases = []
+    for i, (rows, columns, k) in enumerate(((1, 1, 1), (3, 13, 2), (33, 64, 8), (129, 40, 5))):
+        for j, (dtype, out_dtype, apart) in enumerate((("float32", None, 0), ("bfloat16", "float32", 4))):
+            item = DTYPES[dtype].itemsize
+            at = {name: At(edge=edge) for name in names}
+            if apart:
+                at |= {name: At(columns * item + apart, edge=edge) for name in ("gate", "up", "y")}
+                at |= {name: At(4 * k + apart, edge=edge) for name in ("places", "weights")}
+            form = {"weights": "float32" if apart else None, "mapped": columns if apart else None, "at": at}
+            activation = ACTIVATIONS[(i + 2 * j) % 4]
+            form |= {"activation": activation, "allocated": not apart, "y_rows": 2 * rows, "seed": i}
+            cases.append(Step(call, rows, columns, None, k, dtype, out_dtype, backend=backend(target), **form))
+    assert not verdicts(workers, target, cases)

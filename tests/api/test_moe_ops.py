@@ -1,4 +1,4 @@
-"""gated, moe_route and moe_combine: against the definitions of reference.py, against NumPy and fp64, and their rules."""
+"""gated, moe_route and moe_combine: against the definitions of reference.py, NumPy and fp64, and their rules."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_gated_is_what_torch_computes(activation: str, generator: torch.Generato
 
 
 def test_gated_passes_nan_on(backend: Backend) -> None:
-    """As torch's clamps, products and relu do."""
+    """A NaN comes out where torch's clamps, products and relu have one."""
     gate = torch.tensor([[math.nan, 1.0, math.nan, 1.0]]).to(backend.device)
     up = torch.tensor([[1.0, math.nan, math.nan, 1.0]]).to(backend.device)
     for activation in ("silu", "gelu_tanh", "swiglu"):
@@ -165,7 +165,7 @@ def check_route(backend: Backend, ids: torch.Tensor, E: int, expert_map: torch.T
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("E", [1, 2, 8, 31, 32, 33, 128, 257, 384, 1024])
 def test_route(backend: Backend, E: int, dtype: torch.dtype, generator: torch.Generator) -> None:
-    """Sizes of one warp, of several, and of more choices than a CTA has threads; sentinels and duplicates among them."""
+    """One warp, several, and more choices than a CTA has threads; sentinels and duplicates among them."""
     for tokens, k in ((0, 4), (1, 1), (3, 2), (33, 1), (5, 16), (64, 8), (150, 8)):
         for least, most in ((0, E), (-2, E + 3)):
             ids = torch.randint(least, most, (tokens, k), generator=generator, dtype=dtype)
@@ -199,7 +199,7 @@ def test_route_of_garbage(backend: Backend, dtype: torch.dtype, generator: torch
 
 
 def test_expert_map(backend: Backend, generator: torch.Generator) -> None:
-    """Expert parallelism: some ids are experts here, in any order, the others are elsewhere; the map has any numbers."""
+    """Expert parallelism: some ids are experts here, in any order, the others are not; the map has any numbers."""
     for G, E in ((1, 1), (16, 5), (300, 40), (5, 16)):
         expert_map = torch.full((G,), -1, dtype=torch.int32)
         some = torch.randperm(G, generator=generator)[: min(E, G)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -56,6 +57,7 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
         torch.zeros_like(linear[None].expand(2, -1, -1)),
     )
     gates = torch.randn(2, 33, 96, device=place)
+    ids, gains = torch.randint(-1, 6, (7, 4), device=place), torch.rand(7, 4, device=place)
     checks: list[tuple[Any, tuple[Any, ...]]] = [
         (ops.gemm, (a, b, scale_a, scale_b, none, none, none, 0.5, 0.0, *AUTO, torch.bfloat16)),
         (ops.gemm, (a, b, scale_a, scale_b, bias, bias, c, 1.0, 2.0, *AUTO, torch.float32)),
@@ -76,6 +78,14 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
         (ops.swizzle, (linear[None],)),
         (ops.unswizzle, (scale_a, 5, 4)),
         (ops.unswizzle, (scale_a[None], 5, 4)),
+        (ops.gated, (x, x.flip(0), "swiglu", 2.0, 1.5, torch.float16)),
+        (ops.gated, (x, none, "gelu_tanh", math.inf, 1.702, torch.float32)),
+        (ops.gated_out, (x, none, "relu2", math.inf, 1.702, torch.zeros_like(x))),
+        (ops.moe_route, (ids, none, 5)),
+        (ops.moe_route, (ids.int(), torch.tensor([2, -1, 0], dtype=torch.int32, device=place), 3)),
+        (ops.moe_combine, (x[0], ids.int(), none, torch.bfloat16)),
+        (ops.moe_combine, (x[0].half(), ids.int(), gains, torch.float16)),
+        (ops.moe_combine_out, (x[0], ids.int(), gains, torch.zeros(7, 48, device=place))),
     ]
     for operator, arguments in checks:
         torch.library.opcheck(operator.default, arguments)
@@ -106,6 +116,12 @@ def test_operators_equal_functions(operands: list[torch.Tensor]) -> None:
     assert same(ops.amax_scale(x, "amax6"), nvfp4.amax_scale(x))
     assert same(ops.swizzle(scale), nvfp4.swizzle(scale))
     assert same(ops.unswizzle(ops.swizzle(scale), 33, 3), scale)
+    ids, gains = torch.randint(-1, 6, (7, 4)), torch.rand(7, 4)
+    routed = nvfp4.moe_route(ids, 5)
+    assert all(map(same, ops.moe_route(ids, none, 5), routed))
+    assert same(ops.moe_combine(x[0], routed[2], gains, torch.float32), nvfp4.moe_combine(x[0], routed[2], gains))
+    gated = ops.gated(x, x, "silu", math.inf, 1.702, torch.float16)
+    assert same(gated, nvfp4.gated(x, x, out_dtype="float16"))
 
 
 def test_operators_raise_error_messages(operands: list[torch.Tensor]) -> None:
@@ -350,6 +366,12 @@ def test_fake_and_meta_tensors(operands: list[torch.Tensor]) -> None:
         with pytest.raises(nvfp4.Error, match="^scale: "):
             nvfp4.dequantize(data, scale[:1], scale_layout=layout)
     assert nvfp4.unswizzle(nvfp4.swizzle(scale), 200, 10).shape == scale.shape
+    assert (nvfp4.gated(x, x).shape, nvfp4.gated(x, x).dtype) == (x.shape, x.dtype)
+    rows, ends, places = nvfp4.moe_route(torch.empty(9, 4, dtype=torch.int64, device="meta"), 6)
+    assert [(t.shape, t.dtype) for t in (rows, ends, places)] == [(s, torch.int32) for s in ((36,), (6,), (9, 4))]
+    assert nvfp4.moe_combine(x[0], places, out_dtype="float32").shape == (9, 160)
+    with pytest.raises(nvfp4.Error, match=r"^ends: has E = 0 elements; E must be between 1 and 1024$"):
+        nvfp4.moe_route(places, 0)
 
 
 def test_subclasses(operands: list[torch.Tensor]) -> None:
@@ -422,6 +444,7 @@ none, x, one = zeros(0), zeros(5, 64, dtype=torch.float32), zeros(64, dtype=torc
 a, scale, linear, auto = zeros(5, 32), zeros(128, 4), zeros(5, 4), ("128x4", "auto", 0)
 products = a, a, scale, scale, none, none, none, 1.0, 0.0, *auto
 packed, gates = (zeros(5, 32), zeros(512)), zeros(5, 128, dtype=torch.float32)
+ids = zeros(3, 2, dtype=torch.int32)
 calls = {{
     "gemm": lambda: ops.gemm(*products, torch.float32),
     "gemm_out": lambda: ops.gemm_out(*products, zeros(5, 5, dtype=torch.float16)),
@@ -434,6 +457,11 @@ calls = {{
     "amax_scale": lambda: ops.amax_scale(x, "amax6"),
     "swizzle": lambda: ops.swizzle(linear),
     "unswizzle": lambda: ops.unswizzle(scale, 5, 4),
+    "gated": lambda: ops.gated(x, x, "silu", 1.0, 1.702, torch.float32),
+    "gated_out": lambda: ops.gated_out(x, none, "relu2", float("inf"), 1.702, zeros(5, 64, dtype=torch.float32)),
+    "moe_route": lambda: ops.moe_route(ids, none, 8),
+    "moe_combine": lambda: ops.moe_combine(x, ids, none, torch.float16),
+    "moe_combine_out": lambda: ops.moe_combine_out(x, ids, none, zeros(3, 64, dtype=torch.float32)),
 }}
 for i, (name, call) in enumerate(calls.items()):
     ctypes.c_void_p.in_dll(cuda, "stream").value = 0x5000 + i

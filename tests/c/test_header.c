@@ -28,18 +28,25 @@ static nvfp4_tensor vector(void *data, nvfp4_dtype dtype, int64_t rows, int64_t 
 }
 
 /* A field that is appended later must change the size, so none of the structs ends with padding. */
-#define NO_PADDING(type) expect(sizeof(type) == offsetof(type, reserved) + sizeof(uint32_t), #type " ends with a field")
+#define NO_PADDING(type)                                                                                               \
+    expect(sizeof(type) == offsetof(type, reserved) + sizeof(((type *)NULL)->reserved), #type " ends with a field")
 
 static void check_defaults(void) {
     NO_PADDING(nvfp4_gemm_args);
     NO_PADDING(nvfp4_quantize_args);
     NO_PADDING(nvfp4_rms_norm_quantize_args);
     NO_PADDING(nvfp4_amax_scale_args);
+    NO_PADDING(nvfp4_gated_args);
+    NO_PADDING(nvfp4_moe_route_args);
+    NO_PADDING(nvfp4_moe_combine_args);
     const nvfp4_gemm_args gemm = NVFP4_GEMM_ARGS;
     const nvfp4_quantize_args quantize = NVFP4_QUANTIZE_ARGS;
     const nvfp4_rms_norm_quantize_args norm = NVFP4_RMS_NORM_QUANTIZE_ARGS;
     const nvfp4_amax_scale_args amax = NVFP4_AMAX_SCALE_ARGS;
     const nvfp4_swizzle_args swizzle = NVFP4_SWIZZLE_ARGS;
+    const nvfp4_gated_args gated = NVFP4_GATED_ARGS;
+    const nvfp4_moe_route_args route = NVFP4_MOE_ROUTE_ARGS;
+    const nvfp4_moe_combine_args combine = NVFP4_MOE_COMBINE_ARGS;
     expect(gemm.call.size == sizeof gemm && gemm.alpha_value == 1.0f && gemm.beta == 0.0f && gemm.flags == 0 &&
                gemm.backend == NVFP4_AUTO && gemm.scale_layout == NVFP4_128X4 && gemm.a.dtype == NVFP4_NONE,
            "defaults of gemm");
@@ -48,7 +55,12 @@ static void check_defaults(void) {
            "defaults of quantize");
     expect(norm.quantize.call.size == sizeof norm && norm.quantize.global_value == 1.0f && norm.eps == 1e-6f,
            "defaults of rms_norm_quantize");
-    expect(amax.call.size == sizeof amax && swizzle.call.size == sizeof swizzle, "the others begin with their size");
+    expect(gated.call.size == sizeof gated && gated.activation == NVFP4_SILU && isinf(gated.limit) &&
+               gated.alpha == 1.702f && gated.up.dtype == NVFP4_NONE,
+           "defaults of gated");
+    expect(amax.call.size == sizeof amax && swizzle.call.size == sizeof swizzle && route.call.size == sizeof route &&
+               combine.call.size == sizeof combine,
+           "the others begin with their size");
 }
 
 /* rms_norm_quantize's arguments begin with those of quantize. */

@@ -47,7 +47,6 @@ FAMILIES |= {
             "kernels/quantize/*.cu",
             "kernels/quantize/block.cuh",
             "kernels/quantize/quotient.h",
-            "kernels/quantize/exponential.h",
             "kernels/quantize/plan.c",
         ),
         (
@@ -55,6 +54,21 @@ FAMILIES |= {
             ("kernels/test_dequantize_unaligned.py",),
             ("api/test_guarded.py", "-k", "test_conversions and sm_80"),
             guarded("sm_80")[1],
+        ),
+    ),
+    "moe": Family(
+        (
+            "kernels/moe/*",
+            "kernels/common/activation.h",
+            "kernels/common/exponential.h",
+            "cpu/moe.c",
+            "api/check_moe.c",
+        ),
+        (
+            ("api/test_moe_ops.py", "-k", "not sm80 and not sm90 and not sm100"),
+            on("sm_80", "api/test_moe_ops.py", "api/test_fused.py"),
+            ("api/test_guarded.py", "-k", "steps and (cpu or sm_80)"),
+            ("api/test_c_core.py", "-k", "sanitized and (exponential or header)"),
         ),
     ),
     "cpu": Family(
