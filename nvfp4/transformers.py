@@ -282,6 +282,7 @@ class ModelOptQuantizer(HfQuantizer):
             old = model.get_submodule(name)
             about = described(name, old)
             new = placeholder(about, old)
+            container.check(new)
             for stack in (new.gate_up, new.down):
                 stack._non_persistent_buffers_set.update(stack._buffers)
             model.set_submodule(name, new)

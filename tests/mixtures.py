@@ -102,8 +102,7 @@ class Mixture:
     """A random model, its layers as NVFP4, and the model with their dequantized values."""
 
     def __init__(self, name: str, mode: str, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        self.name, self.mode = name, mode
-        torch.manual_seed(torch.randint(2**31, ()).item())
+        self.name, self.mode, self.folder = name, mode, folder
         self.config = MODELS[name]()
         self.config._experts_implementation = "eager"
         self.dense = AutoModelForCausalLM.from_config(self.config, dtype=dtype).eval()
@@ -128,12 +127,13 @@ class Mixture:
                 self.stacks[key] = [self.packed(one.transpose(0, 1), scale=scale) for one in t]
                 self.tensors[key] = torch.stack([self.values(one).transpose(0, 1) for one in self.stacks[key]])
         save_file(self.tensors, folder / "dense" / "model.safetensors", {"format": "pt"})
-        self.dense = self.reference(folder, dtype)
+        self.dense = self.reference(dtype)
+        self.mixtures = sum(1 for key, _ in self.dense.named_modules() if key.endswith(".experts"))
 
-    def reference(self, folder: Path, dtype: torch.dtype) -> Any:
+    def reference(self, dtype: torch.dtype) -> Any:
         """transformers' own loop over dense experts."""
         return AutoModelForCausalLM.from_pretrained(
-            folder / "dense", dtype=dtype, experts_implementation="eager"
+            self.folder / "dense", dtype=dtype, experts_implementation="eager"
         ).eval()
 
     def packed(self, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> PackedLinear:
@@ -174,7 +174,7 @@ class Mixture:
     def write(self, folder: Path, format_name: str, tensors: dict[str, Tensor] | None = None, **changes: Any) -> Path:
         folder.mkdir(exist_ok=True, parents=True)
         save_file(self.stored(format_name) if tensors is None else tensors, folder / "model.safetensors")
-        config = json.loads((folder.parent / "dense" / "config.json").read_text())
+        config = json.loads((self.folder / "dense" / "config.json").read_text())
         config["quantization_config"] = self.quantization(format_name) | changes
         (folder / "config.json").write_text(json.dumps(config))
         return folder

@@ -143,15 +143,19 @@ class Container:
             raise _C.Error(f"{self.name}.{name}: is named in another way than {self.locals[place.role].format(0)}")
         self.layers.setdefault(place.role, {})[place.expert] = own
         self.joined |= joined
-        if activations == AUTO:
-            activations = "nvfp4" if self.format.INPUT_SCALE in own else None
-        self.modes.add(W4A16 if activations is None else W4A4_DYNAMIC if dynamic else W4A4)
+        if activations != AUTO:
+            self.modes.add(W4A16 if activations is None else W4A4_DYNAMIC if dynamic else W4A4)
 
     @property
     def mode(self) -> str:
+        """W4A4, W4A4 dynamic or W4A16. Where no configuration says it, experts with an input scale are W4A4, and then
+        all are: producers leave it out of experts that no sample reached."""
         if len(self.modes) > 1:
             raise _C.Error(f"{self.name}: has experts of {' and '.join(sorted(self.modes))}; must have one mode")
-        return next(iter(self.modes))
+        if self.modes:
+            return next(iter(self.modes))
+        given = any(self.format.INPUT_SCALE in own for layers in self.layers.values() for own in layers.values())
+        return W4A4 if given else W4A16
 
     @property
     def nbytes(self) -> int:
@@ -167,16 +171,7 @@ class Container:
         Raises:
             nvfp4.Error: a layer is missing or has another shape or dtype, or a scale is not positive and finite.
         """
-        if not experts.gated and GATE in self.layers and UP not in self.layers:  # w1 and w2, or fc1 and fc2
-            for table in (self.layers, self.locals):
-                table[UP] = table.pop(GATE)  # type: ignore[attr-defined]
-        first = [GATE_UP] if GATE_UP in self.layers else [GATE, UP] if experts.gated else [UP]
-        for role in (*first, DOWN):
-            if role not in self.layers:
-                raise _C.Error(f"{self.name}: has no layers of {role}; must have {', '.join((*first, DOWN))}")
-        for role in self.layers:
-            if role not in (*first, DOWN):
-                raise _C.Error(f"{self.name}.{self.locals[role].format(0)}: has no place in the model's experts")
+        first = self.check(experts)
         shapes: dict[tuple[str, str], tuple[int, ...]] = {}
         turned = False
         for stack, roles in ((experts.gate_up, first), (experts.down, [DOWN])):
@@ -188,6 +183,27 @@ class Container:
         experts.mode = self.mode
         experts.naming = Naming(dict(self.locals), self.joined, turned, interleaved and None in self.layers[first[0]], shapes)
         return experts
+
+    def check(self, experts: Experts) -> list[str]:
+        """Rejects layers that are missing or too many. Returns the roles of the first product."""
+        if not experts.gated and GATE in self.layers and UP not in self.layers:  # w1 and w2, or fc1 and fc2
+            self.layers[UP], self.locals[UP] = self.layers.pop(GATE), self.locals.pop(GATE)
+        first = [GATE_UP] if GATE_UP in self.layers else [GATE, UP] if experts.gated else [UP]
+        for role in (*first, DOWN):
+            if role not in self.layers:
+                raise _C.Error(f"{self.name}: has no layers of {role}; must have {', '.join((*first, DOWN))}")
+        for role, layers in self.layers.items():
+            if role not in (*first, DOWN):
+                raise _C.Error(f"{self.name}.{self.locals[role].format(0)}: has no place in the model's experts")
+            if None in layers and len(layers) > 1:
+                raise _C.Error(f"{self.name}.{self.locals[role]}: is a stack beside layers of single experts")
+            wanted = range(experts.num_experts)
+            if None not in layers and layers.keys() != {*wanted}:
+                absent, more = (sorted({*a} - {*b}) for a, b in ((wanted, layers), (layers, wanted)))
+                what = "is missing" if absent else "is there"
+                name = self._name(role, (absent or more)[0])
+                raise _C.Error(f"{name}: {what}; the model has {experts.num_experts} experts")
+        return first
 
     def _fill_part(
         self,
@@ -206,17 +222,13 @@ class Container:
         layers, turned = self.layers[role], False
         if None in layers:
             own, turned = self._upright(role, layers[None])
-            if len(layers) > 1:
-                raise _C.Error(f"{self.name}.{self.locals[role]}: is a stack beside layers of single experts")
         linear = torch.empty((experts, count, rows, half * 2 // BLOCK), dtype=torch.uint8, device=stack.weight.device)
         scales: dict[str, list[Tensor | None]] = {global_key: [], self.format.INPUT_SCALE: []}
         for e in range(experts):
             if None in layers:
                 one: Mapping[str, Tensor] = {key: t[e] if t.ndim and t.shape[0] == experts else t for key, t in own.items()}
-            elif e in layers:
-                one = layers[e]
             else:
-                raise _C.Error(f"{self._name(role, e)}: is missing; the model has {experts} experts")
+                one = layers[e]
             for key, dtype, width in ((weight_key, torch.uint8, half), (scale_key, torch.float8_e4m3fn, half * 2 // BLOCK)):
                 t = one[key]
                 if t.dtype != dtype or t.shape != (count * rows, width):
@@ -233,8 +245,6 @@ class Container:
                 with prefix_errors(self._name(role, e)):
                     check_tensor("bias", one["bias"], None, (count * rows,))
                 stack.bias[e, parts].copy_(divided(one["bias"], count, interleaved))
-        if len(layers) > experts:
-            raise _C.Error(f"{self._name(role, max(i for i in layers if i is not None))}: is there; the model has {experts} experts")
         swizzled = _api.swizzle(linear.reshape(experts * count, *linear.shape[2:]).view(torch.float8_e4m3fn))
         stack.weight_scale[:, parts].view(torch.uint8).copy_(
             swizzled.view(torch.uint8).reshape(experts, count, *stack.weight_scale.shape[2:])
@@ -282,14 +292,18 @@ class Container:
                     rule = "must be float32" if t.dtype != torch.float32 else f"must have {wanted}"
                     raise _C.Error(f"{key}: is {short(t.dtype)} {list(t.shape)}; {rule}")
             flat.append(t.reshape(-1).expand(count) if t.numel() == 1 else t.reshape(-1))
-        scales = torch.stack(flat)
-        return scales if self.format is modelopt else scales.reciprocal()
+        stored = torch.stack(flat)
+        scales = stored if self.format is modelopt else stored.reciprocal()
+        wrong = ~((scales > 0) & scales.isfinite())
+        if key == self.format.REQUIRED[2] and not wrong.is_meta and bool(wrong.any()):
+            e, p = wrong.nonzero()[0].tolist()
+            raise _C.Error(f"{self._name(role, e)}.{key}: is {float(stored[e, p]):g}; must be positive and finite")
+        return scales
 
     def _check(self, stack: Stack, roles: list[str]) -> None:
-        """Rejects global scales of weights that are not positive and finite, and damaged block scales."""
-        wrong = ~((stack.weight_global_scale > 0) & stack.weight_global_scale.isfinite())
+        """Rejects damaged block scales."""
         largest = stack.weight_scale.view(torch.uint8).amax((2, 3))
-        suspect = wrong | (largest == 0) | (largest >= 0x7F)
+        suspect = (largest == 0) | (largest >= 0x7F)
         if not bool(suspect.any()):
             return
         linear = stack.linear_scales()

@@ -1,0 +1,543 @@
+"""Experts of checkpoints: six models of transformers in the layouts of producers, names, modes, errors and times."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.util
+import json
+import re
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch", reason="comes with transformers")
+import transformers  # noqa: E402
+from mixtures import COMMON, FORMATS, HIDDEN, IDS, INNER, MODELS, STACKED, E, Mixture  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+import nvfp4  # noqa: E402
+import nvfp4.transformers  # noqa: E402
+from nvfp4.checkpoints import compressed_tensors, modelopt  # noqa: E402
+from nvfp4.experts import Experts  # noqa: E402
+from nvfp4.mixture import describe  # noqa: E402
+from nvfp4.packed import PackedLinear  # noqa: E402
+
+transformers.utils.logging.disable_progress_bar()
+
+# fp32: each of some 20 products sums up to 96 terms. bf16: both round four results of a module to 2^-9.
+BOUND, BOUND_BF16 = 1e-5, 0.02
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Mixture]:
+    made: dict[Any, Mixture] = {}
+
+    def make(name: str, mode: str = "W4A16") -> Mixture:
+        if (name, mode) not in made:
+            made[name, mode] = Mixture(name, mode, tmp_path_factory.mktemp(name))
+        return made[name, mode]
+
+    return make
+
+
+def loaded(how: str, own: Mixture, folder: Path, **more: Any) -> Any:
+    """The model in fp32. Experts of W4A4 warn once, and nothing else warns."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if how == "load":
+            model = own.from_config()
+            nvfp4.load(folder, model, **more)
+        else:
+            model = nvfp4.transformers.load(folder, dtype=torch.float32, **more)
+    texts = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
+    w4a4 = own.mode == "W4A4" and more.get("activations", "auto") == "auto"
+    assert len(texts) == w4a4 and all("is W4A4 in the checkpoint; experts run with 16-bit" in text for text in texts)
+    return model
+
+
+def logits(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return model(IDS).logits.float()
+
+
+def error(y: Tensor, wanted: Tensor) -> float:
+    return float((y - wanted).norm() / wanted.norm())
+
+
+def tokens(model: Any) -> Tensor:
+    return model.generate(IDS, max_new_tokens=32, min_new_tokens=32, do_sample=False)
+
+
+def content(folder: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
+    files = [safetensors.load_file(file) for file in folder.glob("*.safetensors")]
+    return {
+        name: (t.dtype, tuple(t.shape), t.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        for file in files
+        for name, t in file.items()
+    }
+
+
+# ---- six models ----
+
+
+@pytest.mark.parametrize("how", ["load", "transformers"])
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("mode", ["W4A16", "W4A4"])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_tokens_and_equal_bytes(
+    name: str, mode: str, format_name: str, how: str, mixture: Callable[..., Mixture], tmp_path: Path
+) -> None:
+    """The logits of transformers' loop over the dequantized weights, and 32 of its tokens; saved as it was read."""
+    own = mixture(name, mode)
+    folder = own.write(tmp_path / "read", format_name)
+    model = loaded(how, own, folder, activations=None)  # other layers would quantize their inputs
+    found = [module for module in model.modules() if isinstance(module, Experts)]
+    assert len(found) == own.mixtures and not [m for m in model.modules() if type(m).__name__.endswith("TextExperts")]
+    assert error(logits(model), logits(own.dense)) < BOUND
+    if how == "transformers" and format_name == "modelopt" and mode == "W4A16":
+        assert torch.equal(tokens(model), tokens(own.dense))
+    kept = loaded(how, own, folder)
+    if how == "transformers":
+        kept.save_pretrained(tmp_path / "saved")
+    else:
+        nvfp4.save(kept, tmp_path / "saved", format_name)
+    if how == "transformers" or name in ("qwen3-moe", "deepseek-v3", "gpt-oss", "llama-4"):  # others are renamed
+        assert content(tmp_path / "saved") == content(folder)
+    again = loaded(how, own, tmp_path / "saved")
+    assert torch.equal(logits(again), logits(kept))
+    assert all(module.mode == mode for module in again.modules() if isinstance(module, Experts))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_experts_in_16_bits(name: str, mixture: Callable[..., Mixture], tmp_path: Path) -> None:
+    own = mixture(name)
+    folder = own.write(tmp_path / "read", "modelopt")
+    for dtype in (torch.bfloat16, torch.float16):
+        model, dense = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype), own.reference(dtype)
+        compared = []
+
+        def compare(module: nn.Module, given: Any, keywords: Any, y: Tensor, name: str) -> None:
+            with torch.no_grad():
+                compared.append(error(model.get_submodule(name)(*given, **keywords).float(), y.float()))
+
+        for name, module in dense.named_modules():
+            if name.endswith(".experts"):
+                module.register_forward_hook(functools.partial(compare, name=name), with_kwargs=True)
+        logits(dense)
+        assert len(compared) == own.mixtures and max(compared) < BOUND_BF16
+
+
+def test_gradients_reach_the_router(mixture: Callable[..., Mixture], tmp_path: Path) -> None:
+    own = mixture("qwen3-moe")
+    model = loaded("transformers", own, own.write(tmp_path / "read", "modelopt"))
+    for one in (model, own.dense):
+        one.zero_grad()
+        one(IDS).logits.square().mean().backward()
+    for key in ("model.layers.0.mlp.gate.weight", "model.embed_tokens.weight"):
+        given, wanted = (one.get_parameter(key).grad for one in (model, own.dense))
+        assert error(given, wanted) < 100 * BOUND
+
+
+# ---- quantize_model ----
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_quantize_model(name: str, tmp_path: Path) -> None:
+    """The report names experts and those without a sample; saved and loaded by both."""
+    torch.manual_seed(torch.randint(2**31, ()).item())
+    model = AutoModelForCausalLM.from_config(MODELS[name](), dtype=torch.bfloat16).eval()
+    before = {key: t.nbytes for key, t in model.named_parameters() if "experts." in key and t.ndim > 1 and "shared" not in key}
+    config = MODELS[name]()
+    report = nvfp4.quantize_model(model, calibrate=lambda m: m(torch.tensor([[5]])))
+    mixtures = {key for key, module in model.named_modules() if isinstance(module, Experts)}
+    found = {layer.name: layer for layer in report.layers if layer.name in mixtures}
+    assert found.keys() == mixtures == report.unreached.keys() and not mixtures & report.skipped.keys()
+    assert not [key for key in report.skipped if "experts." in key]
+    for layer in found.values():
+        assert layer.shape == (E, HIDDEN, INNER) and 0.05 < layer.error < 0.15 and layer.bytes_after < layer.bytes_before
+    assert sum(layer.bytes_before for layer in found.values()) >= sum(before.values())
+    for missed in report.unreached.values():  # one token has one or two experts
+        assert len(missed) in (E - 1, E - 2)
+    assert f"not reached: {sorted(mixtures)[0]}: experts [" in str(report)
+    wanted = logits(model)
+    model.save_pretrained(tmp_path / "a")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "a", dtype=torch.bfloat16)
+    assert torch.equal(logits(again), wanted)
+    for format_name in FORMATS:
+        other = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        nvfp4.save(model, tmp_path / format_name, format_name)
+        nvfp4.load(tmp_path / format_name, other)
+        assert format_name != "modelopt" or torch.equal(logits(other), wanted)
+        for key, t in model.state_dict().items():
+            if "global_scale" in key:  # compressed-tensors stores the rounded reciprocal
+                assert (other.state_dict()[key] / t - 1).abs().max() <= 2.0**-22
+            else:
+                assert torch.equal(other.state_dict()[key].view(torch.uint8), t.view(torch.uint8))
+
+
+def test_quantize_model_leaves_experts(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_config(MODELS["qwen3-moe"]()).eval()
+    report = nvfp4.quantize_model(model, ignore=["lm_head", "*.0.mlp.experts"])
+    assert report.skipped["model.layers.0.mlp.experts"] == "ignore has '*.0.mlp.experts'"
+    assert [layer.name for layer in report.layers if layer.name.endswith("experts")] == ["model.layers.1.mlp.experts"]
+    model = AutoModelForCausalLM.from_config(MODELS["qwen3-moe"]()).eval()
+    with torch.no_grad():
+        model.model.layers[0].mlp.experts.down_proj[2, 3, 4] = torch.inf
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(nvfp4.Error, match=r"^model.layers.0.mlp.experts.down_proj: has a value that is NaN or infinite"):
+        nvfp4.quantize_model(model)
+    assert all(torch.equal(t, before[key]) for key, t in model.state_dict().items())
+
+
+def test_activations_that_nvfp4_does_not_have() -> None:
+    """A class is taken by what it computes, not by its name."""
+    model = AutoModelForCausalLM.from_config(MODELS["qwen3-moe"]()).eval()
+    experts = model.model.layers[0].mlp.experts
+    assert getattr(describe(experts), "activation") == "silu"
+    experts._apply_gate = lambda gate_up: torch.sin(gate_up.chunk(2, -1)[0]) * gate_up.chunk(2, -1)[1]
+    assert describe(experts) == "is a Qwen3MoeExperts with an activation that nvfp4 does not have"
+    experts._apply_gate = lambda gate_up: nn.functional.gelu(gate_up.chunk(2, -1)[0]) * gate_up.chunk(2, -1)[1]
+    assert isinstance(describe(experts), str)  # not its approximation
+    experts._apply_gate = lambda gate_up: nn.functional.silu(gate_up[:, ::2]) * gate_up[:, 1::2]
+    assert isinstance(describe(experts), str)
+    report = nvfp4.quantize_model(model)
+    assert report.skipped["model.layers.0.mlp.experts"].endswith("with an activation that nvfp4 does not have")
+    other = AutoModelForCausalLM.from_config(MODELS["qwen3-moe"]()).model.layers[0].mlp.experts
+    other.act_fn = nn.GELU(approximate="tanh")
+    assert getattr(describe(other), "activation") == "gelu_tanh"
+    other.has_post_expert_norm = True
+    assert "with a norm after each expert" in str(describe(other))
+
+
+# ---- names ----
+
+
+class Small(nn.Module):
+    def __init__(self, **more: Any) -> None:
+        super().__init__()
+        self.block = nn.Module()
+        self.block.experts = Experts(3, HIDDEN, INNER, **more)
+        self.norm = nn.LayerNorm(8)
+
+
+def packed(rows: int, columns: int, generator: torch.Generator, given: bool) -> PackedLinear:
+    linear = nn.Linear(columns, rows)
+    linear.weight = nn.Parameter(torch.randn(rows, columns, generator=generator))
+    linear.bias = nn.Parameter(torch.randn(rows, generator=generator))
+    own = nvfp4.Linear.from_linear(linear, None).packed()
+    scale = own.weight_global_scale.reciprocal().reciprocal()
+    input_scale = torch.rand((), generator=generator).reciprocal().reciprocal() if given else None
+    return PackedLinear(
+        own.weight, own.weight_scale, scale, input_scale, own.bias, "nvfp4" if given else None
+    )
+
+
+def experts_of(generator: torch.Generator, gated: bool = True, given: bool = False) -> list[dict[str, PackedLinear]]:
+    first = ("gate", "up") if gated else ("up",)
+    return [
+        {role: packed(INNER, HIDDEN, generator, given) for role in first}
+        | {"down": packed(HIDDEN, INNER, generator, given)}
+        for _ in range(3)
+    ]
+
+
+def other_tensors() -> dict[str, Tensor]:
+    return {"norm.weight": torch.ones(8), "norm.bias": torch.zeros(8)}
+
+
+def reference(experts: list[dict[str, PackedLinear]], activation: str) -> Experts:
+    """Filled without the code under test."""
+    gated = "gate" in experts[0]
+    own = Experts(3, HIDDEN, INNER, activation, gated, bias=True)
+    for stack, roles in ((own.gate_up, ("gate", "up") if gated else ("up",)), (own.down, ("down",))):
+        for e, layers in enumerate(experts):
+            for p, role in enumerate(roles):
+                one = layers[role]
+                stack.weight[e, p] = one.weight
+                stack.weight_scale[e, p] = nvfp4.swizzle(one.weight_scale)
+                stack.weight_global_scale[e, p], stack.bias[e, p] = one.weight_global_scale, one.bias
+    return own
+
+
+def run(experts: Experts, generator: torch.Generator) -> Tensor:
+    hidden = torch.randn(7, HIDDEN, generator=generator.manual_seed(1))
+    index = torch.randint(0, 3, (7, 2), generator=generator)
+    return experts(hidden, index, torch.rand(7, 2, generator=generator))
+
+
+LOCALS = {
+    "{}.gate_proj": ("{}.gate_proj", "{}.up_proj", "{}.down_proj"),
+    "{}.w1": ("{}.w1", "{}.w3", "{}.w2"),
+    "{}.fc1": ("{}.fc1", "{}.fc3", "{}.fc2"),
+    "gate_proj.{}": ("gate_proj.{}", "up_proj.{}", "down_proj.{}"),
+    "{}.up_proj": (None, "{}.up_proj", "{}.down_proj"),
+    "{}.w1 without a gate": (None, "{}.w1", "{}.w2"),
+}
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("style", LOCALS)
+def test_names_of_layers(
+    style: str, given: bool, format_name: str, generator: torch.Generator, tmp_path: Path
+) -> None:
+    gated, activation = LOCALS[style][0] is not None, "silu" if LOCALS[style][0] else "relu2"
+    experts, format = experts_of(generator, gated, given), FORMATS[format_name]
+    tensors = other_tensors()
+    for e, layers in enumerate(experts):
+        for role, local in zip(("gate", "up", "down"), LOCALS[style]):
+            if local is not None:
+                for key, t in format.write(layers[role]).items():
+                    tensors[f"block.experts.{local.format(e)}.{key}"] = t
+    if given:  # an expert that no sample reached
+        del tensors[f"block.experts.{LOCALS[style][2].format(1)}.{format.INPUT_SCALE}"]
+    check_small(tensors, experts, activation, gated, format_name, generator, tmp_path)
+
+
+def check_small(
+    tensors: dict[str, Tensor],
+    experts: list[dict[str, PackedLinear]],
+    activation: str,
+    gated: bool,
+    format_name: str,
+    generator: torch.Generator,
+    tmp_path: Path,
+) -> None:
+    """The module gives the bits of one filled by hand, and is saved as it was read."""
+    model = Small(activation=activation, gated=gated, bias=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checkpoint = nvfp4.load(tensors, model)
+    assert list(checkpoint.mixtures) == ["block.experts"] and not checkpoint.layers and not checkpoint.containers
+    assert checkpoint.mixtures["block.experts"] is model.block.experts
+    assert "1 modules of experts" in repr(checkpoint) and checkpoint.packed_bytes == model.block.experts.nbytes
+    wanted = run(reference(experts, activation), generator)
+    assert torch.equal(run(model.block.experts, generator), wanted)
+    nvfp4.save(model, tmp_path / "saved", format_name)
+    safetensors.save_file({key: t.contiguous().clone() for key, t in tensors.items()}, tmp_path / "given.safetensors")
+    assert content(tmp_path / "saved") == content(tmp_path)
+    other = "modelopt" if format_name != "modelopt" else "compressed-tensors"
+    nvfp4.save(model, tmp_path / "other", other)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nvfp4.load(tmp_path / "other", model)
+    assert torch.equal(run(model.block.experts, generator), wanted)
+
+
+@pytest.mark.parametrize("joiner", [".", "_"])
+@pytest.mark.parametrize("scalars", ["one", "each", "pairs"])
+@pytest.mark.parametrize("upside_down", [False, True])
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_names_of_stacks(
+    format_name: str, upside_down: bool, scalars: str, joiner: str, generator: torch.Generator, tmp_path: Path
+) -> None:
+    """Stacks [E, N, K/2] and [E, K/2, N] with one global scale, one for each expert, or one for each gate and up."""
+    experts, format = experts_of(generator, given=True), FORMATS[format_name]
+    weight_key, scale_key, global_key = format.REQUIRED
+    if scalars != "pairs":  # gate and up, or all experts, share their scales
+        for e, layers in enumerate(experts):
+            for role in ("gate", "up", "down"):
+                like = experts[0 if scalars == "one" else e]["down" if role == "down" else "gate"]
+                one = layers[role]
+                layers[role] = PackedLinear(
+                    one.weight, one.weight_scale, like.weight_global_scale, like.input_global_scale, one.bias
+                )
+    tensors = other_tensors()
+    for name, roles in (("gate_up_proj", ("gate", "up")), ("down_proj", ("down",))):
+        written = [[format.write(layers[role]) for role in roles] for layers in experts]
+        for key in written[0][0]:
+            t = torch.stack([torch.stack([one[key].view(torch.uint8) if one[key].dtype == torch.float8_e4m3fn else one[key] for one in row]) for row in written])
+            if key in (weight_key, scale_key, "bias"):
+                t = t.flatten(1, 2)
+                t = t.transpose(1, 2).contiguous() if upside_down and t.ndim == 3 else t
+                t = t.view(torch.float8_e4m3fn) if key == scale_key else t
+            else:
+                t = t.reshape(3, -1)
+                t = t[0, 0] if scalars == "one" else t[:, 0] if scalars == "each" else t
+            end = "" if key == "weight" and joiner == "_" else f"{joiner}{key}"
+            tensors[f"block.experts.{name}{end}"] = t.contiguous().clone()
+    check_small(tensors, experts, "silu", True, format_name, generator, tmp_path)
+
+
+def test_mixed_precision(mixture: Callable[..., Mixture], tmp_path: Path) -> None:
+    """quantized_layers names the module of all experts. Other layers are W4A4; shared experts are ordinary layers."""
+    own = mixture("deepseek-v3")
+    tensors = own.stored("modelopt")
+    shared = [name for name in own.layers if "shared_experts" in name]
+    for name in shared:
+        tensors[f"{name}.input_scale"] = torch.tensor(0.01)
+    attention = [name for name in own.layers if "experts" not in name]
+    quantized = {name: {"quant_algo": "W4A16_NVFP4", "group_size": 16} for name in attention}
+    quantized |= {name: {"quant_algo": "NVFP4", "group_size": 16} for name in shared}
+    quantized["model.layers.1.mlp.experts"] = {"quant_algo": "W4A16_NVFP4", "group_size": 16}
+    folder = own.write(tmp_path / "read", "modelopt", tensors, quant_algo="MIXED_PRECISION", quantized_layers=quantized)
+    model = loaded("transformers", own, folder)
+    assert model.model.layers[1].mlp.shared_experts.up_proj.activations == "nvfp4"
+    assert model.model.layers[1].mlp.experts.mode == "W4A16"
+    model.save_pretrained(tmp_path / "saved")
+    assert content(tmp_path / "saved") == content(folder)
+    nvfp4.save(model, tmp_path / "other", "compressed-tensors")
+    again = own.from_config()
+    nvfp4.load(tmp_path / "other", again)
+    assert torch.equal(logits(again), logits(model))
+
+
+# ---- errors ----
+
+
+def small_tensors(generator: torch.Generator) -> dict[str, Tensor]:
+    tensors = other_tensors()
+    for e, layers in enumerate(experts_of(generator)):
+        for role, one in layers.items():
+            tensors |= {f"block.experts.{e}.{role}_proj.{key}": t for key, t in modelopt.write(one).items()}
+    return tensors
+
+
+def nan_scale(t: Tensor) -> Tensor:
+    t = t.clone()
+    t.view(torch.uint8)[7, 1] = 0x7F
+    return t
+
+
+DAMAGED: dict[str, tuple[str, Callable[[Tensor], Tensor] | None]] = {
+    r"block.experts.1.up_proj.weight_scale_2: is missing; a layer of modelopt has": ("1.up_proj.weight_scale_2", None),
+    r"block.experts.1.up_proj.weight_scale_2: is 0; must be positive and finite": (
+        "1.up_proj.weight_scale_2",
+        torch.zeros_like,
+    ),
+    r"block.experts.1.up_proj.weight_scale_2: is float32 [2]; must have 1 element": (
+        "1.up_proj.weight_scale_2",
+        lambda t: t.repeat(2),
+    ),
+    r"block.experts.2.down_proj.weight_scale: is nan at row 7, column 1 (1 of 192 are such); must be finite": (
+        "2.down_proj.weight_scale",
+        nan_scale,
+    ),
+    r"block.experts.0.gate_proj.weight: shape is [48, 16]; must be [48, 32]": (
+        "0.gate_proj.weight",
+        lambda t: t[:, :16].contiguous(),
+    ),
+    r"block.experts.0.gate_proj.weight_scale: shape is [32, 4]; must be [48, 4]": (
+        "0.gate_proj.weight_scale",
+        lambda t: t[:32].contiguous(),
+    ),
+    r"block.experts.0.down_proj.bias: is in the model but not in the checkpoint": ("0.down_proj.bias", None),
+    r"block.experts.0.down_proj.bias: shape is [32]; must be [64]": ("0.down_proj.bias", lambda t: t[:32]),
+    r"block.experts.2.up_proj: is missing; the model has 3 experts": ("2.up_proj.", None),
+    r"block.experts: has no layers of up; must have gate, up, down": ("up_proj.", None),
+    r"block.experts.0.up_proj.pre_quant_scale: is no tensor of an NVFP4 layer of modelopt": (
+        "0.up_proj.pre_quant_scale",
+        lambda t: torch.ones(HIDDEN),
+    ),
+    r"block.experts.3.up_proj: is there; the model has 3 experts": ("3.up_proj", lambda t: t),
+    r"block.experts.0.gate_proj: has no place in the model's experts": ("gate_up_proj", lambda t: t),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGED)
+def test_damaged_experts(message: str, generator: torch.Generator) -> None:
+    """The message names the tensor, and the model stays as it was."""
+    tensors, (place, change) = small_tensors(generator), DAMAGED[message]
+    names = [name for name in tensors if (place in name if place[-1] == "." else name.endswith(place))]
+    if place.startswith(("3.", "gate_up")):
+        more = {name: t for name, t in tensors.items() if "2.up_proj" in name}
+        tensors |= {name.replace("2.up_proj", place): t for name, t in more.items()}
+    elif not names and change is not None:
+        tensors[f"block.experts.{place}"] = change(torch.ones(1))
+    for name in names:
+        if change is None:
+            del tensors[name]
+        else:
+            tensors[name] = change(tensors[name])
+    model = Small(bias=True)
+    before, old = copy.deepcopy(model.state_dict()), model.block.experts
+    with pytest.raises(nvfp4.Error) as raised:
+        nvfp4.load(tensors, model)
+    assert str(raised.value).startswith(message)
+    assert model.block.experts is old
+    assert all(torch.equal(t.float(), before[key].float()) for key, t in model.state_dict().items())
+
+
+def test_more_than_one_mode(generator: torch.Generator, tmp_path: Path) -> None:
+    tensors = small_tensors(generator) | {"block.experts.0.up_proj.input_scale": torch.tensor(0.5)}
+    safetensors.save_file({key: t.contiguous() for key, t in tensors.items()}, tmp_path / "model.safetensors")
+    layers = {
+        f"block.experts.{e}.{local}_proj": {"quant_algo": "W4A16_NVFP4" if e or local != "up" else "NVFP4"}
+        for e in range(3)
+        for local in ("gate", "up", "down")
+    }
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    with pytest.raises(nvfp4.Error, match=r"^block.experts: has experts of W4A16 and W4A4; must have one mode$"):
+        nvfp4.load(tmp_path, Small(bias=True))
+    nvfp4.load(tmp_path, Small(bias=True), activations=None)
+
+
+def test_experts_that_the_model_cannot_take(mixture: Callable[..., Mixture], tmp_path: Path) -> None:
+    own = mixture("qwen3-moe")
+    folder = own.write(tmp_path / "read", "modelopt")
+    model = own.from_config()
+    model.model.layers[0].mlp.experts.has_post_expert_norm = True
+    with pytest.raises(nvfp4.Error, match=r"^model.layers.0.mlp.experts: is a Qwen3MoeExperts with a norm after each"):
+        nvfp4.load(folder, model)
+    assert not any(isinstance(module, (nvfp4.Linear, Experts)) for module in model.modules())
+
+
+# ---- time ----
+
+
+def test_time_and_objects_of_many_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No object is made for each expert. Reading takes less than 1.5 ms of processor time for each of their layers."""
+    experts, layers = 256, 2
+    sizes = COMMON | {"hidden_size": 32, "num_hidden_layers": layers, "num_attention_heads": 2, "vocab_size": 64}
+    config = transformers.Qwen3MoeConfig(
+        **sizes, head_dim=16, num_experts=experts, num_experts_per_tok=2, moe_intermediate_size=16, intermediate_size=32
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    tensors = {
+        name: torch.zeros(t.shape) for name, t in model.state_dict().items() if "experts" not in name
+    }
+    for layer in range(layers):
+        for e in range(experts):
+            for local, (n, k) in {"gate_proj": (16, 32), "up_proj": (16, 32), "down_proj": (32, 16)}.items():
+                name = f"model.layers.{layer}.mlp.experts.{e}.{local}"
+                tensors[f"{name}.weight"] = torch.zeros(n, k // 2, dtype=torch.uint8)
+                tensors[f"{name}.weight_scale"] = torch.ones(n, k // 16).to(torch.float8_e4m3fn)
+                tensors[f"{name}.weight_scale_2"] = torch.tensor(0.5)
+    safetensors.save_file(tensors, tmp_path / "model.safetensors")
+    made = []
+    monkeypatch.setattr(PackedLinear, "__post_init__", lambda self: made.append(self))
+    nvfp4.load(tmp_path, AutoModelForCausalLM.from_config(config))  # imports
+    start = time.process_time()
+    nvfp4.load(tmp_path, model)
+    each = (time.process_time() - start) / (experts * layers * 3)
+    assert not made and each < 1.5e-3
+    assert model.model.layers[1].mlp.experts.gate_up.weight.shape == (experts, 2, 16, 16)
+
+
+# ---- other programs ----
+
+
+@pytest.mark.skipif(importlib.util.find_spec("modelopt") is None, reason="needs nvidia-modelopt")
+@pytest.mark.parametrize("name", MODELS)
+def test_checkpoints_that_modelopt_wrote(name: str, tmp_path: Path) -> None:
+    import modelopt.torch.quantization as mtq
+    from modelopt.torch.export import export_hf_checkpoint
+
+    model = AutoModelForCausalLM.from_config(MODELS[name](), dtype=torch.bfloat16).eval()
+    config = copy.deepcopy(mtq.NVFP4_DEFAULT_CFG)
+    mtq.quantize(model, config, lambda m: [m(IDS + i) for i in range(4)])
+    wanted = logits(model)
+    export_hf_checkpoint(model, dtype=torch.bfloat16, export_dir=tmp_path)
+    read = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert any(isinstance(module, Experts) for module in read.modules())
+    assert error(logits(read), wanted) < 0.2  # activations of experts are quantized there
