@@ -160,6 +160,8 @@ static inline nvfp4_gemm_args nvfp4_gemm_defaults(void) {
  *   b        [E * parts, N, K/2] and scale_b, as of nvfp4_gemm_args with L = E * parts. The results of a group's parts
  *            lie side by side: gate and up, each with its own blocks of scales, are two parts. E is at most
  *            NVFP4_MAX_GROUPS.
+ *            On the CPU the matrices may instead lie anywhere: b_list and scale_b_list have E pointers each, those of a
+ *            group, groups is E, and b [parts, N, K/2] and scale_b describe one group's; their own data is not read.
  *   ends     int32 [E]: group e has rows ends[e-1] .. ends[e] - 1, and group 0 begins with row 0. They are read where
  *            the product runs, never by the host of a GPU. A running maximum of them counts, clamped to 0 .. T. Rows
  *            past the last end are not written.
@@ -177,12 +179,12 @@ static inline nvfp4_gemm_args nvfp4_gemm_defaults(void) {
 typedef struct nvfp4_grouped_gemm_args {
     nvfp4_call call;
     nvfp4_tensor a, b, scale_a, scale_b, ends, rows, row_scale, out, alpha, bias;
+    const void *const *b_list, *const *scale_b_list; /* NULL: b and scale_b have all matrices */
     float alpha_value;
-    int32_t parts;
+    int32_t parts, groups; /* groups: of b_list */
     nvfp4_layout scale_layout;
     nvfp4_backend backend;
     uint32_t flags;
-    uint32_t reserved; /* 0 */
 } nvfp4_grouped_gemm_args;
 static inline void nvfp4_grouped_gemm_init(nvfp4_grouped_gemm_args *args) {
     memset(args, 0, sizeof *args);

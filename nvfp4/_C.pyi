@@ -1,6 +1,7 @@
 """The C module. Operations take all their arguments, by position; the part between the two marks is written by
 tools/write_stubs.py from the table of operations."""
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from nvfp4._types import AnyArray, Array, DType
@@ -61,9 +62,9 @@ def swizzle(scale: Array, /) -> Array: ...
 def unswizzle(scale: Array, rows: int, columns: int, /) -> Array: ...
 def grouped_gemm(
     a: Array,
-    b: AnyArray,
+    b: AnyArray | Sequence[AnyArray],
     scale_a: AnyArray | None,
-    scale_b: AnyArray,
+    scale_b: AnyArray | Sequence[AnyArray],
     ends: AnyArray,
     rows: AnyArray | None,
     row_scale: AnyArray | None,

@@ -13,6 +13,8 @@ from nvfp4._C import BATCH_INVARIANT, CONSTANT_B, NO_TRANSPOSE_B
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nvfp4._types import AnyArray, Array, DType
 
 
@@ -146,9 +148,9 @@ def gemm(
 
 def grouped_gemm(
     a: Array,
-    b: AnyArray,
+    b: AnyArray | Sequence[AnyArray],
     scale_a: AnyArray | None,
-    scale_b: AnyArray,
+    scale_b: AnyArray | Sequence[AnyArray],
     ends: AnyArray,
     *,
     rows: AnyArray | None = None,
@@ -175,6 +177,8 @@ def grouped_gemm(
         a (Tensor): [R, K], float16 or bfloat16, as a 16-bit a of `gemm`.
         b (Tensor): the matrices, [E, N, K/2], uint8 or float4_e2m1fn_x2; E is at most 1024.
             [E, P, N, K/2] has P parts, whose results lie side by side: gate and up are two parts.
+            On a CPU, also a list of E torch tensors or NumPy arrays of equal layout, [N, K/2] or [P, N, K/2] each, such
+            as parts of mapped files: nothing is copied. scale_b is then a list too.
         scale_a (None): a 16-bit a has no scales. An NVFP4 a is not supported yet.
         scale_b (Tensor): the scales of b, in `scale_layout`. Each matrix has its own 128x4 blocks:
             E * P * ceil(N/128) * ceil(K/64) * 512 bytes. "linear": [E, N, K/16] or [E, P, N, K/16].

@@ -44,7 +44,11 @@ def parameters(operation: dict[str, Any]) -> list[str]:
     found = []
     for i, tensor in enumerate(read):
         made = i == 0 or tensor["role"] == "output"  # results are of its library
-        kinds = ["float"] * (tensor["name"] in numbers) + ["Array" if made else "AnyArray"]
+        kinds = (
+            ["float"] * (tensor["name"] in numbers)
+            + ["Array" if made else "AnyArray"]
+            + ["Sequence[AnyArray]"] * tensor["list"]
+        )
         found.append(f"{tensor['name']}: {' | '.join(kinds + ['None'] * tensor['optional'])}")
     found += [f"{s['name']}: {SCALARS[s['kind']]}" for s in operation["scalars"] if not s["stands_for"]]
     if given == "new_or_given":

@@ -37,6 +37,28 @@ nvfp4_status join_parts(operation_args *all) {
 
 /* ---- rules ---- */
 
+/* Matrices at addresses of their own: each aligned, none in memory that is written. */
+static nvfp4_status check_lists(const nvfp4_grouped_gemm_args *args, int32_t *aligned16) {
+    const uintptr_t out = (uintptr_t)args->out.data, out_end = out + (uintptr_t)bytes_to_end(&args->out);
+    if (args->a.device != NVFP4_HOST)
+        return CONTRADICTS("b", ("is a list but a is on a GPU; must be one tensor there"));
+    for (int32_t e = 0; e < args->groups; e++) {
+        const uintptr_t b = (uintptr_t)args->b_list[e], scale = (uintptr_t)args->scale_b_list[e];
+        if (b % 8)
+            return REJECT("b", ("data of matrix %d is at address %p", e, args->b_list[e]),
+                          ("must be aligned to 8 bytes"));
+        if (args->scale_layout == NVFP4_128X4 && scale % 16)
+            return REJECT("scale_b", ("data of matrix %d is at address %p", e, args->scale_b_list[e]),
+                          ("must be aligned to 16 bytes"));
+        if (out && out < b + (uintptr_t)bytes_to_end(&args->b) && b < out_end)
+            return REJECT("out", ("shares memory with b, matrix %d", e), ("must not overlap it, it is written"));
+        if (out && out < scale + (uintptr_t)bytes_to_end(&args->scale_b) && scale < out_end)
+            return REJECT("out", ("shares memory with scale_b, matrix %d", e), ("must not overlap it, it is written"));
+        *aligned16 &= b % 16 == 0;
+    }
+    return NVFP4_OK;
+}
+
 static nvfp4_status check_operands(const checked_call *c, const nvfp4_grouped_gemm_args *args, grouped_problem *p) {
     matrix a, b;
     gemm_problem *g = &p->g;
@@ -47,6 +69,9 @@ static nvfp4_status check_operands(const checked_call *c, const nvfp4_grouped_ge
     if (!absent(&args->scale_a))
         return REJECT("scale_a", ("is given but a is %s", nvfp4_dtype_name(args->a.dtype)),
                       ("must be absent, its values have no scales"));
+    if (!args->b_list != !args->scale_b_list)
+        return CONTRADICTS("scale_b",
+                           ("is %s list but b is %s", args->scale_b_list ? "a" : "no", args->b_list ? "one" : "not"));
     if (args->a.ndim != 2)
         return REJECT("a", ("has %d dimensions", args->a.ndim), ("must have 2 (%s)", nn ? "[R, N]" : "[R, K]"));
     if (args->b.ndim != 3)
@@ -59,17 +84,18 @@ static nvfp4_status check_operands(const checked_call *c, const nvfp4_grouped_ge
         return CONTRADICTS("b", ("%c is %lld but a has %c = %lld", nn ? 'N' : 'K', (long long)summed, nn ? 'N' : 'K',
                                  (long long)a.columns));
     if (k > MAX_SIZE) return REJECT("b", ("K is %lld", (long long)k), ("must be at most %d", MAX_SIZE));
-    if (args->parts < 1 || b.l % args->parts || (nn && args->parts != 1))
+    if (args->parts < 1 || b.l % args->parts || (nn && args->parts != 1) || (args->b_list && b.l != args->parts))
         return REJECT("b", ("has %lld matrices in %d parts", (long long)b.l, args->parts),
                       ("%s", nn ? "must have one part " WHERE_NOT_TRANSPOSED : "must have as many of each part"));
-    const int64_t groups = b.l / args->parts;
+    const int64_t groups = args->b_list ? args->groups : b.l / args->parts;
+    if (groups < 0) return REJECT("b", ("E is %lld", (long long)groups), ("must not be negative"));
     if (groups > NVFP4_MAX_GROUPS)
         return REJECT("b", ("E is %lld", (long long)groups), ("must be at most %d", NVFP4_MAX_GROUPS));
     *g = (gemm_problem){
         .m = a.rows,
         .n = nn ? k : b.rows,
         .k = summed,
-        .l = b.l,
+        .l = groups * args->parts,
         .a = args->a.data,
         .b = args->b.data,
         .a_pitch = a.pitch,
@@ -86,8 +112,11 @@ static nvfp4_status check_operands(const checked_call *c, const nvfp4_grouped_ge
     g->aligned16 = bits % 16 == 0;
     status = check_layout(args->scale_layout);
     if (!status)
-        status = check_scale(c, &args->scale_b, args->scale_layout, g->l, b.rows, k / 16, READ_ONLY, &g->sfb_pitch,
+        status = check_scale(c, &args->scale_b, args->scale_layout, b.l, b.rows, k / 16, READ_ONLY, &g->sfb_pitch,
                              &g->sfb_batch);
+    if (!status && args->b_list) status = check_lists(args, &g->aligned16);
+    p->b_list = args->b_list;
+    p->sfb_list = args->scale_b_list;
     g->sfb = args->scale_b.data;
     g->scale_layout = (int32_t)args->scale_layout;
     return status;

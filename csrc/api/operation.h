@@ -10,7 +10,7 @@
 #include "api/call.h"
 #include "nvfp4.h"
 
-enum { OPERATION_MAX_TENSORS = 12, OPERATION_MAX_SIZES = 2, OPERATION_MAX_RESULTS = 3 };
+enum { OPERATION_MAX_TENSORS = 12, OPERATION_MAX_SIZES = 2, OPERATION_MAX_RESULTS = 3, OPERATION_MAX_LISTS = 2 };
 
 /* The arguments of any operation. */
 typedef union operation_args {
@@ -49,6 +49,14 @@ typedef struct operation_tensor {
     int32_t optional;
     int32_t may_alias_output; /* 1: it may be the view that is written (C in place) */
 } operation_tensor;
+
+/* A tensor for which Python may give a list of equal tensors instead: their addresses go to the `const void *const *`
+ * at this offset among the arguments, their number to the int32 at count_offset, and the tensor is the first one, with
+ * a dimension of size 1 before its own. */
+typedef struct operation_list {
+    int32_t tensor;
+    size_t offset, count_offset;
+} operation_list;
 
 typedef enum scalar_kind {
     SCALAR_FLOAT,       /* float */
@@ -130,6 +138,8 @@ struct operation {
     const operation_scalar *scalars;
     const operation_result *results;
     int32_t tensor_count, scalar_count, result_count;
+    operation_list lists[OPERATION_MAX_LISTS]; /* list_count of them */
+    int32_t list_count;
     results_given given;
     /* Turns tensors of another shape into those that the arguments of this type describe; NULL: nothing to do. */
     nvfp4_status (*adapt)(operation_args *args);

@@ -67,14 +67,14 @@ static void grouped_defaults(operation_args *args) {
     nvfp4_grouped_gemm_init(&args->grouped_gemm);
 }
 
-enum { GROUPED_A, GROUPED_B, GROUPED_ROWS = 5, GROUPED_ALPHA = 7, GROUPED_OUT = 9 };
+enum { GROUPED_A, GROUPED_B, GROUPED_SCALE_B = 3, GROUPED_ROWS = 5, GROUPED_ALPHA = 7, GROUPED_OUT = 9 };
 
 #define AT(field) offsetof(nvfp4_grouped_gemm_args, field)
 static const operation_tensor grouped_tensors[] = {
     [GROUPED_A] = {"a", AT(a), INPUT, HOLDS_VALUES_16, 0, 0},
     [GROUPED_B] = {"b", AT(b), INPUT, HOLDS_VALUES, 0, 0},
     {"scale_a", AT(scale_a), INPUT, HOLDS_SCALES, 1, 0},
-    {"scale_b", AT(scale_b), INPUT, HOLDS_SCALES, 0, 0},
+    [GROUPED_SCALE_B] = {"scale_b", AT(scale_b), INPUT, HOLDS_SCALES, 0, 0},
     {"ends", AT(ends), INPUT, HOLDS_INT32, 0, 0},
     [GROUPED_ROWS] = {"rows", AT(rows), INPUT, HOLDS_INT32, 1, 0},
     {"row_scale", AT(row_scale), INPUT, HOLDS_FLOAT32, 1, 0},
@@ -100,7 +100,6 @@ static const operation_result grouped_results[] = {{
     .flags_offset = AT(flags),
     .flags_mask = NVFP4_NO_TRANSPOSE_B,
 }};
-#undef AT
 const operation operation_grouped_gemm = {
     .name = "grouped_gemm",
     .args_bytes = sizeof(nvfp4_grouped_gemm_args),
@@ -112,6 +111,8 @@ const operation operation_grouped_gemm = {
     .scalar_count = COUNT(grouped_scalars),
     .results = grouped_results,
     .result_count = COUNT(grouped_results),
+    .lists = {{GROUPED_B, AT(b_list), AT(groups)}, {GROUPED_SCALE_B, AT(scale_b_list), AT(groups)}},
+    .list_count = 2,
     .given = RESULTS_NEW_OR_GIVEN,
     .adapt = join_parts,
     .check = check_grouped_gemm,
@@ -119,6 +120,7 @@ const operation operation_grouped_gemm = {
     .bind = bind_grouped_gemm,
     .run = gemm_run,
 };
+#undef AT
 
 /* ---- data and scales of one matrix ---- */
 

@@ -140,8 +140,7 @@ nvfp4_status check_arguments(const checked_call *c) {
     return status;
 }
 
-/* Bytes from the first to behind the last element. */
-static int64_t extent_bytes(const nvfp4_tensor *t) {
+int64_t bytes_to_end(const nvfp4_tensor *t) {
     int64_t last = 0;
     for (int i = 0; i < t->ndim; i++) {
         if (t->shape[i] == 0) return 0;
@@ -153,7 +152,7 @@ static int64_t extent_bytes(const nvfp4_tensor *t) {
 static int overlaps(const nvfp4_tensor *t, int64_t t_bytes, const nvfp4_tensor *other) {
     const uintptr_t x = (uintptr_t)t->data, y = (uintptr_t)other->data;
     if (absent(other) || !x || !y || t_bytes == 0) return 0;
-    const int64_t other_bytes = extent_bytes(other);
+    const int64_t other_bytes = bytes_to_end(other);
     return other_bytes != 0 && x + (uintptr_t)t_bytes > y && y + (uintptr_t)other_bytes > x;
 }
 
@@ -162,7 +161,7 @@ nvfp4_status check_overlap(const checked_call *c) {
     for (int32_t i = 0; i < op->tensor_count; i++) {
         const nvfp4_tensor *t = tensor_at(op, i, c->args);
         if (op->tensors[i].role == INPUT || absent(t) || !t->data) continue;
-        const int64_t bytes = extent_bytes(t);
+        const int64_t bytes = bytes_to_end(t);
         for (int32_t j = 0; j < op->tensor_count; j++) {
             const operation_tensor *row = &op->tensors[j];
             const nvfp4_tensor *other = tensor_at(op, j, c->args);

@@ -27,6 +27,8 @@ int64_t swizzled_bytes(int64_t rows, int64_t columns);
 int64_t dtype_bytes(int32_t dtype);
 int64_t element_count(const nvfp4_tensor *t);
 int is_contiguous(const nvfp4_tensor *t);
+/* Bytes from the first to behind the last element. */
+int64_t bytes_to_end(const nvfp4_tensor *t);
 /* 1: s and t are the same elements of the same memory. */
 int same_view(const nvfp4_tensor *s, const nvfp4_tensor *t);
 

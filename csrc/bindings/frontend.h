@@ -48,8 +48,9 @@ name_parser *parser_of(scalar_kind kind);
 /* The arguments of a call as a front end reads them. */
 typedef struct front_call {
     operation_args args;
-    int64_t sizes[OPERATION_MAX_SIZES]; /* scalars of SCALAR_SIZE */
-    int32_t out_dtype;                  /* nvfp4_dtype; NVFP4_NONE: the caller names none */
+    int64_t sizes[OPERATION_MAX_SIZES];      /* scalars of SCALAR_SIZE */
+    int32_t out_dtype;                       /* nvfp4_dtype; NVFP4_NONE: the caller names none */
+    const void **lists[OPERATION_MAX_LISTS]; /* addresses of tensors that a caller gave in lists, to be freed */
 } front_call;
 
 /* The address at which a scalar of a call is stored. */

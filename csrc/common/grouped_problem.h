@@ -21,7 +21,8 @@ typedef struct grouped_problem {
     gemm_problem g;      /* m: rows in the order of groups; g.a_batch is 0, g.out_batch the bytes of a part's results */
     const int32_t *ends; /* [groups] */
     const int32_t *rows; /* [m]: rows of a. NULL: row i is row i of a. The result of an index outside of a is NaN */
-    const float *row_scale; /* [m]; NULL: none */
+    const float *row_scale;                      /* [m]; NULL: none */
+    const void *const *b_list, *const *sfb_list; /* [groups], on the CPU: what g.b and g.sfb are for each. NULL: none */
     int64_t a_rows;
     int32_t groups, parts;
 } grouped_problem;

@@ -62,8 +62,13 @@ static grouped_problem problem_of_group(const grouped *x, const group *one) {
     g->l = p.parts;
     g->operation = g->operation == OP_GROUPED_NN ? OP_GEMM_NN : OP_GEMM;
     g->a += one->first * g->a_pitch;
-    g->b += matrix * g->b_batch;
-    g->sfb += matrix * g->sfb_batch;
+    if (p.b_list) {
+        g->b = p.b_list[one->index];
+        g->sfb = p.sfb_list[one->index];
+    } else {
+        g->b += matrix * g->b_batch;
+        g->sfb += matrix * g->sfb_batch;
+    }
     g->out = (char *)g->out + one->first * g->out_pitch;
     if (g->by_batch & ALPHA_BY_BATCH) g->alpha += matrix * (g->alpha_stride ? g->n : 1);
     if (g->by_batch & BIAS_BY_BATCH) g->bias = (const char *)g->bias + matrix * g->n * type_size(g->bias_type);

@@ -536,6 +536,7 @@ def test_checkpoints_that_modelopt_wrote(name: str, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_config(MODELS[name](), dtype=torch.bfloat16).eval()
     dense = {key: matrices(m, describe(m)) for key, m in model.named_modules() if is_mixture(m)}
     dense = {key: [weight.float().clone() for weight in weights] for key, (weights, _) in dense.items()}
+    model.config.architectures = [type(model).__name__]
     config = copy.deepcopy(mtq.NVFP4_DEFAULT_CFG)
     mtq.quantize(model, config, lambda m: [m(IDS + i) for i in range(4)])
     export_hf_checkpoint(model, dtype=torch.bfloat16, export_dir=tmp_path)

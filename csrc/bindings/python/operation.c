@@ -4,6 +4,7 @@
  * tensor), the other scalars, `out` where results may be given (a tuple for several), out_dtype where the caller names
  * the dtype of a result. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "bindings/frontend.h"
@@ -48,6 +49,86 @@ static void worsen(reading *done, reading also) {
     if (also > *done) *done = also;
 }
 
+/* ---- lists of tensors ---- */
+
+enum { MOST_IN_LIST = NVFP4_MAX_GROUPS };
+
+static int same_layout(const nvfp4_tensor *x, const nvfp4_tensor *y) {
+    const size_t bytes = (size_t)x->ndim * sizeof *x->shape;
+    return x->dtype == y->dtype && x->device == y->device && x->ndim == y->ndim && !memcmp(x->shape, y->shape, bytes) &&
+           !memcmp(x->stride, y->stride, bytes);
+}
+
+/* Torch tensors or NumPy arrays of one dtype, shape and layout: their memory needs no export that keeps it alive. */
+static int read_elements(arrays *tensors, PyObject *list, const operation_tensor *row, const void **addresses,
+                         nvfp4_tensor *first) {
+    const Py_ssize_t count = PySequence_Size(list);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        nvfp4_tensor t = {.dtype = NVFP4_NONE};
+        PyObject *element = PySequence_GetItem(list, i);
+        const int exports = tensors->count;
+        const reading done = element ? read_tensor(tensors, element, row->name, use_of(row), &t) : READ_FAILED;
+        Py_XDECREF(element);
+        if (done == READ_FAILED) return 0;
+        if (done == READ_BY_TORCH || tensors->count != exports || t.dtype == NVFP4_NONE) {
+            CONTRADICTS(row->name, ("element %zd of the list is no plain torch.Tensor or numpy.ndarray", i));
+            return 0;
+        }
+        if (i == 0) *first = t;
+        if (!same_layout(first, &t)) {
+            CONTRADICTS(row->name, ("element %zd of the list differs from the first in dtype, shape or strides", i));
+            return 0;
+        }
+        addresses[i] = t.data;
+    }
+    return 1;
+}
+
+/* Which list of the operation may stand for this tensor; -1: none. */
+static int32_t list_of(const operation *op, int32_t tensor) {
+    for (int32_t i = 0; i < op->list_count; i++)
+        if (op->lists[i].tensor == tensor) return i;
+    return -1;
+}
+
+/* The addresses go to the arguments, and *tensor is the first one, with a dimension of size 1 before its own. */
+static reading read_list(arrays *tensors, PyObject *list, const operation *op, int32_t which, front_call *call) {
+    const operation_list *where = &op->lists[which];
+    const operation_tensor *row = &op->tensors[where->tensor];
+    nvfp4_tensor *tensor = tensor_to_fill(op, where->tensor, &call->args);
+    const Py_ssize_t count = PySequence_Size(list);
+    nvfp4_tensor first = {.dtype = NVFP4_NONE};
+    const void **addresses = NULL;
+    if (count < 1 || count > MOST_IN_LIST) {
+        REJECT(row->name, ("is a list of %zd tensors", count), ("must have between 1 and %d", MOST_IN_LIST));
+        return READ_FAILED;
+    }
+    int32_t *counted = (int32_t *)((char *)&call->args + where->count_offset); /* in the lists before */
+    if (which > 0 && call->lists[which - 1] && *counted != count) {
+        CONTRADICTS(row->name, ("is a list of %zd tensors but %s has %d", count,
+                                op->tensors[op->lists[which - 1].tensor].name, *counted));
+        return READ_FAILED;
+    }
+    *counted = (int32_t)count;
+    addresses = malloc((size_t)count * sizeof *addresses);
+    if (!addresses) {
+        fail(NVFP4_OUT_OF_MEMORY, "%s: no memory for %zd addresses", row->name, count);
+        return READ_FAILED;
+    }
+    call->lists[which] = addresses;
+    if (!read_elements(tensors, list, row, addresses, &first)) return READ_FAILED;
+    if (first.ndim >= NVFP4_MAX_DIMS) {
+        REJECT(row->name, ("has %d dimensions", first.ndim), ("must have fewer in a list"));
+        return READ_FAILED;
+    }
+    *(const void *const **)((char *)&call->args + where->offset) = addresses;
+    *tensor = first;
+    tensor->ndim++;
+    tensor->shape[0] = tensor->stride[0] = 1;
+    for (int i = 0; i < first.ndim; i++) tensor->shape[i + 1] = first.shape[i], tensor->stride[i + 1] = first.stride[i];
+    return READ;
+}
+
 /* The arguments that are no results; *next: the index behind them. Scalars first: torch has no part in them. */
 static reading read_inputs(arrays *tensors, const operation *op, arguments a, front_call *call, int *next) {
     const operation_scalar *numbers[OPERATION_MAX_TENSORS] = {NULL}; /* a tensor's, where the argument is a number */
@@ -67,7 +148,10 @@ static reading read_inputs(arrays *tensors, const operation *op, arguments a, fr
         if (!is_front_input(op, t)) continue;
         PyObject *object = a[at++];
         if (object == Py_None) continue; /* an absent tensor, as the defaults have it */
-        if (numbers[t] && !is_tensor(object))
+        const int32_t list = PyList_Check(object) || PyTuple_Check(object) ? list_of(op, t) : -1;
+        if (list >= 0)
+            worsen(&done, read_list(tensors, object, op, list, call));
+        else if (numbers[t] && !is_tensor(object))
             worsen(&done, read_scalar(object, op, numbers[t], call) ? READ : READ_FAILED);
         else
             worsen(&done, read_tensor(tensors, object, op->tensors[t].name, use_of(&op->tensors[t]),
@@ -173,6 +257,7 @@ static reading prepare(arrays *tensors, const operation *op, arguments a, front_
     int next;
     op->defaults(&call->args);
     call->out_dtype = NVFP4_NONE;
+    memset(call->lists, 0, sizeof call->lists);
     reading done = read_inputs(tensors, op, a, call, &next);
     if (done == READ_FAILED) return done;
     PyObject *out = op->given == RESULTS_NEW_OR_GIVEN ? a[next++] : Py_None;
@@ -200,6 +285,7 @@ static PyObject *run_with_tensors(arrays *tensors, const operation *op, argument
             result = op->given == RESULTS_GIVEN ? Py_NewRef(tensors->leader) : finish_results(tensors, op, &r);
     }
     release_results(&r, op->result_count);
+    for (int i = 0; i < OPERATION_MAX_LISTS; i++) free(call.lists[i]);
     if (done == READ_BY_TORCH) return call_torch_op(op->name, a, count);
     return result ? result : raise_error();
 }

@@ -14,9 +14,12 @@ static PyObject *tensors_of(const operation *op) {
     PyObject *list = PyList_New(0);
     for (int32_t i = 0; list && i < op->tensor_count; i++) {
         const operation_tensor *t = &op->tensors[i];
+        int listed = 0;
+        for (int32_t j = 0; j < op->list_count; j++) listed |= op->lists[j].tensor == i;
         const int numbers = t->holds != HOLDS_VALUES && t->holds != HOLDS_SCALES;
-        PyObject *one = Py_BuildValue("{ss,ss,sN,sN}", "name", t->name, "role", roles[t->role], "optional",
-                                      PyBool_FromLong(t->optional), "numbers", PyBool_FromLong(numbers));
+        PyObject *one = Py_BuildValue("{ss,ss,sN,sN,sN}", "name", t->name, "role", roles[t->role], "optional",
+                                      PyBool_FromLong(t->optional), "numbers", PyBool_FromLong(numbers), "list",
+                                      PyBool_FromLong(listed));
         if (!append(list, one)) Py_CLEAR(list);
     }
     return list;
