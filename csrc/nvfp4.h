@@ -95,8 +95,8 @@ const char *nvfp4_last_error(void);
 typedef struct nvfp4_error {
     nvfp4_status status;
     const char *argument; /* which one breaks a rule; "": the failure is of none. By its name in these structs, except
-                           * `gate_up` for x of silu_mul_quantize, and `scale` for the scales that swizzle and unswizzle
-                           * read */
+                           * `gate_up` for x of silu_mul_quantize, `scale` for the scales that swizzle and unswizzle
+                           * read, and `E` for the length of ends of moe_route */
     const char *value;    /* what it is: "K is 40" */
     const char *rule;     /* what it must be: "must be a multiple of 16"; "" where the value says it */
 } nvfp4_error;

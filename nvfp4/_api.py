@@ -593,10 +593,10 @@ def gated(
     Example:
         >>> import numpy as np, nvfp4
         >>> gate_up = np.float32([[-3, 100, 2, 5]])
-        >>> nvfp4.gated(gate_up[:, :2], gate_up[:, 2:], limit=4.0)[:, 1]
-        array([15.712221], dtype=float32)
-        >>> nvfp4.gated(gate_up, activation="relu2")
-        array([[    0., 10000.,     4.,    25.]], dtype=float32)
+        >>> nvfp4.gated(gate_up[:, :2], gate_up[:, 2:], limit=40.0)[:, 1]
+        array([200.], dtype=float32)
+        >>> nvfp4.gated(gate_up[:, 2:], activation="relu2")
+        array([[ 4., 25.]], dtype=float32)
     """
     limit = float("inf") if limit is None else limit
     alpha = 1.702 if alpha is None else alpha

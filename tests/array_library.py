@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 CODES = {"uint8": (1, 8), "int8": (0, 8), "float16": (2, 16), "float32": (2, 32), "float64": (2, 64)}
+CODES |= {"int32": (0, 32), "int64": (0, 64)}
 READ_ONLY, COPIED, PADDED = 1, 2, 4
 CPU, CUDA = (1, 0), (2, 0)
 PLAIN, VERSIONED = b"dltensor", b"dltensor_versioned"

@@ -263,13 +263,70 @@ def make_unswizzle(make: Maker) -> Call:
     return Call(nvfp4.unswizzle, define, args, None, make.buffers)
 
 
+def make_gated(make: Maker) -> Call:
+    shape = (*make.pick((), (2,), (0,)), make.pick(1, 5, 130, 0), make.pick(8, 13, 80, 0))
+    dtype = make.pick(torch.float16, torch.bfloat16, torch.float32)
+    args: Arguments = {"gate": make.place("gate", make.normal(*shape).to(dtype))}
+    args["activation"] = make.pick("silu", "gelu_tanh", "relu2", "swiglu")
+    up = (
+        make.pick(None, True) if args["activation"] in ("silu", "gelu_tanh") else args["activation"] == "swiglu" or None
+    )
+    args["up"] = up and make.place("up", make.normal(*shape).to(dtype))
+    args["limit"] = make.pick(None, 0.5) if args["activation"] in ("silu", "swiglu") else None
+    args["alpha"] = make.pick(None, 1.5) if args["activation"] == "swiglu" else None
+    args["out"] = make.place("out", torch.full(shape, math.nan, dtype=make.pick(dtype, torch.float32)))
+
+    def define(out: Any, alpha: Any, **others: Any) -> torch.Tensor:
+        dtype = others["gate"].dtype if out is None else out.dtype
+        return reference.gated(alpha=1.702 if alpha is None else alpha, out_dtype=dtype, **others)
+
+    return Call(nvfp4.gated, define, args, "out", make.buffers)
+
+
+def make_moe_route(make: Maker) -> Call:
+    ids = torch.randint(-1, 9, (make.pick(1, 5, 70, 0), make.pick(1, 3, 8, 0)), generator=make.random)
+    expert_map = make.pick(None, torch.randint(-1, 6, (8,), dtype=torch.int32, generator=make.random))
+    args: Arguments = {"ids": make.place("ids", make.pick(ids, ids.int())), "E": make.pick(1, 5, 300)}
+    args["expert_map"] = None if expert_map is None else make.place("expert_map", expert_map)
+
+    def flat(parts: Any) -> torch.Tensor:
+        return torch.cat([as_torch(part).flatten() for part in parts])
+
+    def define(**args: Any) -> torch.Tensor:
+        return flat(reference.moe_route(**args))
+
+    def call(**args: Any) -> torch.Tensor:
+        return flat(nvfp4.moe_route(**args))
+
+    return Call(call, define, args, None, make.buffers)
+
+
+def make_moe_combine(make: Maker) -> Call:
+    rows, columns, table = make.pick(1, 9, 0), make.pick(8, 13, 80, 0), (make.pick(1, 5, 70, 0), make.pick(1, 3, 8, 0))
+    dtype = make.pick(torch.float16, torch.bfloat16, torch.float32)
+    places = torch.randint(-1, rows + 1, table, dtype=torch.int32, generator=make.random)
+    args: Arguments = {
+        "y": make.place("y", make.normal(rows, columns).to(dtype)),
+        "places": make.place("places", places),
+    }
+    weights = make.pick(None, make.normal(*table).to(make.pick(torch.float16, torch.float32)))
+    args["weights"] = None if weights is None else make.place("weights", weights)
+    args["out"] = make.place("out", torch.full((table[0], columns), math.nan, dtype=make.pick(dtype, torch.float32)))
+
+    def define(out: Any, **others: Any) -> torch.Tensor:
+        return reference.moe_combine(out_dtype=others["y"].dtype if out is None else out.dtype, **others)
+
+    return Call(nvfp4.moe_combine, define, args, "out", make.buffers)
+
+
 # --- mutations ----------------------------------------------------------------------------------------------------
 # Each takes (draw, arguments, name) and returns "rejected" or "oversized" if the call must now be rejected, "taken" if
 # it is still valid, "either" if that depends on the other arguments.
 
 OPTIONAL = ("alpha", "bias", "c", "out", "residual", "global_scale", "out_dtype", "backend", "scale_a")
+OPTIONAL += ("up", "limit", "expert_map", "weights")
 SWITCHES = ("batch_invariant", "constant_b", "transpose_b")
-NUMBERS = ("alpha", "beta", "global_scale", "eps")
+NUMBERS = ("alpha", "beta", "global_scale", "eps", "limit")
 
 
 def junk(draw: Random, args: Arguments, name: str) -> str:
@@ -277,7 +334,7 @@ def junk(draw: Random, args: Arguments, name: str) -> str:
     args[name] = draw.choice(choices)
     if name in SWITCHES:
         return "either" if isinstance(args[name], bool) else "rejected"
-    may = name in OPTIONAL or name in NUMBERS or name in ("rows", "columns")
+    may = name in OPTIONAL or name in NUMBERS or name in ("rows", "columns", "E")
     good = (
         args[name] is None or isinstance(args[name], (int, float)) or (name, args[name]) == ("out_dtype", torch.float16)
     )
@@ -292,8 +349,11 @@ def other_dtype(draw: Random, args: Arguments, name: str) -> str:
         ),
         **dict.fromkeys(("alpha", "global_scale"), (torch.float32,)),
         **dict.fromkeys(
-            ("bias", "c", "out", "x", "weight", "residual", "gate_up"), (torch.float16, torch.bfloat16, torch.float32)
+            ("bias", "c", "out", "x", "weight", "residual", "gate_up", "gate", "up", "y", "weights"),
+            (torch.float16, torch.bfloat16, torch.float32),
         ),
+        **dict.fromkeys(("places", "expert_map"), (torch.int32,)),
+        "ids": (torch.int32, torch.int64),
     }[name]
     every = (torch.int8, torch.bool, torch.int16, torch.int64, torch.float64, torch.complex64, torch.float8_e5m2)
     every += (torch.float8_e4m3fnuz, torch.float8_e8m0fnu, torch.uint16)
@@ -428,7 +488,7 @@ def number(draw: Random, args: Arguments, name: str) -> str:
         return "either"
     if not isinstance(args[name], np.floating) and args[name] in (1e39, 10**400):
         return "rejected"
-    return "taken" if name == "alpha" else "either"
+    return "taken" if name == "alpha" and "gate" not in args else "either"
 
 
 def word(draw: Random, args: Arguments, name: str) -> str:
@@ -478,7 +538,7 @@ def mutate(draw: Random, args: Arguments, name: str) -> tuple[str, str]:
         do = draw.choice(TENSOR_MUTATIONS if value.numel() < 2**20 else (junk, on_meta))
     elif name in NUMBERS:
         do = draw.choice((junk, number))
-    elif name in ("scale_layout", "block_scale", "out_dtype", "backend"):
+    elif name in ("scale_layout", "block_scale", "out_dtype", "backend", "activation"):
         do = draw.choice((junk, word))
     elif name in SWITCHES:
         do = draw.choice((junk, switch))

@@ -64,7 +64,8 @@ def test_gated_of_every_16_bit_pattern(backend: Backend, activation: str, dtype:
     up = gate.flip(0)
     for other in factors(activation, up):
         for how in options(activation):
-            got = nvfp4.gated(gate.to(backend.device), other, activation, out_dtype="float32", **how)
+            there = None if other is None else other.to(backend.device)
+            got = nvfp4.gated(gate.to(backend.device), there, activation, out_dtype="float32", **how)
             equal(got, reference.gated(gate, other, activation, out_dtype=torch.float32, **how))
 
 
@@ -153,6 +154,7 @@ def route_by_loops(ids: np.ndarray, E: int, expert_map: np.ndarray | None) -> tu
 def check_route(backend: Backend, ids: torch.Tensor, E: int, expert_map: torch.Tensor | None = None) -> None:
     there = None if expert_map is None else expert_map.to(backend.device)
     got = nvfp4.moe_route(ids.to(backend.device), E, there)
+    ids = ids.cpu()
     expected = route_by_loops(ids.numpy(), E, None if expert_map is None else expert_map.numpy())
     for name, mine, theirs, defined in zip(
         ("rows", "ends", "places"), got, expected, reference.moe_route(ids, E, expert_map), strict=True
@@ -214,7 +216,7 @@ def test_expert_map(backend: Backend, generator: torch.Generator) -> None:
 
 
 def test_route_of_rows_apart(backend: Backend, generator: torch.Generator) -> None:
-    wide = torch.randint(0, 7, (50, 9), generator=generator)
+    wide = torch.randint(0, 7, (50, 9), generator=generator).to(backend.device)
     check_route(backend, wide[:, 2:6], 7)
     assert not wide[:, 2:6].is_contiguous()
 
@@ -273,7 +275,7 @@ def test_the_order_of_additions(backend: Backend) -> None:
     weights = torch.tensor([[-1.0 - 2.0**-11, 1 + 2.0**-12]]).to(backend.device)
     got = nvfp4.moe_combine(x.flip(0), torch.tensor([[0, 1]], dtype=torch.int32).to(backend.device), weights)
     assert got.item() == 2.0**-24
-    zero = nvfp4.moe_combine(-torch.zeros(1, 8).to(backend.device), torch.zeros(1, 1, dtype=torch.int32))
+    zero = nvfp4.moe_combine(*(x.to(backend.device) for x in (-torch.zeros(1, 8), torch.zeros(1, 1).int())))
     assert not zero.signbit().any()
 
 
@@ -295,7 +297,7 @@ def test_there_and_back(backend: Backend, E: int, generator: torch.Generator) ->
     x = torch.randint(-8, 9, (30, 24), generator=generator).float().to(backend.device)
     factor = torch.arange(1, E + 1, device=backend.device).float()
     rows, ends, places = nvfp4.moe_route(ids, E)
-    expert = torch.searchsorted(ends, torch.arange(len(rows), device=backend.device), right=True)
+    expert = torch.searchsorted(ends, torch.arange(len(rows), device=backend.device).int(), right=True)
     y = x[rows.long()] * torch.where(expert < E, factor[expert.clamp(max=E - 1)], math.nan)[:, None]
     expected = x * torch.where(ids >= 0, factor[ids.clamp(min=0)], 0).sum(1, keepdim=True)
     assert torch.equal(nvfp4.moe_combine(y, places), expected)
@@ -351,7 +353,13 @@ def test_arrays_of_numpy(random: np.random.Generator) -> None:
 def test_arrays_of_dlpack(random: np.random.Generator) -> None:
     gate = random.standard_normal((3, 8), np.float32)
     got = nvfp4.gated(Array(gate), Array(gate), "silu")
-    assert np.array_equal(np.from_dlpack(got), nvfp4.gated(gate, gate))
+    assert type(got) is Array and np.array_equal(got.memory, nvfp4.gated(gate, gate))
+    ids = random.integers(-1, 4, (6, 2))
+    routed = nvfp4.moe_route(Array(ids), 4)
+    assert all(np.array_equal(a.memory, b) for a, b in zip(routed, nvfp4.moe_route(ids, 4), strict=True))
+    y = random.standard_normal((12, 8), np.float32)
+    got = nvfp4.moe_combine(Array(y), routed[2])
+    assert np.array_equal(got.memory, nvfp4.moe_combine(y, routed[2].memory))
 
 
 # --- rules --------------------------------------------------------------------------------------------------------
@@ -393,8 +401,8 @@ def rejected_calls() -> dict[str, Callable[[], Any]]:
         "ids: has 1 dimensions; must have 2, or 3 with a leading batch": lambda: route(ids[0], 4),
         "ids: is missing; must be a tensor": lambda: route(None, 4),
         "ids: stride of the last dimension is 2; must be 1 (dense rows)": lambda: route(ids.T, 4),
-        "ends: has E = 0 elements; E must be between 1 and 1024": lambda: route(ids, 0),
-        "ends: has E = 1025 elements; E must be between 1 and 1024": lambda: route(ids, 1025),
+        "E: is 0; must be between 1 and 1024": lambda: route(ids, 0),
+        "E: is 1025; must be between 1 and 1024": lambda: route(ids, 1025),
         "E: is of type float; must be an integer": lambda: route(ids, 4.0),
         "E: is -1; must be between 0 and 2147483647": lambda: route(ids, -1),
         "expert_map: dtype is int64; must be int32": lambda: route(ids, 4, ids[0]),
@@ -455,7 +463,7 @@ def test_compile(backend: Backend, generator: torch.Generator) -> None:
 
 def test_a_graph_reads_new_ids(cuda: Backend, generator: torch.Generator) -> None:
     """A graph that is captured once runs with the ids, weights and values that are there when it runs."""
-    x, ids, weights = torch.randn(64, 40), torch.zeros(64, 4).long(), torch.ones(64, 4)
+    x, ids, weights = torch.randn(256, 40), torch.zeros(64, 4).long(), torch.ones(64, 4)
     expert_map = torch.arange(8, dtype=torch.int32).cuda()
     on_gpu = [t.cuda() for t in (x, ids, weights)]
     graph = torch.cuda.CUDAGraph()
@@ -463,7 +471,7 @@ def test_a_graph_reads_new_ids(cuda: Backend, generator: torch.Generator) -> Non
         rows, ends, places = nvfp4.moe_route(on_gpu[1], 8, expert_map)
         y = nvfp4.moe_combine(nvfp4.gated(on_gpu[0]), places, on_gpu[2])
     for _ in range(5):
-        fresh = torch.randn(64, 40, generator=generator), torch.randint(-1, 9, (64, 4), generator=generator)
+        fresh = torch.randn(256, 40, generator=generator), torch.randint(-1, 9, (64, 4), generator=generator)
         new = (*fresh, torch.randn(64, 4, generator=generator))
         for target, source in zip(on_gpu, new, strict=True):
             target.copy_(source)

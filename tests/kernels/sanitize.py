@@ -272,6 +272,31 @@ def run_fused(x: torch.Tensor, layout: str) -> None:
             sys.exit(f"{name} {layout}: differs from the CPU backend")
 
 
+def run_steps() -> int:
+    """The steps around experts: choices of one warp and of several, ragged columns."""
+    import torch
+
+    import nvfp4
+
+    ids, x, weights = torch.randint(-1, 40, (70, 6)), torch.randn(420, 83), torch.randn(70, 6)
+
+    def calls(place: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, list[torch.Tensor]]:
+        routed = nvfp4.moe_route(place(ids), 40)
+        y = nvfp4.gated(place(x), place(x), "swiglu", out_dtype="bfloat16")
+        few = nvfp4.moe_route(place(ids[:3]), 40)
+        return {
+            "moe_route": [*routed, *few],
+            "gated": [y],
+            "moe_combine": [nvfp4.moe_combine(y, routed[2], place(weights))],
+        }
+
+    expected, got = calls(lambda y: y), calls(gpu)
+    for name, results in expected.items():
+        if not all(torch.equal(p.cpu(), q) for p, q in zip(got[name], results)):
+            sys.exit(f"{name}: differs from the CPU backend")
+    return 4
+
+
 def products(backends: list[str]) -> list[Call]:
     calls = [call for backend in backends for call in first_plans(backend)]
     own = [backend for backend in backends if rows()[backend]["most_capability"]]
@@ -285,7 +310,8 @@ def run_conversions(tool: str) -> int:
 
     import nvfp4
 
-    calls = 0
+    under_way.say("the steps around experts")
+    calls = run_steps()
     x = torch.randn(2, 129, 80)
     for layout in ("128x4", "linear"):
         under_way.say(f"quantize, swizzle, dequantize, {layout}")
