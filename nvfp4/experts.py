@@ -90,8 +90,8 @@ class Stack(FixedBuffers):
     # ---- the products ----
 
     def product(self, a: Tensor, ends: Tensor, rows: Tensor | None, batch_invariant: bool) -> Tensor:
-        """a [R, K] times each group's matrices, [T, P * N], in the dtype of a: rounded once, or for float32 the sum of
-        the products of three bfloat16 parts, which are exact."""
+        """a [R, K] times each group's matrices, [T, P * N], in the dtype of a: rounded once. For float32 it is the sum of the
+        products of three bfloat16 parts, which are exact."""
         bias, total = self.bias, None
         if bias is not None and bias.dtype != a.dtype:
             bias = bias.float()
@@ -261,9 +261,7 @@ class Experts(torch.nn.Module):
 
     # ---- the computation ----
 
-    def forward(
-        self, hidden: Tensor, top_k_index: Tensor | None = None, top_k_weights: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, top_k_index: Tensor | None = None, top_k_weights: Tensor | None = None) -> Tensor:
         x = self._checked(hidden).reshape(-1, self.hidden_size)
         if top_k_index is None and top_k_weights is None:
             return self._sorted(x).reshape(hidden.shape)
@@ -302,7 +300,9 @@ class Experts(torch.nn.Module):
         if weights.dtype not in DTYPES:
             raise _C.Error(f"top_k_weights: dtype is {short(weights.dtype)}; must be float16, bfloat16 or float32")
         if weights.shape != index.shape:
-            raise _C.Error(f"top_k_weights: shape is {list(weights.shape)}; must be that of top_k_index: {list(index.shape)}")
+            raise _C.Error(
+                f"top_k_weights: shape is {list(weights.shape)}; must be that of top_k_index: {list(index.shape)}"
+            )
         tokens = 1
         for size in index.shape[:-1]:
             tokens *= size
@@ -342,9 +342,7 @@ class Experts(torch.nn.Module):
 
     def _outputs(self, inner: Tensor, ends: Tensor) -> Tensor:
         gate, up = inner.split(self.intermediate_size, 1) if self.gated else (inner, None)
-        h: Tensor = _api.gated(
-            gate, up, self.activation, limit=self.limit, alpha=self.alpha, out_dtype=inner.dtype
-        )
+        h: Tensor = _api.gated(gate, up, self.activation, limit=self.limit, alpha=self.alpha, out_dtype=inner.dtype)
         return self.down.product(h, ends, None, self.batch_invariant)
 
     def _activated(self, inner: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from nvfp4.packed import (
     short,
 )
 
+
 class Linear(FixedBuffers):
     """A torch.nn.Linear with NVFP4 weights: y = x . W^T + bias, where W is [out_features, in_features].
 

@@ -108,7 +108,9 @@ def describe(module: torch.nn.Module) -> Description | str:
     if tuple(down.shape) != wanted or (gated and rows % 2):
         return f"is a {kind} with down_proj {list(down.shape)}; must be {list(wanted)}"
     if hidden % BLOCK or intermediate % BLOCK or not 1 <= experts <= MOST:
-        return f"is a {kind} of {experts} experts {hidden} x {intermediate}; must be multiples of {BLOCK}, at most {MOST}"
+        return (
+            f"is a {kind} of {experts} experts {hidden} x {intermediate}; must be multiples of {BLOCK}, at most {MOST}"
+        )
     if first.dtype not in DTYPES:
         return f"is a {kind} of {first.dtype}"
     biases = [f"{name}_bias" in own for name in (("gate_up_proj" if gated else "up_proj"), "down_proj")]
@@ -159,7 +161,9 @@ def activation_of(
             if limit is not None and activation not in ("silu", "swiglu"):
                 continue
             for alpha in values(ALPHAS) if activation == "swiglu" else [None]:
-                y = _api.gated(gate.contiguous(), None if up is None else up.contiguous(), activation, limit=limit, alpha=alpha)
+                y = _api.gated(
+                    gate.contiguous(), None if up is None else up.contiguous(), activation, limit=limit, alpha=alpha
+                )
                 if y.shape == wanted.shape and torch.allclose(y, wanted, rtol=1e-4, atol=1e-5):
                     return activation, limit, alpha
     return None
@@ -186,9 +190,7 @@ def divided(t: Tensor, parts: int, interleaved: bool) -> Tensor:
     return t.unflatten(1, (parts, rows))
 
 
-def quantized(
-    module: torch.nn.Module, about: Description, one_scale: bool, block_scale: str
-) -> tuple[Experts, float]:
+def quantized(module: torch.nn.Module, about: Description, one_scale: bool, block_scale: str) -> tuple[Experts, float]:
     """The module's experts in NVFP4, on its device, expert by expert, and |W - W_nvfp4| / |W| of all weights.
 
     Args:

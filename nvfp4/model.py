@@ -97,7 +97,9 @@ class QuantizeReport:
         text = _text.plain(columns, rows, [True] + [False] * 5 + [True])
         dense = [f"dense: {name}: {count} bytes" for name, count in self.dense.items()]
         missed = [f"not reached: {name}: experts {_text.shown(which)}" for name, which in self.unreached.items()]
-        return "\n".join([text, *(f"skipped: {name}: {reason}" for name, reason in self.skipped.items()), *missed, *dense])
+        return "\n".join(
+            [text, *(f"skipped: {name}: {reason}" for name, reason in self.skipped.items()), *missed, *dense]
+        )
 
 
 def quantize_model(
@@ -225,9 +227,7 @@ def quantize_model(
     return report
 
 
-def find_mixtures(
-    model: torch.nn.Module, ignore: Sequence[str], skipped: dict[str, str]
-) -> dict[str, Description]:
+def find_mixtures(model: torch.nn.Module, ignore: Sequence[str], skipped: dict[str, str]) -> dict[str, Description]:
     """The modules of experts to quantize. Adds why others are skipped."""
     found = {}
     for name, module in model.named_modules():

@@ -35,12 +35,20 @@ from nvfp4.checkpoints.common import (
     strings,
     table,
 )
-from nvfp4.checkpoints.files import check_file, read_json
 from nvfp4.checkpoints.experts import DOWN, GATE, UP, Container, Place
+from nvfp4.checkpoints.files import check_file, read_json
 from nvfp4.checkpoints.fit import is_head, left_out
 from nvfp4.checkpoints.mixtures import described, gatherer, placeholder, warn_of_modes
 from nvfp4.checkpoints.reader import FORMATS, KV_CACHE, check_layer, read_tensors, sort
-from nvfp4.checkpoints.save import SaveReport, expert_tensors, is_under, mode_of, packed_tensors, quantization_configs, routers
+from nvfp4.checkpoints.save import (
+    SaveReport,
+    expert_tensors,
+    is_under,
+    mode_of,
+    packed_tensors,
+    quantization_configs,
+    routers,
+)
 from nvfp4.experts import Experts
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart

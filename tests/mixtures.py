@@ -181,7 +181,10 @@ class Mixture:
 
     def quantization(self, format_name: str) -> dict[str, Any]:
         four = {"num_bits": 4, "type": "float", "group_size": 16}
-        ignore = ["lm_head", *{key.removesuffix(".weight") for key in self.tensors if re.search(r"(gate|router)\.weight$", key)}]
+        ignore = [
+            "lm_head",
+            *{key.removesuffix(".weight") for key in self.tensors if re.search(r"(gate|router)\.weight$", key)},
+        ]
         inputs = None if self.mode == "W4A16" else four | {"dynamic": "local" if format_name != "modelopt" else False}
         groups = {"group_0": {"targets": ["Linear"], "weights": four, "input_activations": inputs}}
         config = {"quant_method": format_name, "config_groups": groups, "ignore": ignore}

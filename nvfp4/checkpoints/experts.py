@@ -1,7 +1,7 @@
 """The experts of a mixture in a checkpoint, read into the stacks of nvfp4.Experts and written back as they were.
 
-    experts.7.gate_proj.weight      a layer for each expert, also experts.gate_proj.7.weight; w1, w3, w2 or fc1, fc3, fc2
-                                    for gate, up and down; gate_up_proj for both of an expert
+    experts.7.gate_proj.weight      a layer for each expert, also experts.gate_proj.7.weight. w1, w3 and w2, or fc1, fc3
+                                    and fc2, stand for gate, up and down; gate_up_proj for both of an expert
     experts.gate_up_proj            a stack of all experts, [E, N, K/2] or [E, K/2, N] (gpt-oss, Llama-4), whose other
                                     tensors have its name before "." or "_": experts.gate_up_proj_weight_scale
 
@@ -28,9 +28,7 @@ from nvfp4.packed import BLOCK, PackedLinear, check_block_scales, check_tensor, 
 GATE, UP, DOWN, GATE_UP = "gate", "up", "down", "gate_up"
 ROLES = {"gate_proj": GATE, "w1": GATE, "fc1": GATE, "up_proj": UP, "w3": UP, "fc3": UP}
 ROLES |= {"down_proj": DOWN, "w2": DOWN, "fc2": DOWN, "gate_up_proj": GATE_UP, "w13": GATE_UP}
-PLACE = re.compile(
-    rf"((?:.*\.)?experts)\.(?:(\d{{1,9}})\.({'|'.join(ROLES)})|({'|'.join(ROLES)})(?:\.(\d{{1,9}}))?)"
-)
+PLACE = re.compile(rf"((?:.*\.)?experts)\.(?:(\d{{1,9}})\.({'|'.join(ROLES)})|({'|'.join(ROLES)})(?:\.(\d{{1,9}}))?)")
 FORMATS = {compressed_tensors.NAME: compressed_tensors, modelopt.NAME: modelopt}
 
 
@@ -58,7 +56,9 @@ def place_of(module: str) -> Place | None:
     container, first, own, other, last = match.groups()
     if own is not None:
         return Place(container, f"{{}}.{own}", ROLES[own], int(first))
-    return Place(container, other if last is None else f"{other}.{{}}", ROLES[other], None if last is None else int(last))
+    return Place(
+        container, other if last is None else f"{other}.{{}}", ROLES[other], None if last is None else int(last)
+    )
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,9 @@ class Container:
     locals: dict[str, str] = field(default_factory=dict)
     joined: bool = False
 
-    def add(self, place: Place, own: Mapping[str, Tensor], activations: str | None, joined: bool, dynamic: bool) -> None:
+    def add(
+        self, place: Place, own: Mapping[str, Tensor], activations: str | None, joined: bool, dynamic: bool
+    ) -> None:
         """Adds a layer or a stack, whose names are checked.
 
         Args:
@@ -136,7 +138,9 @@ class Container:
         """
         name = place.local.format(place.expert)
         try:
-            check_names(self.format.NAME, own, self.format.REQUIRED, (*self.format.REQUIRED, self.format.INPUT_SCALE, "bias"))
+            check_names(
+                self.format.NAME, own, self.format.REQUIRED, (*self.format.REQUIRED, self.format.INPUT_SCALE, "bias")
+            )
         except _C.Error as error:
             raise _C.Error(f"{self.name}.{name}.{error}") from None
         if self.locals.setdefault(place.role, place.local) != place.local:
@@ -181,7 +185,9 @@ class Container:
             if not stack.weight.is_meta:
                 self._check(stack, roles)
         experts.mode = self.mode
-        experts.naming = Naming(dict(self.locals), self.joined, turned, interleaved and None in self.layers[first[0]], shapes)
+        experts.naming = Naming(
+            dict(self.locals), self.joined, turned, interleaved and None in self.layers[first[0]], shapes
+        )
         return experts
 
     def check(self, experts: Experts) -> list[str]:
@@ -226,10 +232,15 @@ class Container:
         scales: dict[str, list[Tensor | None]] = {global_key: [], self.format.INPUT_SCALE: []}
         for e in range(experts):
             if None in layers:
-                one: Mapping[str, Tensor] = {key: t[e] if t.ndim and t.shape[0] == experts else t for key, t in own.items()}
+                one: Mapping[str, Tensor] = {
+                    key: t[e] if t.ndim and t.shape[0] == experts else t for key, t in own.items()
+                }
             else:
                 one = layers[e]
-            for key, dtype, width in ((weight_key, torch.uint8, half), (scale_key, torch.float8_e4m3fn, half * 2 // BLOCK)):
+            for key, dtype, width in (
+                (weight_key, torch.uint8, half),
+                (scale_key, torch.float8_e4m3fn, half * 2 // BLOCK),
+            ):
                 t = one[key]
                 if t.dtype != dtype or t.shape != (count * rows, width):
                     with prefix_errors(self._name(role, e)):
@@ -249,7 +260,9 @@ class Container:
         stack.weight_scale[:, parts].view(torch.uint8).copy_(
             swizzled.view(torch.uint8).reshape(experts, count, *stack.weight_scale.shape[2:])
         )
-        stack.weight_global_scale[:, parts] = self._scalars(role, global_key, scales[global_key], count, shapes).to(stack.weight.device)
+        stack.weight_global_scale[:, parts] = self._scalars(role, global_key, scales[global_key], count, shapes).to(
+            stack.weight.device
+        )
         given = scales[self.format.INPUT_SCALE]
         if any(t is not None for t in given):
             if stack.input_global_scale is None:
@@ -310,7 +323,9 @@ class Container:
         for e, p in suspect.nonzero().tolist():
             role = roles[p] if len(roles) > 1 else roles[0]
             with prefix_errors(self._name(role, e)):
-                packed = PackedLinear(stack.weight[e, p], linear[e, p], stack.weight_global_scale[e, p], activations=None)
+                packed = PackedLinear(
+                    stack.weight[e, p], linear[e, p], stack.weight_global_scale[e, p], activations=None
+                )
                 check_block_scales("weight_scale", packed)
 
     def _name(self, role: str, expert: int) -> str:
@@ -370,9 +385,7 @@ def stored(experts: Experts, format: ModuleType) -> dict[str, Tensor]:
     return result
 
 
-def whole(
-    naming: Naming, role: str, tensors: Mapping[str, Tensor], scales: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def whole(naming: Naming, role: str, tensors: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a stack."""
     result = {}
     for key, t in tensors.items():

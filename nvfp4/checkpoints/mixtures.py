@@ -94,7 +94,7 @@ def warn_of_modes(containers: Mapping[str, Container], stacklevel: int) -> None:
     names = [name for name, container in containers.items() if container.mode != W4A16]
     if names:
         warnings.warn(
-            f"{names[0]}: is {containers[names[0]].mode} in the checkpoint; experts run with 16-bit activations (W4A16) "
-            f"({len(names)} modules)",
+            f"{names[0]}: is {containers[names[0]].mode} in the checkpoint; experts run with 16-bit activations "
+            f"(W4A16; {len(names)} modules)",
             stacklevel=stacklevel + 1,
         )

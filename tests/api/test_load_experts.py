@@ -6,7 +6,6 @@ import copy
 import functools
 import importlib.util
 import json
-import re
 import time
 import warnings
 from collections.abc import Callable
@@ -20,12 +19,12 @@ from torch import Tensor, nn
 pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with transformers")
 import transformers  # noqa: E402
-from mixtures import COMMON, FORMATS, HIDDEN, IDS, INNER, MODELS, STACKED, E, Mixture  # noqa: E402
+from mixtures import COMMON, FORMATS, HIDDEN, IDS, INNER, MODELS, E, Mixture  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 import nvfp4  # noqa: E402
 import nvfp4.transformers  # noqa: E402
-from nvfp4.checkpoints import compressed_tensors, modelopt  # noqa: E402
+from nvfp4.checkpoints import modelopt  # noqa: E402
 from nvfp4.experts import Experts  # noqa: E402
 from nvfp4.mixture import describe, is_mixture, matrices  # noqa: E402
 from nvfp4.packed import PackedLinear  # noqa: E402
@@ -154,7 +153,9 @@ def test_quantize_model(name: str, tmp_path: Path) -> None:
     """The report names experts and those without a sample; saved and loaded by both."""
     torch.manual_seed(torch.randint(2**31, ()).item())
     model = AutoModelForCausalLM.from_config(MODELS[name](), dtype=torch.bfloat16).eval()
-    before = {key: t.nbytes for key, t in model.named_parameters() if "experts." in key and t.ndim > 1 and "shared" not in key}
+    before = {
+        key: t.nbytes for key, t in model.named_parameters() if "experts." in key and t.ndim > 1 and "shared" not in key
+    }
     config = MODELS[name]()
     report = nvfp4.quantize_model(model, calibrate=lambda m: m(torch.tensor([[5]])))
     mixtures = {key for key, module in model.named_modules() if isinstance(module, Experts)}
@@ -162,7 +163,9 @@ def test_quantize_model(name: str, tmp_path: Path) -> None:
     assert found.keys() == mixtures == report.unreached.keys() and not mixtures & report.skipped.keys()
     assert not [key for key in report.skipped if "experts." in key]
     for layer in found.values():
-        assert layer.shape == (E, HIDDEN, INNER) and 0.05 < layer.error < 0.15 and layer.bytes_after < layer.bytes_before
+        assert (
+            layer.shape == (E, HIDDEN, INNER) and 0.05 < layer.error < 0.15 and layer.bytes_after < layer.bytes_before
+        )
     assert sum(layer.bytes_before for layer in found.values()) >= sum(before.values())
     for missed in report.unreached.values():  # one token has one or two experts
         assert len(missed) in (E - 1, E - 2)
@@ -192,7 +195,9 @@ def test_quantize_model_leaves_experts(tmp_path: Path) -> None:
     with torch.no_grad():
         model.model.layers[0].mlp.experts.down_proj[2, 3, 4] = torch.inf
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(nvfp4.Error, match=r"^model.layers.0.mlp.experts.down_proj: has a value that is NaN or infinite"):
+    with pytest.raises(
+        nvfp4.Error, match=r"^model.layers.0.mlp.experts.down_proj: has a value that is NaN or infinite"
+    ):
         nvfp4.quantize_model(model)
     assert all(torch.equal(t, before[key]) for key, t in model.state_dict().items())
 
@@ -201,7 +206,7 @@ def test_activations_that_nvfp4_does_not_have() -> None:
     """A class is taken by what it computes, not by its name."""
     model = AutoModelForCausalLM.from_config(MODELS["qwen3-moe"]()).eval()
     experts = model.model.layers[0].mlp.experts
-    assert getattr(describe(experts), "activation") == "silu"
+    assert describe(experts).activation == "silu"
     experts._apply_gate = lambda gate_up: torch.sin(gate_up.chunk(2, -1)[0]) * gate_up.chunk(2, -1)[1]
     assert describe(experts) == "is a Qwen3MoeExperts with an activation that nvfp4 does not have"
     experts._apply_gate = lambda gate_up: nn.functional.gelu(gate_up.chunk(2, -1)[0]) * gate_up.chunk(2, -1)[1]
@@ -212,7 +217,7 @@ def test_activations_that_nvfp4_does_not_have() -> None:
     assert report.skipped["model.layers.0.mlp.experts"].endswith("with an activation that nvfp4 does not have")
     other = AutoModelForCausalLM.from_config(MODELS["qwen3-moe"]()).model.layers[0].mlp.experts
     other.act_fn = nn.GELU(approximate="tanh")
-    assert getattr(describe(other), "activation") == "gelu_tanh"
+    assert describe(other).activation == "gelu_tanh"
     other.has_post_expert_norm = True
     assert "with a norm after each expert" in str(describe(other))
 
@@ -235,9 +240,7 @@ def packed(rows: int, columns: int, generator: torch.Generator, given: bool) -> 
     own = nvfp4.Linear.from_linear(linear, None).packed()
     scale = own.weight_global_scale.reciprocal().reciprocal()
     input_scale = torch.rand((), generator=generator).reciprocal().reciprocal() if given else None
-    return PackedLinear(
-        own.weight, own.weight_scale, scale, input_scale, own.bias, "nvfp4" if given else None
-    )
+    return PackedLinear(own.weight, own.weight_scale, scale, input_scale, own.bias, "nvfp4" if given else None)
 
 
 def experts_of(generator: torch.Generator, gated: bool = True, given: bool = False) -> list[dict[str, PackedLinear]]:
@@ -286,9 +289,7 @@ LOCALS = {
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("style", LOCALS)
-def test_names_of_layers(
-    style: str, given: bool, format_name: str, generator: torch.Generator, tmp_path: Path
-) -> None:
+def test_names_of_layers(style: str, given: bool, format_name: str, generator: torch.Generator, tmp_path: Path) -> None:
     gated, activation = LOCALS[style][0] is not None, "silu" if LOCALS[style][0] else "relu2"
     experts, format = experts_of(generator, gated, given), FORMATS[format_name]
     tensors = other_tensors()
@@ -354,7 +355,17 @@ def test_names_of_stacks(
     for name, roles in (("gate_up_proj", ("gate", "up")), ("down_proj", ("down",))):
         written = [[format.write(layers[role]) for role in roles] for layers in experts]
         for key in written[0][0]:
-            t = torch.stack([torch.stack([one[key].view(torch.uint8) if one[key].dtype == torch.float8_e4m3fn else one[key] for one in row]) for row in written])
+            t = torch.stack(
+                [
+                    torch.stack(
+                        [
+                            one[key].view(torch.uint8) if one[key].dtype == torch.float8_e4m3fn else one[key]
+                            for one in row
+                        ]
+                    )
+                    for row in written
+                ]
+            )
             if key in (weight_key, scale_key, "bias"):
                 t = t.flatten(1, 2)
                 t = t.transpose(1, 2).contiguous() if upside_down and t.ndim == 3 else t
@@ -503,9 +514,7 @@ def test_time_and_objects_of_many_experts(tmp_path: Path, monkeypatch: pytest.Mo
     )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    tensors = {
-        name: torch.zeros(t.shape) for name, t in model.state_dict().items() if "experts" not in name
-    }
+    tensors = {name: torch.zeros(t.shape) for name, t in model.state_dict().items() if "experts" not in name}
     for layer in range(layers):
         for e in range(experts):
             for local, (n, k) in {"gate_proj": (16, 32), "up_proj": (16, 32), "down_proj": (32, 16)}.items():
