@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from nvfp4 import _C
 from nvfp4.packed import short
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Floating-point buffers that keep their dtype, and the integers that stand for them while a module is cast.
 FIXED = {
@@ -24,7 +26,7 @@ FIXED = {
 class FixedBuffers(torch.nn.Module):
     """A module with some of the buffers of FIXED, and `weight`."""
 
-    weight_scale: Tensor
+    weight_scale: Tensor | None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Gives fn the buffers of fixed dtype as integers, which casting functions leave alone. `type` casts them too:
@@ -53,9 +55,11 @@ class FixedBuffers(torch.nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Gives pickle, which cannot read back a float8 tensor, the scales as bytes."""
         state = dict(self.__dict__)
-        state["_buffers"] = self._buffers | {"weight_scale": self.weight_scale.view(torch.uint8)}
+        if self.weight_scale is not None:
+            state["_buffers"] = self._buffers | {"weight_scale": self.weight_scale.view(torch.uint8)}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._buffers["weight_scale"] = self.weight_scale.view(torch.float8_e4m3fn)
+        if self.weight_scale is not None:
+            self._buffers["weight_scale"] = self.weight_scale.view(torch.float8_e4m3fn)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, SupportsIndex
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -11,7 +12,10 @@ from torch import Tensor
 from nvfp4 import _C, _api
 from nvfp4.buffers import FixedBuffers
 from nvfp4.linear import _bf16_parts
-from nvfp4.packed import BLOCK, check_type, round_up, short
+from nvfp4.packed import BLOCK, aligned, check_type, round_up, short
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 GATED, PLAIN = ("silu", "gelu_tanh", "swiglu"), ("silu", "gelu_tanh", "relu2")  # activations, with and without a gate
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -21,15 +25,23 @@ MOST = 1024  # experts of one call of grouped_gemm
 class Stack(FixedBuffers):
     """E * P NVFP4 matrices [N, K]: those of E experts, each with P parts whose results lie side by side.
 
+    On a CPU the matrices may stay where they are, in mapped files that have a tensor for each (`keep`). A state dict
+    and another device get the buffers, which are filled expert by expert then.
+
     Buffers:
-        weight: [E, P, N, K/2] uint8.
-        weight_scale: [E, P, N rounded up to 128, K/16 rounded up to 4] float8_e4m3fn in the 128x4 layout.
+        weight: [E, P, N, K/2] uint8, or None.
+        weight_scale: [E, P, N rounded up to 128, K/16 rounded up to 4] float8_e4m3fn in the 128x4 layout, or None.
         weight_global_scale: float32 [E, P], multipliers.
         input_global_scale: float32 [E, P], NaN for an expert without one; or None. Kept for saving.
         bias: [E, P, N], or None.
+
+    Attributes:
+        shape: (E, P, N, K).
+        kept: of each part the values [N, K/2] and the linear scales [N, K/16] of each expert, as bytes; or None.
     """
 
-    weight: Tensor
+    weight: Tensor | None
+    weight_scale: Tensor | None
     weight_global_scale: Tensor
     input_global_scale: Tensor | None
     bias: Tensor | None
@@ -45,68 +57,163 @@ class Stack(FixedBuffers):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        scales = (experts, parts, round_up(rows, 128), round_up(columns // BLOCK, 4))
-
-        def zeros(*shape: int, dtype: torch.dtype | None) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self.register_buffer("weight", zeros(experts, parts, rows, columns // 2, dtype=torch.uint8))
-        self.register_buffer("weight_scale", zeros(*scales, dtype=torch.uint8).view(torch.float8_e4m3fn))
-        self.register_buffer("weight_global_scale", zeros(experts, parts, dtype=torch.float32) + 1)
+        self.shape = (experts, parts, rows, columns)
+        self.kept: list[tuple[list[Tensor], list[Tensor]]] | None = None
+        self.has_state = True  # False while a state dict is made that leaves this stack out
+        self.register_buffer("weight", None)
+        self.register_buffer("weight_scale", None)
+        self._buffers.update(self.blank(device))
+        self.register_buffer("weight_global_scale", torch.ones(experts, parts, dtype=torch.float32, device=device))
         self.register_buffer("input_global_scale", None)
-        self.register_buffer("bias", zeros(experts, parts, rows, dtype=dtype) if bias else None)
+        zeros = torch.zeros(experts, parts, rows, dtype=dtype, device=device) if bias else None
+        self.register_buffer("bias", zeros)
+
+    def blank(self, device: torch.device | str | int | None) -> dict[str, Tensor | None]:
+        """weight and weight_scale of zeros, which the scales' padding keeps."""
+        experts, parts, rows, columns = self.shape
+        scales = (experts, parts, round_up(rows, 128), round_up(columns // BLOCK, 4))
+        return {
+            "weight": torch.zeros(experts, parts, rows, columns // 2, dtype=torch.uint8, device=device),
+            "weight_scale": torch.zeros(scales, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn),
+        }
 
     @property
-    def columns(self) -> int:
-        return self.weight.shape[3] * 2
+    def nbytes(self) -> int:
+        kept = [t for part in self.kept or () for tensors in part for t in tensors]
+        return sum(t.nbytes for t in (*self.buffers(), *kept))
 
-    def linear_scales(self) -> Tensor:
-        """weight_scale in the linear layout: [E, P, N, K/16]."""
-        experts, parts, rows, _ = self.weight.shape
-        scales = self.weight_scale.reshape(experts * parts, *self.weight_scale.shape[2:])
-        linear = _api.unswizzle(scales, rows, self.columns // BLOCK)
-        return linear.reshape(experts, parts, rows, self.columns // BLOCK)
+    def keep(self, part: int, weights: list[Tensor], scales: list[Tensor]) -> None:
+        """Takes a part's matrices, and their scales in the linear layout, as they are, on a CPU."""
+        self.weight = self.weight_scale = None
+        if self.kept is None:
+            self.kept = [([], [])] * self.shape[1]
+        self.kept[part] = ([aligned(t) for t in weights], [t.contiguous().view(torch.uint8) for t in scales])
+
+    def stacked(self, device: torch.device) -> dict[str, Tensor | None]:
+        """weight and weight_scale of the matrices that are kept, on a device."""
+        experts, parts, rows, columns = self.shape
+        assert self.kept is not None
+        result = self.blank(device)
+        weight, scale = result["weight"], result["weight_scale"]
+        assert weight is not None and scale is not None
+        linear = torch.empty(experts, rows, columns // BLOCK, dtype=torch.uint8, device=device)
+        for p, (values, scales) in enumerate(self.kept):
+            for e in range(experts):
+                weight[e, p].copy_(values[e])
+                linear[e].copy_(scales[e])
+            scale[:, p] = swizzled(linear)
+        return result
+
+    def matrices(self) -> Callable[[int, int], tuple[Tensor, Tensor]]:
+        """A function of expert and part: the values [N, K/2] and the linear scales [N, K/16]."""
+        kept, weight, scale = self.kept, self.weight, self.weight_scale
+        if kept is not None:
+            return lambda e, p: (kept[p][0][e], kept[p][1][e].view(torch.float8_e4m3fn))
+        assert weight is not None and scale is not None
+        experts, parts, rows, columns = self.shape
+        blocks = scale.reshape(experts * parts, *scale.shape[2:])
+        linear = _api.unswizzle(blocks, rows, columns // BLOCK).reshape(experts, parts, rows, columns // BLOCK)
+        return lambda e, p: (weight[e, p], linear[e, p])
+
+    # ---- what torch.nn.Module does with the buffers ----
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        if self.kept is not None:
+            device = fn(torch.empty(0, dtype=torch.uint8)).device
+            if device.type != "cpu":
+                self._buffers.update(self.stacked(device))
+                self.kept = None
+        return super()._apply(fn, recurse)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if not self.has_state:
+            return
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.kept is not None:
+            destination.update({prefix + name: t for name, t in self.stacked(torch.device("cpu")).items()})
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        """Also takes a state with input scales where this stack has none, and the reverse. Another dtype is an error."""
+        """Also takes a state with input scales where this stack has none, and the reverse. Another dtype is an
+        error."""
         mismatches = []
-        for name, own in self._buffers.items():
-            t = state_dict.get(prefix + name)
-            wanted = torch.float32 if own is None else own.dtype
-            if isinstance(t, Tensor) and name != "bias" and t.dtype != wanted:
-                mismatches.append(f"{prefix}{name}: is {short(t.dtype)}; must be {short(wanted)}")
+        wanted = {"weight": torch.uint8, "weight_scale": torch.float8_e4m3fn}
+        for name in ("weight", "weight_scale", "weight_global_scale", "input_global_scale"):
+            t, dtype = state_dict.get(prefix + name), wanted.get(name, torch.float32)
+            if isinstance(t, Tensor) and t.dtype != dtype:
+                mismatches.append(f"{prefix}{name}: is {short(t.dtype)}; must be {short(dtype)}")
         if mismatches:
             arguments[-1].extend(mismatches)  # load_state_dict raises them, with those of other modules
             return
         if prefix + "weight" in state_dict:
             given = state_dict.get(prefix + "input_global_scale")
             self.input_global_scale = None if given is None else torch.empty_like(self.weight_global_scale)
+            if self.kept is not None:
+                self._buffers.update(self.blank("cpu"))
+                self.kept = None
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def extra_repr(self) -> str:
-        experts, parts, rows, _ = self.weight.shape
-        return f"{experts} x {parts} matrices of {rows} x {self.columns}, bias={self.bias is not None}"
+        experts, parts, rows, columns = self.shape
+        return f"{experts} x {parts} matrices of {rows} x {columns}, bias={self.bias is not None}"
 
     # ---- the products ----
 
     def product(self, a: Tensor, ends: Tensor, rows: Tensor | None, batch_invariant: bool) -> Tensor:
-        """a [R, K] times each group's matrices, [T, P * N], in the dtype of a: rounded once. For float32 it is the sum of the
-        products of three bfloat16 parts, which are exact."""
-        bias, total = self.bias, None
+        """a [R, K] times each group's matrices, [T, P * N], in the dtype of a: rounded once. For float32 it is the sum
+        of the products of three bfloat16 parts, which are exact."""
+        if self.kept is None:
+            return self._product(
+                a, self.weight, self.weight_scale, self.weight_global_scale, self.bias, ends, rows, batch_invariant
+            )
+        used, ends = self._used(ends)
+        results = []
+        for p in range(self.shape[1]):
+            bias = None if self.bias is None else self.bias[used, p]
+            values, scales = ([tensors[e] for e in used] for tensors in self.kept[p])
+            alpha = self.weight_global_scale[used, p]
+            results.append(self._product(a, values, scales, alpha, bias, ends, rows, batch_invariant))
+        return results[0] if len(results) == 1 else torch.cat(results, 1)
+
+    def _used(self, ends: Tensor) -> tuple[list[int], Tensor]:
+        """The experts that have rows, and their ends. Lists are read on the host, so a call passes no more than it
+        needs: few of many experts for a single token."""
+        if torch.compiler.is_compiling():
+            return [*range(self.shape[0])], ends
+        used = ends.diff(prepend=ends.new_zeros(1)).nonzero().flatten()
+        used = used if used.numel() else used.new_zeros(1)
+        return used.tolist(), ends[used].contiguous()
+
+    @staticmethod
+    def _product(
+        a: Tensor,
+        weight: Any,
+        scale: Any,
+        alpha: Tensor,
+        bias: Tensor | None,
+        ends: Tensor,
+        rows: Tensor | None,
+        batch_invariant: bool,
+        transpose_b: bool = True,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """grouped_gemm, of float32 by parts, the smallest first."""
         if bias is not None and bias.dtype != a.dtype:
             bias = bias.float()
+        total = None
         parts = [a] if a.dtype != torch.float32 else [*_bf16_parts(a)][::-1]
         for i, part in enumerate(parts):
             y: Tensor = _api.grouped_gemm(
                 part,
-                self.weight,
+                weight,
                 None,
-                self.weight_scale,
+                scale,
                 ends,
                 rows=rows,
-                alpha=self.weight_global_scale,
+                alpha=alpha,
                 bias=bias if i == len(parts) - 1 else None,
-                out_dtype=a.dtype,
+                out_dtype=a.dtype if out_dtype is None else out_dtype,
+                scale_layout="128x4" if isinstance(scale, Tensor) else "linear",
+                transpose_b=transpose_b,
                 batch_invariant=batch_invariant,
                 constant_b=is_constant(),
             )
@@ -117,47 +224,76 @@ class Stack(FixedBuffers):
     def transposed(self, dy: Tensor, ends: Tensor, batch_invariant: bool) -> Tensor:
         """The gradient with respect to the rows of a, [T, K] float32, of one with respect to the product, [T, P * N].
 
-        grouped_gemm computes it of one part. With two parts each expert counts as two groups, whose rows follow one
-        another: those of gate, then those of up.
+        grouped_gemm computes it of one part. In a stack with two parts each expert counts as two groups, whose rows
+        follow one another: those of gate, then those of up.
         """
-        experts, count = self.weight.shape[:2]
+        experts, parts, size, _ = self.shape
+        if self.kept is not None:
+            used, ends = self._used(ends)
+            total = None
+            for p, each in enumerate(dy.split(size, 1)):
+                values, scales = ([tensors[e] for e in used] for tensors in self.kept[p])
+                alpha = self.weight_global_scale[used, p]
+                dx = self._gradient(each.contiguous(), values, scales, alpha, ends, None, batch_invariant)
+                total = dx if total is None else total + dx
+            assert total is not None
+            return total
+        assert self.weight is not None
+        weight, alpha = self.weight.flatten(0, 1), self.weight_global_scale.flatten()
+        if parts == 1:
+            return self._gradient(dy, weight, self.weight_scale, alpha, ends, None, batch_invariant)
         slots = dy.shape[0]
-        rows = first = second = None
-        if count == 2:
-            dy = dy.reshape(slots, 2, -1).transpose(0, 1).reshape(2 * slots, -1)
-            slot = torch.arange(slots, device=dy.device, dtype=torch.int32)
-            starts = torch.cat((ends.new_zeros(1), ends, ends.new_full((1,), slots)))
-            expert = torch.searchsorted(ends, slot, right=True)  # E at and past the last end
-            first, second = (slot + starts[expert]).long(), (slot + starts[expert + 1]).long()
-            rows = torch.empty(2 * slots, device=dy.device, dtype=torch.int32)
-            rows[first], rows[second] = slot, slot + slots
-            ends = torch.stack((starts[:-2] + ends, 2 * ends), 1).flatten()
-        weight = self.weight.reshape(experts * count, *self.weight.shape[2:])
-        total = None
-        for part in [dy] if dy.dtype != torch.float32 else [*_bf16_parts(dy)][::-1]:
-            dx: Tensor = _api.grouped_gemm(
-                part,
-                weight,
-                None,
-                self.weight_scale,
-                ends,
-                rows=rows,
-                alpha=self.weight_global_scale.flatten(),
-                out_dtype=torch.float32,
-                transpose_b=False,
-                batch_invariant=batch_invariant,
-                constant_b=is_constant(),
-            )
-            total = dx if total is None else total + dx
-        assert total is not None
-        return total if first is None or second is None else total[first] + total[second]
+        dy = dy.reshape(slots, 2, -1).transpose(0, 1).reshape(2 * slots, -1)
+        slot = torch.arange(slots, device=dy.device, dtype=torch.int32)
+        starts = torch.cat((ends.new_zeros(1), ends, ends.new_full((1,), slots)))
+        expert = torch.searchsorted(ends, slot, right=True)  # E at and past the last end
+        first, second = (slot + starts[expert]).long(), (slot + starts[expert + 1]).long()
+        rows = torch.empty(2 * slots, device=dy.device, dtype=torch.int32)
+        rows[first], rows[second] = slot, slot + slots
+        ends = torch.stack((starts[:-2] + ends, 2 * ends), 1).flatten()
+        dx = self._gradient(dy, weight, self.weight_scale, alpha, ends, rows, batch_invariant)
+        return dx[first] + dx[second]
+
+    def _gradient(
+        self,
+        dy: Tensor,
+        weight: Any,
+        scale: Any,
+        alpha: Tensor,
+        ends: Tensor,
+        rows: Tensor | None,
+        batch_invariant: bool,
+    ) -> Tensor:
+        return self._product(
+            dy, weight, scale, alpha, None, ends, rows, batch_invariant, transpose_b=False, out_dtype=torch.float32
+        )
+
+
+def swizzled(linear: Tensor) -> Tensor:
+    """Linear scales [L, N, K/16] in the 128x4 layout: [L, N rounded up to 128, K/16 rounded up to 4] float8_e4m3fn."""
+    count, rows, columns = linear.shape
+    scales: Tensor = _api.swizzle(linear.view(torch.float8_e4m3fn))
+    return scales.reshape(count, round_up(rows, 128), round_up(columns, 4))
+
+
+@contextlib.contextmanager
+def left_out_of_state(model: torch.nn.Module) -> Iterator[None]:
+    """Makes state dicts without stacks, whose matrices would be copied."""
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    for stack in stacks:
+        stack.has_state = False
+    try:
+        yield
+    finally:
+        for stack in stacks:
+            stack.has_state = True
 
 
 class Experts(torch.nn.Module):
     """The experts of a mixture with NVFP4 weights and 16-bit activations (W4A16).
 
-    Expert e computes down[e] . act(gate[e] . x, up[e] . x), or down[e] . act(up[e] . x) without a gate. The result for a
-    token is the sum over its experts, each times its router's weight.
+    Expert e computes down[e] . act(gate[e] . x, up[e] . x), or down[e] . act(up[e] . x) without a gate. The result for
+    a token is the sum over its experts, each times its router's weight.
 
     A new module holds zeros. `nvfp4.load`, `nvfp4.quantize_model` and `load_state_dict` fill it.
 
@@ -192,14 +328,14 @@ class Experts(torch.nn.Module):
     output's, as in transformers' Llama4TextExperts. Rows of zeros are skipped where there is no bias.
 
     The results of gate and up, of the activation, and of each expert are rounded to the dtype of hidden. The sum over a
-    token's experts is computed in fp32 in the order of its indices and rounded once. For float32 each product is that of
-    three bfloat16 parts, whose sum the input is: three times the work, with exact products.
+    token's experts is computed in fp32 in the order of its indices and rounded once. For float32 each product is
+    the sum of the products of three bfloat16 parts, which are exact: three times the work.
 
     There are gradients with respect to hidden and top_k_weights, by products with the packed weights; none with respect
     to the weights.
 
-    Experts of a W4A4 checkpoint run in this way too. `mode` is what the checkpoint says, and `input_global_scale` of the
-    stacks is kept for saving.
+    Experts of a W4A4 checkpoint run in this way too. `mode` is what the checkpoint says, and `input_global_scale` of
+    the stacks is kept for saving.
 
     Raises:
         nvfp4.Error: an argument breaks a rule.
@@ -249,7 +385,7 @@ class Experts(torch.nn.Module):
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in self.buffers())
+        return self.gate_up.nbytes + self.down.nbytes
 
     def extra_repr(self) -> str:
         text = f"{self.num_experts}, hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}"

@@ -201,9 +201,8 @@ def quantized(module: torch.nn.Module, about: Description, one_scale: bool, bloc
     lost = total = torch.zeros((), dtype=torch.float64, device=weights[0].device)
     made = about.make("meta", biases[0].dtype if biases[0] is not None else weights[0].dtype)
     for stack, weight, bias in zip((made.gate_up, made.down), weights, biases):
-        for name, t in stack._buffers.items():
-            if t is not None and name != "bias":
-                stack._buffers[name] = torch.empty_like(t, device=weight.device)
+        stack._buffers.update(stack.blank(weight.device))
+        assert stack.weight is not None and stack.weight_scale is not None
         stack.bias = None if bias is None else bias.contiguous()
         scales = torch.stack([largest_scale(one, block_scale) for one in weight])
         if one_scale:

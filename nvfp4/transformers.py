@@ -49,7 +49,7 @@ from nvfp4.checkpoints.save import (
     quantization_configs,
     routers,
 )
-from nvfp4.experts import Experts
+from nvfp4.experts import Experts, left_out_of_state
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart
 from nvfp4.packed import PackedLinear, short
@@ -334,7 +334,9 @@ class ModelOptQuantizer(HfQuantizer):
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The state dict with the format's tensors of each NVFP4 layer, for save_pretrained. Where the layers are not
         those that the configuration describes, it becomes theirs."""
-        layers, experts, state = _layers(model), _experts(model), model.state_dict()
+        layers, experts = _layers(model), _experts(model)
+        with left_out_of_state(model):
+            state = model.state_dict()
         state = {key: t for key, t in state.items() if not is_under(key, {**layers, **experts})}
         report, modes = SaveReport(self.quantization_config.format.NAME), {}
         for name, mixture in experts.items():
@@ -498,7 +500,7 @@ def _experts(model: torch.nn.Module) -> dict[str, Experts]:
 def expert_names(model: Any, name: str, gated: bool) -> dict[str, str] | None:
     """The names of an expert's layers in the model's checkpoints, with {} for its number, as transformers joins them;
     None where it joins none."""
-    found = {}
+    found: dict[str, str] = {}
     for converter in get_model_conversion_mapping(model):
         if not isinstance(converter, WeightConverter):
             continue

@@ -18,10 +18,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from nvfp4 import _C, _api
+from nvfp4 import _C
 from nvfp4.checkpoints import compressed_tensors, modelopt
 from nvfp4.checkpoints.common import AUTO, W4A4, W4A4_DYNAMIC, W4A16, check_names, upright
-from nvfp4.experts import Experts, Stack
+from nvfp4.experts import Experts, Stack, swizzled
 from nvfp4.mixture import Description, of_experts
 from nvfp4.packed import BLOCK, PackedLinear, check_block_scales, check_tensor, prefix_errors, short
 
@@ -179,15 +179,17 @@ class Container:
         shapes: dict[tuple[str, str], tuple[int, ...]] = {}
         turned = False
         for stack, roles in ((experts.gate_up, first), (experts.down, [DOWN])):
+            prepare(stack, device)
+            found: list[tuple[list[Tensor], list[Tensor]]] = []
             for p, role in enumerate(roles):
-                parts = slice(p, p + 1) if len(roles) > 1 else slice(None)
-                turned |= self._fill_part(stack, parts, role, interleaved, device, shapes)
-            if not stack.weight.is_meta:
-                self._check(stack, roles)
+                parts = range(p, p + 1) if len(roles) > 1 else range(stack.shape[1])
+                values, upside_down = self._read_part(stack, parts, role, interleaved, shapes)
+                found += values
+                turned |= upside_down
+            fill_matrices(stack, found)
         experts.mode = self.mode
-        experts.naming = Naming(
-            dict(self.locals), self.joined, turned, interleaved and None in self.layers[first[0]], shapes
-        )
+        alternate = interleaved and None in self.layers[first[0]]
+        experts.naming = Naming(dict(self.locals), self.joined, turned, alternate, shapes)
         return experts
 
     def check(self, experts: Experts) -> list[str]:
@@ -211,65 +213,48 @@ class Container:
                 raise _C.Error(f"{name}: {what}; the model has {experts.num_experts} experts")
         return first
 
-    def _fill_part(
-        self,
-        stack: Stack,
-        parts: slice,
-        role: str,
-        interleaved: bool,
-        device: torch.device | None,
-        shapes: dict[tuple[str, str], tuple[int, ...]],
-    ) -> bool:
-        """Fills some parts of all experts. Returns whether the stack is stored with K before N."""
+    def _read_part(
+        self, stack: Stack, parts: range, role: str, interleaved: bool, shapes: dict[tuple[str, str], tuple[int, ...]]
+    ) -> tuple[list[tuple[list[Tensor], list[Tensor]]], bool]:
+        """Some parts of all experts: their values and linear scales, which are checked, and whether they are stored
+        with K before N. Fills global scales and biases."""
         weight_key, scale_key, global_key = self.format.REQUIRED
-        experts, _, rows, half = stack.weight.shape
-        count = stack.weight[:1, parts].shape[1]
-        place(stack, device)
-        layers, turned = self.layers[role], False
+        experts, _, rows, columns = stack.shape
+        count, layers, turned = len(parts), self.layers[role], False
+        sizes = {weight_key: (torch.uint8, columns // 2), scale_key: (torch.float8_e4m3fn, columns // BLOCK)}
         if None in layers:
             own, turned = self._upright(role, layers[None])
-        linear = torch.empty((experts, count, rows, half * 2 // BLOCK), dtype=torch.uint8, device=stack.weight.device)
-        scales: dict[str, list[Tensor | None]] = {global_key: [], self.format.INPUT_SCALE: []}
+            layers = {e: {key: part_of(t, e, experts) for key, t in own.items()} for e in range(experts)}
+        values: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in parts]
         for e in range(experts):
-            if None in layers:
-                one: Mapping[str, Tensor] = {
-                    key: t[e] if t.ndim and t.shape[0] == experts else t for key, t in own.items()
-                }
-            else:
-                one = layers[e]
-            for key, dtype, width in (
-                (weight_key, torch.uint8, half),
-                (scale_key, torch.float8_e4m3fn, half * 2 // BLOCK),
-            ):
-                t = one[key]
-                if t.dtype != dtype or t.shape != (count * rows, width):
+            one = layers[e]
+            for key, (dtype, width) in sizes.items():
+                if one[key].dtype != dtype or one[key].shape != (count * rows, width):
                     with prefix_errors(self._name(role, e)):
-                        check_tensor(key, t, dtype, (count * rows, width))
-            stack.weight[e, parts].copy_(divided(one[weight_key], count, interleaved))
-            linear[e].copy_(divided(one[scale_key].view(torch.uint8), count, interleaved))
-            for key, found in scales.items():
-                found.append(one.get(key))
+                        check_tensor(key, one[key], dtype, (count * rows, width))
+            for p in range(count):
+                for found, key in zip(values[p], (weight_key, scale_key)):
+                    found.append(divided(one[key], count, p, interleaved))
             if ("bias" in one) != (stack.bias is not None):
                 has, has_not = ("checkpoint", "model") if "bias" in one else ("model", "checkpoint")
                 raise _C.Error(f"{self._name(role, e)}.bias: is in the {has} but not in the {has_not}")
             if stack.bias is not None:
                 with prefix_errors(self._name(role, e)):
                     check_tensor("bias", one["bias"], None, (count * rows,))
-                stack.bias[e, parts].copy_(divided(one["bias"], count, interleaved))
-        swizzled = _api.swizzle(linear.reshape(experts * count, *linear.shape[2:]).view(torch.float8_e4m3fn))
-        stack.weight_scale[:, parts].view(torch.uint8).copy_(
-            swizzled.view(torch.uint8).reshape(experts, count, *stack.weight_scale.shape[2:])
-        )
-        stack.weight_global_scale[:, parts] = self._scalars(role, global_key, scales[global_key], count, shapes).to(
-            stack.weight.device
-        )
-        given = scales[self.format.INPUT_SCALE]
+                for p in range(count):
+                    stack.bias[e, parts[p]] = divided(one["bias"], count, p, interleaved)
+        for weights, scales in values:
+            self._check(torch.stack([t.view(torch.uint8) for t in scales]), weights, role)
+        indices = slice(parts.start, parts.stop)
+        given = [layers[e].get(self.format.INPUT_SCALE) for e in range(experts)]
+        globals_of = self._scalars(role, global_key, [layers[e][global_key] for e in range(experts)], count, shapes)
+        stack.weight_global_scale[:, indices] = globals_of.to(stack.weight_global_scale.device)
         if any(t is not None for t in given):
             if stack.input_global_scale is None:
                 stack.input_global_scale = torch.full_like(stack.weight_global_scale, float("nan"))
-            values = self._scalars(role, self.format.INPUT_SCALE, given, count, shapes)
-            stack.input_global_scale[:, parts] = values.to(stack.weight.device)
-        return turned
+            inputs = self._scalars(role, self.format.INPUT_SCALE, given, count, shapes)
+            stack.input_global_scale[:, indices] = inputs.to(stack.input_global_scale.device)
+        return values, turned
 
     def _upright(self, role: str, own: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], bool]:
         """A stack's tensors with N before K, and whether K was first."""
@@ -313,41 +298,57 @@ class Container:
             raise _C.Error(f"{self._name(role, e)}.{key}: is {float(stored[e, p]):g}; must be positive and finite")
         return scales
 
-    def _check(self, stack: Stack, roles: list[str]) -> None:
-        """Rejects damaged block scales."""
-        largest = stack.weight_scale.view(torch.uint8).amax((2, 3))
-        suspect = (largest == 0) | (largest >= 0x7F)
-        if not bool(suspect.any()):
+    def _check(self, linear: Tensor, weights: list[Tensor], role: str) -> None:
+        """Rejects damaged block scales [E, N, K/16]."""
+        if linear.is_meta or not linear.numel():
             return
-        linear = stack.linear_scales()
-        for e, p in suspect.nonzero().tolist():
-            role = roles[p] if len(roles) > 1 else roles[0]
+        largest = linear.amax((1, 2))
+        for e in ((largest == 0) | (largest >= 0x7F)).nonzero().flatten().tolist():
+            scale = linear[e].view(torch.float8_e4m3fn)
             with prefix_errors(self._name(role, e)):
-                packed = PackedLinear(
-                    stack.weight[e, p], linear[e, p], stack.weight_global_scale[e, p], activations=None
-                )
-                check_block_scales("weight_scale", packed)
+                check_block_scales("weight_scale", PackedLinear(weights[e], scale, torch.ones(()), activations=None))
 
     def _name(self, role: str, expert: int) -> str:
         local = self.locals[role]
         return f"{self.name}.{local.format(expert)}" + ("" if "{" in local else f"[{expert}]")
 
 
-def place(stack: Stack, device: torch.device | None) -> None:
-    """Gives a stack on the meta device buffers on another."""
-    for name, t in stack._buffers.items():
+def prepare(stack: Stack, device: torch.device | None) -> None:
+    """Gives small buffers on the meta device values on another. Those of weights are made when they are filled."""
+    for name in ("weight_global_scale", "bias"):
+        t = stack._buffers[name]
         if t is not None and t.is_meta:
-            fresh = torch.empty_like(t, device="cpu" if device is None or device.type == "meta" else device)
-            if name == "weight_scale":
-                fresh.view(torch.uint8).zero_()  # its padding
-            stack._buffers[name] = fresh
+            place = "cpu" if device is None or device.type == "meta" else device
+            stack._buffers[name] = torch.empty_like(t, device=place)
 
 
-def divided(t: Tensor, parts: int, interleaved: bool) -> Tensor:
-    """One expert's [P * N, ...] as [P, N, ...], of parts that follow one another or alternate."""
-    if parts > 1 and interleaved:
-        return t.unflatten(0, (t.shape[0] // parts, parts)).transpose(0, 1)
-    return t.unflatten(0, (parts, t.shape[0] // parts))
+def fill_matrices(stack: Stack, parts: list[tuple[list[Tensor], list[Tensor]]]) -> None:
+    """Gives a stack its matrices. On a CPU tensors that lie there, row after row, are kept where they are."""
+    device = stack.weight_global_scale.device
+    if device.type == "cpu" and all(t.is_contiguous() and t.device == device for weights, _ in parts for t in weights):
+        for p, (weights, scales) in enumerate(parts):
+            stack.keep(p, weights, scales)
+        return
+    if stack.weight is None or stack.weight.is_meta:
+        stack._buffers.update(stack.blank(device))
+    assert stack.weight is not None and stack.weight_scale is not None
+    for p, (weights, scales) in enumerate(parts):
+        for e, t in enumerate(weights):
+            stack.weight[e, p].copy_(t)
+        stack.weight_scale[:, p] = swizzled(torch.stack([t.view(torch.uint8) for t in scales]).to(device))
+
+
+def part_of(t: Tensor, expert: int, experts: int) -> Tensor:
+    """An expert's tensor in a stack; one of other sizes is of all experts."""
+    return t[expert] if t.ndim and t.shape[0] == experts else t
+
+
+def divided(t: Tensor, parts: int, part: int, interleaved: bool) -> Tensor:
+    """A part of one expert's [P * N, ...], whose parts follow one another or alternate."""
+    if parts == 1:
+        return t
+    rows = t.shape[0] // parts
+    return t[part::parts] if interleaved else t[part * rows : (part + 1) * rows]
 
 
 # ---- writing ----
@@ -360,24 +361,28 @@ def stored(experts: Experts, format: ModuleType) -> dict[str, Tensor]:
     result: dict[str, Tensor] = {}
     first = [GATE_UP] if GATE_UP in naming.locals else [GATE, UP] if experts.gated else [UP]
     for stack, roles in ((experts.gate_up, first), (experts.down, [DOWN])):
-        linear = stack.linear_scales()
+        get = stack.matrices()
         for p, role in enumerate(roles):
-            parts = slice(p, p + 1) if len(roles) > 1 else slice(None)
-            scales = {global_key: stack.weight_global_scale[:, parts]}
+            parts = range(p, p + 1) if len(roles) > 1 else range(stack.shape[1])
+            indices = slice(parts.start, parts.stop)
+            scales = {global_key: stack.weight_global_scale[:, indices]}
             if stack.input_global_scale is not None:
-                scales[format.INPUT_SCALE] = stack.input_global_scale[:, parts]
+                scales[format.INPUT_SCALE] = stack.input_global_scale[:, indices]
             if format is not modelopt:
                 scales = {key: t.reciprocal() for key, t in scales.items()}
-            tensors = {weight_key: stack.weight[:, parts], scale_key: linear[:, parts]}
-            if stack.bias is not None:
-                tensors["bias"] = stack.bias[:, parts]
+            each = []
+            for e in range(experts.num_experts):
+                pairs = [get(e, part) for part in parts]
+                one = {weight_key: [pair[0] for pair in pairs], scale_key: [pair[1] for pair in pairs]}
+                if stack.bias is not None:
+                    one["bias"] = [stack.bias[e, part] for part in parts]
+                each.append({key: joined_parts(ts, naming.interleaved) for key, ts in one.items()})
             if "{" not in naming.locals[role]:
-                result |= whole(naming, role, tensors, scales)
+                result |= whole(naming, role, each, scales)
                 continue
             shape = () if format is modelopt else (1,)
-            for e in range(experts.num_experts):
-                for key, t in tensors.items():
-                    result[naming.name(role, key, e)] = t[e].flatten(0, 1)
+            for e, tensors in enumerate(each):
+                result |= {naming.name(role, key, e): t for key, t in tensors.items()}
                 for key, t in scales.items():
                     if not bool(t[e].isnan().any()):
                         size = naming.shapes.get((role, key), shape)
@@ -385,13 +390,23 @@ def stored(experts: Experts, format: ModuleType) -> dict[str, Tensor]:
     return result
 
 
-def whole(naming: Naming, role: str, tensors: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def joined_parts(parts: list[Tensor], interleaved: bool) -> Tensor:
+    """One expert's [P * N, ...]."""
+    if len(parts) == 1:
+        return parts[0]
+    values = [t.view(torch.uint8) if t.dtype == torch.float8_e4m3fn else t for t in parts]
+    whole = torch.stack(values, 1).flatten(0, 1) if interleaved else torch.cat(values)
+    return whole.view(parts[0].dtype)
+
+
+def whole(naming: Naming, role: str, each: list[dict[str, Tensor]], scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a stack."""
     result = {}
-    for key, t in tensors.items():
-        t = t.transpose(1, 2) if naming.interleaved and t.shape[1] > 1 else t
-        t = t.flatten(1, 2)
-        result[naming.name(role, key)] = t.transpose(1, 2).contiguous() if naming.transposed and t.ndim == 3 else t
+    for key, first in each[0].items():
+        bytes_of = [one[key].view(torch.uint8) if first.dtype == torch.float8_e4m3fn else one[key] for one in each]
+        turn = naming.transposed and first.ndim == 2
+        stack = torch.stack([t.transpose(0, 1) if turn else t for t in bytes_of])
+        result[naming.name(role, key)] = stack.view(first.dtype)
     for key, t in scales.items():
         result[naming.name(role, key)] = one_of(t, naming.shapes.get((role, key), tuple(t.shape))).clone()
     return result

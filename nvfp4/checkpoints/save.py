@@ -27,7 +27,7 @@ from nvfp4.checkpoints.common import W4A4, W4A4_DYNAMIC, W4A16
 from nvfp4.checkpoints.output import check_target, copy, target
 from nvfp4.checkpoints.parts import INDEX
 from nvfp4.checkpoints.reader import FORMATS
-from nvfp4.experts import Experts
+from nvfp4.experts import Experts, left_out_of_state
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart
 from nvfp4.packed import PackedLinear
@@ -129,7 +129,9 @@ def collect(
         raise _C.Error("model: has no nvfp4.Linear and no nvfp4.Experts; must have 1 or more")
     tensors: dict[str, Tensor] = {}
     seen: set[Any] = set()
-    for name, t in model.state_dict(keep_vars=True).items():
+    with left_out_of_state(model):
+        state = model.state_dict(keep_vars=True)
+    for name, t in state.items():
         if is_under(name, inside):
             continue
         if not isinstance(t, Tensor):
@@ -257,9 +259,9 @@ def write(
     for name, t in stored.items():
         if t.is_meta:
             raise _C.Error(f"{name}: is on the meta device; must have values")
-    quantization, other = quantization_configs(
-        format, {name: mode_of(packed) for name, packed in ({**layers, **experts}).items()}, ignore, experts
-    )
+    both: dict[str, PackedLinear | Experts] = {**layers, **experts}
+    modes = {name: mode_of(packed) for name, packed in both.items()}
+    quantization, other = quantization_configs(format, modes, ignore, experts)
     texts = {"config.json": {**config, "quantization_config": quantization}}
     if other is not None:
         texts["hf_quant_config.json"] = other

@@ -1,4 +1,4 @@
-"""nvfp4.Experts against a loop over dequantized weights in fp64, its gradients, and what torch.nn.Module does with it."""
+"""nvfp4.Experts against a loop over dequantized weights in fp64, its gradients, and what torch does with the module."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nvfp4.experts import Experts, Stack
 
 E, H, INNER, TOKENS = 5, 64, 48, 9
 KINDS = [("silu", True), ("gelu_tanh", True), ("swiglu", True), ("silu", False), ("gelu_tanh", False), ("relu2", False)]
-# Relative error of the result in the Frobenius norm. fp32: sums of at most 64 + 48 products, each rounded to 2^-24. Else
-# the results of gate and up, of the activation, of each expert and of the sum are rounded, to 2^-11 or 2^-8 at most.
+# Relative error of the result in the Frobenius norm. fp32: sums of at most 64 + 48 products, each rounded to 2^-24.
+# 16 bits: the results of gate and up, of the activation, of each expert and of the sum are rounded, to 2^-11 or 2^-8.
 BOUNDS = {torch.float32: 112 * 2.0**-24, torch.float16: 4 * 2.0**-11, torch.bfloat16: 4 * 2.0**-8}
 
 
@@ -41,6 +41,17 @@ def filled(stack: Stack, generator: torch.Generator, integers: bool = False) -> 
         stack.bias = torch.randn(stack.bias.shape, generator=generator)
 
 
+def keep(experts: Experts) -> Experts:
+    """The same experts with a tensor for each matrix, as in mapped files."""
+    kept = copy.deepcopy(experts)
+    for stack in (kept.gate_up, kept.down):
+        get, (count, parts, _, _) = stack.matrices(), stack.shape
+        pairs = [[tuple(t.clone() for t in get(e, p)) for e in range(count)] for p in range(parts)]
+        for p, row in enumerate(pairs):
+            stack.keep(p, [data for data, _ in row], [scale for _, scale in row])
+    return kept
+
+
 def make(generator: torch.Generator, activation: str = "silu", gated: bool = True, **more: Any) -> Experts:
     integers = more.pop("integers", False)
     experts = Experts(E, H, INNER, activation, gated, **more)
@@ -51,10 +62,14 @@ def make(generator: torch.Generator, activation: str = "silu", gated: bool = Tru
 
 def values(stack: Stack) -> Tensor:
     """The weights in fp64, from NumPy's side of the format: [E, P, N, K]."""
-    linear = stack.linear_scales()
+    get, (experts, parts, _, _) = stack.matrices(), stack.shape
+    pairs = [[get(e, p) for p in range(parts)] for e in range(experts)]
+    weight, linear = (
+        torch.stack([torch.stack([pair[i].view(torch.uint8) for pair in row]) for row in pairs]) for i in range(2)
+    )
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
-    codes = torch.stack((stack.weight & 15, stack.weight >> 4), -1).flatten(-2)
-    scales = linear.double().repeat_interleave(16, -1)
+    codes = torch.stack((weight & 15, weight >> 4), -1).flatten(-2)
+    scales = linear.view(torch.float8_e4m3fn).double().repeat_interleave(16, -1)
     return table[codes.long()] * scales * stack.weight_global_scale.double()[..., None, None]
 
 
@@ -104,7 +119,7 @@ def routing(generator: torch.Generator, tokens: int = TOKENS, k: int = 3) -> tup
 
 
 def error(y: Tensor, wanted: Tensor) -> float:
-    return float((y.double() - wanted).norm() / wanted.norm())
+    return float((y.detach().double() - wanted).norm() / wanted.norm())
 
 
 # ---- results ----
@@ -205,6 +220,37 @@ def test_autocast(generator: torch.Generator) -> None:
     assert torch.equal(y, experts(hidden.bfloat16(), index, weights))
 
 
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("gated", [True, False])
+def test_matrices_that_are_kept(gated: bool, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """The bits of a stack, also of gradients; casts keep them, and a state dict has the stack."""
+    experts = make(generator, "silu", gated, bias=True)
+    kept, (index, weights) = keep(experts), routing(generator)
+    hidden = torch.randn(TOKENS, H, generator=generator).to(dtype).requires_grad_()
+    addresses = [t.data_ptr() for t in kept.gate_up.kept[0][0]]
+    assert kept.gate_up.weight is None and kept.nbytes < experts.nbytes  # without padding of scales
+    state = {name: t.nan_to_num() if "weight_scale" not in name else t for name, t in experts.state_dict().items()}
+    found = kept.state_dict()
+    for name, t in state.items():
+        same_bytes = t.view(torch.uint8) == found[name].view(torch.uint8)
+        assert found[name].dtype == t.dtype and same_bytes[t.view(torch.uint8) != 0x7F].all()
+    for one in (kept, copy.deepcopy(kept), pickle.loads(pickle.dumps(kept)), kept.to(torch.bfloat16)):
+        assert one.gate_up.kept is not None and one.gate_up.weight_global_scale.dtype == torch.float32
+    assert [t.data_ptr() for t in kept.gate_up.kept[0][0]] == addresses
+    kept = keep(experts)
+    y, z = experts(hidden, index, weights), kept(hidden, index, weights)
+    assert torch.equal(y, z) and error(y, loop(experts, hidden, index, weights)) < BOUNDS[dtype]
+    dy = torch.randn(TOKENS, H, generator=generator).to(dtype)
+    given, wanted = (torch.autograd.grad(out, hidden, dy)[0] for out in (z, y))
+    assert error(given, wanted.double()) < BOUNDS[dtype]
+    assert not kept(hidden, torch.full_like(index, E), weights).any()
+    fresh = keep(make(generator, "silu", gated, bias=True))
+    fresh.load_state_dict(found)
+    assert fresh.down.kept is None and torch.equal(fresh(hidden, index, weights), y)
+    meta = keep(experts).to("meta")
+    assert meta.down.kept is None and meta.down.weight.is_meta
+
+
 # ---- gradients ----
 
 
@@ -214,7 +260,7 @@ def test_autocast(generator: torch.Generator) -> None:
 def test_gradients(
     activation: str, gated: bool, on_input: bool, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
-    """Of hidden and of the router's weights, against autograd of the loop in fp64."""
+    """Gradients of hidden and of the router's weights against autograd of the loop in fp64."""
     limit = {"limit": 7.0} if activation == "swiglu" else {}
     experts = make(generator, activation, gated, bias=True, apply_router_weight_on_input=on_input, **limit)
     hidden = torch.randn(TOKENS, H, generator=generator).to(dtype).requires_grad_()

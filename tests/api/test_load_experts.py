@@ -121,17 +121,19 @@ def test_experts_in_16_bits(name: str, mixture: Callable[..., Mixture], tmp_path
     folder = own.write(tmp_path / "read", "modelopt")
     for dtype in (torch.bfloat16, torch.float16):
         model, dense = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype), own.reference(dtype)
-        compared = []
-
-        def compare(module: nn.Module, given: Any, keywords: Any, y: Tensor, name: str) -> None:
-            with torch.no_grad():
-                compared.append(error(model.get_submodule(name)(*given, **keywords).float(), y.float()))
-
+        compared: list[float] = []
         for name, module in dense.named_modules():
             if name.endswith(".experts"):
-                module.register_forward_hook(functools.partial(compare, name=name), with_kwargs=True)
+                hook = functools.partial(compare, own=model.get_submodule(name), errors=compared)
+                module.register_forward_hook(hook, with_kwargs=True)
         logits(dense)
         assert len(compared) == own.mixtures and max(compared) < BOUND_BF16
+
+
+def compare(module: nn.Module, given: Any, keywords: Any, y: Tensor, own: nn.Module, errors: list[float]) -> None:
+    """A hook that runs another module on the same inputs."""
+    with torch.no_grad():
+        errors.append(error(own(*given, **keywords).float(), y.float()))
 
 
 def test_gradients_reach_the_router(mixture: Callable[..., Mixture], tmp_path: Path) -> None:
@@ -530,7 +532,8 @@ def test_time_and_objects_of_many_experts(tmp_path: Path, monkeypatch: pytest.Mo
     nvfp4.load(tmp_path, model)
     each = (time.process_time() - start) / (experts * layers * 3)
     assert not made and each < 1.5e-3
-    assert model.model.layers[1].mlp.experts.gate_up.weight.shape == (experts, 2, 16, 16)
+    (gates, _), (ups, _) = model.model.layers[1].mlp.experts.gate_up.kept
+    assert len(gates) == len(ups) == experts and {t.shape for t in gates} == {(16, 16)}
 
 
 # ---- other programs ----
@@ -555,10 +558,14 @@ def test_checkpoints_that_modelopt_wrote(name: str, tmp_path: Path) -> None:
     assert found.keys() == dense.keys()
     for key, m in found.items():
         for stack, weight in zip((m.gate_up, m.down), dense[key]):
-            assert stack.input_global_scale is not None
-            scales = stack.weight_scale.reshape(-1, *stack.weight_scale.shape[2:])
-            values = nvfp4.dequantize(stack.weight.flatten(0, 1), scales).reshape(weight.shape)
-            assert error(values * stack.weight_global_scale[..., None, None], weight) < 0.12  # of rounding to 4 bits
+            assert stack.input_global_scale is not None and stack.shape[:3] == weight.shape[:3]
+            get = stack.matrices()
+            for e, one in enumerate(weight):
+                for p, matrix in enumerate(one):
+                    data, scale = get(e, p)
+                    scale = nvfp4.swizzle(scale.contiguous())
+                    values = nvfp4.dequantize(data, scale, global_scale=stack.weight_global_scale[e, p])
+                    assert error(values, matrix) < 0.12  # of rounding to 4 bits
     assert logits(read).isfinite().all()
     read.save_pretrained(tmp_path / "saved")
     assert content(tmp_path / "saved") == content(tmp_path)
