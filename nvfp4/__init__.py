@@ -14,7 +14,8 @@ scale (e4m3) for every 16 values along K.
     swizzle         rearranges scales from the linear to the tensor core's layout;  unswizzle reverses it
     info, init      tell what this machine can run and why; load the GPU code early
     use_tuning      overrides launch plans with those that `python -m nvfp4 bench --tune` measured to be the fastest
-    Linear          is torch.nn.Linear with NVFP4 weights (this and the next three need torch)
+    Linear          is torch.nn.Linear with NVFP4 weights (this and the next four need torch)
+    Experts         is the module of all experts of a mixture with NVFP4 weights
     quantize_model  replaces a model's linear layers by NVFP4 ones, in place
     load            reads an NVFP4 checkpoint, and puts it into a model
     save            writes a model's NVFP4 layers as a checkpoint of compressed-tensors or ModelOpt

@@ -3,8 +3,9 @@
 Importing registers a quantizer for `quant_method = "modelopt"`. The quantizer replaces the torch.nn.Linear modules that
 are NVFP4 in the checkpoint by modules that have the checkpoint's tensors, which transformers then loads like others
 (renamed, sharded, on the devices of a device_map, mapped into memory on a CPU). Afterwards each of them becomes an
-nvfp4.Linear, in place. transformers has a quantizer of its own for "compressed-tensors", which decompresses the weights
-to bf16; `load` reads these checkpoints with a quantizer of ours, under another name.
+nvfp4.Linear, in place. An nvfp4.Experts stands for each module of experts, and is filled from the mapped files at the
+end. transformers has a quantizer of its own for "compressed-tensors", which decompresses the weights to bf16; `load`
+reads these checkpoints with a quantizer of ours, under another name.
 """
 
 from __future__ import annotations
@@ -210,7 +211,7 @@ class CompressedTensorsConfig(ModelOptConfig):
 
 class ModelOptQuantizer(HfQuantizer):
     """Loads ModelOpt's NVFP4 checkpoints, and saves them. Rejects other tensors of a quantized layer, and layers that
-    are quantized in another way (FP8) or that have no product yet (stacked experts)."""
+    are quantized in another way (FP8)."""
 
     requires_calibration = True  # transformers' mark of a quantizer that quantizes no model while it loads one
 

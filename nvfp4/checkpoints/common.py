@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +14,8 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4._text import shown
 from nvfp4.checkpoints.names import Names
+from nvfp4.experts import Experts
 from nvfp4.packed import ACTIVATIONS, PackedLinear, check_block_scales, check_positive, short
-
-if TYPE_CHECKING:
-    from nvfp4.checkpoints.experts import Container
-    from nvfp4.experts import Experts
 
 AUTO = "auto"  # of `activations`: by what tensors there are
 # How a layer is computed: activations quantized with a stored global scale, with one of their own, or left in 16 bits.
@@ -79,7 +76,7 @@ class Checkpoint:
         layers: the NVFP4 layers by the name of their module.
         experts: the stacks of experts [E, N, K/2] by the name of their module, each a list of E layers.
         mixtures: the experts that are one nvfp4.Experts of the model, by its name.
-        containers: their tensors by that name, until the model has them.
+        containers: their tensors by that name (experts.Container), until the model has them.
         tensors: all other tensors by name: embeddings, norms, layers that are not quantized or quantized otherwise.
         skipped: names of tensors, or of layers whose tensors are under `tensors` as they are stored, with the reason.
         kept: of each tensor of a skipped layer that layer's name.
@@ -94,7 +91,7 @@ class Checkpoint:
     layers: dict[str, PackedLinear] = field(default_factory=dict)
     experts: dict[str, list[PackedLinear]] = field(default_factory=dict)
     mixtures: dict[str, Experts] = field(default_factory=dict)
-    containers: dict[str, Container] = field(default_factory=dict)
+    containers: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)

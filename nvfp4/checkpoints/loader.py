@@ -52,7 +52,7 @@ def load(
         model (torch.nn.Module, optional): a model whose modules have the checkpoint's names, or one of transformers,
             which renames some. Default: None.
             Each layer of the checkpoint replaces the torch.nn.Linear or nvfp4.Linear of its name, on that layer's
-            device.
+            device. An nvfp4.Experts replaces a module of transformers that holds all experts of a mixture.
             In place of a layer on the meta device it lies on the CPU, still in the mapped file.
             All other tensors are copied into the parameters and buffers of their names. A parameter or buffer on the
             meta device becomes the file's tensor.
@@ -71,6 +71,7 @@ def load(
             "auto" keeps each layer's mode in the checkpoint.
             "nvfp4" quantizes the activations in all layers (W4A4), with the stored input scale, or with a dynamic one
             where none is stored.
+            Experts keep 16-bit activations in any case, with a warning where they are W4A4.
             None keeps 16-bit activations in all layers (W4A16); stored input scales are neither used nor checked. See
             nvfp4.Linear.
             An input scale that is missing, 0 or infinite is an error only where it is used. None loads such a
@@ -87,14 +88,14 @@ def load(
 
     Returns:
         A Checkpoint. It tells what was skipped: scales of a KV cache, and layers that are quantized in another way.
-        Stacked experts [E, N, K/2] are in `experts`, one layer for each.
+        Stacked experts [E, N, K/2] are in `experts`, one layer for each, and those of a model in `mixtures`.
         `dense` names the large tensors that are not NVFP4.
 
     Raises:
         nvfp4.Error: a file is missing or damaged, or the format is unknown.
             A tensor is missing, or has a wrong shape or dtype.
             A block scale is NaN or negative, or all of a layer's scales are 0 but its values are not.
-            The model does not fit the checkpoint, or the checkpoint has stacked experts, which no model can take.
+            The model does not fit the checkpoint, or has experts whose computation nvfp4 does not know.
             A plan cannot split a layer.
             The message names the file or the tensor. The model is unchanged.
 
@@ -121,8 +122,9 @@ def load(
     if plan is not None and model is None:
         raise _C.Error("plan: is given without a model; must be for one")
     rows = {} if model is None else others.rows_of(model)
-    unwanted = None if model is None else unwanted_by(model)
-    gather = None if model is None else gatherer(model)
+    renamed = None if model is None else renaming(model)
+    unwanted = None if model is None else unwanted_by(model, renamed)
+    gather = None if model is None else gatherer(model, renamed)
     checkpoint = read(source, format, rows, activations=activations, mmap=mmap, unwanted=unwanted, gather=gather)
     if model is not None and unwanted is not None:
         fit(checkpoint, model, unwanted)
@@ -147,14 +149,21 @@ def check_format(format: str | None) -> None:
 # ---- the model ----
 
 
-def unwanted_by(model: torch.nn.Module) -> Callable[[str], str | None]:
-    """Which tensors of a checkpoint a model's class leaves out, by their names in the checkpoint."""
+Renamed = Callable[[str], tuple[str, str | None]]
+
+
+def renaming(model: torch.nn.Module) -> Renamed | None:
+    """How transformers renames a checkpoint's tensors, for a model of transformers."""
     if not is_pretrained(model):
-        return left_out(model)
+        return None
     from nvfp4.transformers import renamer  # here: imports transformers' loader
 
-    renamed = renamer(model)
-    return left_out(model, lambda name: renamed(name)[0])
+    return renamer(model)
+
+
+def unwanted_by(model: torch.nn.Module, renamed: Renamed | None) -> Callable[[str], str | None]:
+    """Which tensors of a checkpoint a model's class leaves out, by their names in the checkpoint."""
+    return left_out(model) if renamed is None else left_out(model, lambda name: renamed(name)[0])
 
 
 def fit(checkpoint: Checkpoint, model: torch.nn.Module, unwanted: Callable[[str], str | None]) -> None:

@@ -10,7 +10,6 @@ import torch
 from nvfp4 import _C
 from nvfp4.checkpoints.common import W4A16
 from nvfp4.checkpoints.experts import Container, Place
-from nvfp4.checkpoints.fit import is_pretrained
 from nvfp4.experts import Experts
 from nvfp4.mixture import Description, describe, is_mixture, of_experts
 from nvfp4.modules import keep_hooks
@@ -24,17 +23,13 @@ def gatherer(
     """A function of an expert's place in a checkpoint: the name of the model's module that has all experts.
 
     Args:
-        renamed: as transformers renames the checkpoint's tensors, of a model of transformers; default: its own.
+        renamed: how transformers renames the checkpoint's tensors, of a model of transformers.
     """
     found = {
         name
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, Experts) or is_mixture(module)
     }
-    if found and renamed is None and is_pretrained(model):
-        from nvfp4.transformers import renamer  # here: imports transformers' loader
-
-        renamed = renamer(model)
     known: dict[str, str | None] = {}
 
     def names(place: Place) -> Iterable[str]:

@@ -384,9 +384,7 @@ def check_layer(name: str, packed: PackedLinear, modules: Mapping[str, torch.nn.
         stack = name.partition(".experts.")[0] + ".experts"
         if ".experts." in name and stack in modules:
             kind = type(modules[stack]).__name__
-            raise _C.Error(
-                f"{name}: is one of the experts of a {kind} in the model, which cannot take NVFP4 layers yet"
-            )
+            raise _C.Error(f"{name}: is one of the experts of a {kind} in the model, which nvfp4 does not know")
         raise _C.Error(f"{name}: is a layer of the checkpoint but no module of the model")
     if type(old) is not torch.nn.Linear and type(old) is not Linear:
         raise _C.Error(f"{name}: is a {type(old).__name__} in the model; must be a torch.nn.Linear")

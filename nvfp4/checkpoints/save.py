@@ -59,7 +59,8 @@ def save(
     """Writes a model with NVFP4 layers as a checkpoint, which nvfp4.load and the format's other readers read.
 
     Args:
-        model (torch.nn.Module): a model that has nvfp4.Linear layers, each of which is stored in the format.
+        model (torch.nn.Module): a model that has nvfp4.Linear layers or nvfp4.Experts, which are stored in the format.
+            Experts have the names and the layout with which they were read.
             Layers that quantize_model joined are stored one by one.
             All other tensors of the state dict are stored as they are. A tensor with several names is stored once,
             under the first.

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with transformers")
 import transformers  # noqa: E402
+from mapped import mapping  # noqa: E402
 from mixtures import COMMON, FORMATS, HIDDEN, IDS, INNER, MODELS, E, Mixture  # noqa: E402
+from paths import ROOT  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 import nvfp4  # noqa: E402
@@ -145,6 +147,28 @@ def test_gradients_reach_the_router(mixture: Callable[..., Mixture], tmp_path: P
     for key in ("model.layers.0.mlp.gate.weight", "model.embed_tokens.weight"):
         given, wanted = (one.get_parameter(key).grad for one in (model, own.dense))
         assert error(given, wanted) < 100 * BOUND
+
+
+@pytest.mark.parametrize("how", ["load", "transformers"])
+def test_experts_stay_in_the_mapped_file(how: str, mixture: Callable[..., Mixture], tmp_path: Path) -> None:
+    own = mixture("qwen3-moe")
+    folder = own.write(tmp_path / "read", "modelopt")
+    model = loaded(how, own, folder)
+    place = f"{folder}/model.safetensors"
+    for layer in model.model.layers:
+        for stack in (layer.mlp.experts.gate_up, layer.mlp.experts.down):
+            for values, scales in stack.kept:
+                assert all(place in mapping(t) for t in (*values, *scales) if t.data_ptr() % 8 == 0)
+    model.to(torch.float32)
+    assert place in mapping(model.model.layers[1].mlp.experts.down.kept[0][0][3])
+
+
+def test_the_example_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    example = page.split("## Experts")[1].split("```python\n")[1].split("```")[0]
+    model = AutoModelForCausalLM.from_config(MODELS["qwen3-moe"]()).eval()
+    exec(example, {"mixture": model, "ids": torch.tensor([[5]]), "target": str(tmp_path / "saved")})
+    assert capsys.readouterr().out.startswith("W4A16 {'model.layers.0.mlp.experts': [")
 
 
 # ---- quantize_model ----
@@ -508,7 +532,7 @@ def test_experts_that_the_model_cannot_take(mixture: Callable[..., Mixture], tmp
 
 
 def test_time_and_objects_of_many_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No object is made for each expert. Reading takes less than 1.5 ms of processor time for each of their layers."""
+    """No object is made for each expert. Reading takes less than 1 ms of processor time for each of their layers."""
     experts, layers = 256, 2
     sizes = COMMON | {"hidden_size": 32, "num_hidden_layers": layers, "num_attention_heads": 2, "vocab_size": 64}
     config = transformers.Qwen3MoeConfig(
@@ -531,7 +555,7 @@ def test_time_and_objects_of_many_experts(tmp_path: Path, monkeypatch: pytest.Mo
     start = time.process_time()
     nvfp4.load(tmp_path, model)
     each = (time.process_time() - start) / (experts * layers * 3)
-    assert not made and each < 1.5e-3
+    assert not made and each < 1e-3
     (gates, _), (ups, _) = model.model.layers[1].mlp.experts.gate_up.kept
     assert len(gates) == len(ups) == experts and {t.shape for t in gates} == {(16, 16)}
 

@@ -50,8 +50,8 @@ def test_the_product_prints_what_the_readme_prints() -> None:
 
 
 def test_the_first_example_of_checkpoints_runs() -> None:
-    """The others, of transformers, run in tests/api/test_load.py and tests/api/test_transformers.py."""
-    example, _, _ = blocks(CHECKPOINTS, "python")
+    """The others run in test_load.py, test_load_experts.py and test_transformers.py of tests/api/."""
+    example, *_ = blocks(CHECKPOINTS, "python")
     program = f"{example}\nassert len(report.layers) == 2 and y.shape == (32, 64)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
