@@ -286,12 +286,12 @@ class ModelOptQuantizer(HfQuantizer):
         """Puts an nvfp4.Experts on the meta device in place of each module whose experts the checkpoint has. Its
         buffers are no state until they are filled, from the mapped files: transformers counts their bytes, and moves
         them to their device, but neither misses nor joins their tensors."""
-        warn_of_modes(checkpoint.containers, stacklevel=3)
+        warn_of_modes(checkpoint.containers, self.quantization_config.activations, stacklevel=4)
         for name, container in checkpoint.containers.items():
             old = model.get_submodule(name)
             about = described(name, old)
             new = placeholder(about, old)
-            container.check(new)
+            container.check(about.gated, about.experts)
             for stack in (new.gate_up, new.down):
                 stack._non_persistent_buffers_set.update(stack._buffers)
             model.set_submodule(name, new)

@@ -175,7 +175,7 @@ class Container:
         Raises:
             nvfp4.Error: a layer is missing or has another shape or dtype, or a scale is not positive and finite.
         """
-        first = self.check(experts)
+        first = self.check(experts.gated, experts.num_experts)
         shapes: dict[tuple[str, str], tuple[int, ...]] = {}
         turned = False
         for stack, roles in ((experts.gate_up, first), (experts.down, [DOWN])):
@@ -192,11 +192,11 @@ class Container:
         experts.naming = Naming(dict(self.locals), self.joined, turned, alternate, shapes)
         return experts
 
-    def check(self, experts: Experts) -> list[str]:
+    def check(self, gated: bool, experts: int) -> list[str]:
         """Rejects layers that are missing or too many. Returns the roles of the first product."""
-        if not experts.gated and GATE in self.layers and UP not in self.layers:  # w1 and w2, or fc1 and fc2
+        if not gated and GATE in self.layers and UP not in self.layers:  # w1 and w2, or fc1 and fc2
             self.layers[UP], self.locals[UP] = self.layers.pop(GATE), self.locals.pop(GATE)
-        first = [GATE_UP] if GATE_UP in self.layers else [GATE, UP] if experts.gated else [UP]
+        first = [GATE_UP] if GATE_UP in self.layers else [GATE, UP] if gated else [UP]
         for role in (*first, DOWN):
             if role not in self.layers:
                 raise _C.Error(f"{self.name}: has no layers of {role}; must have {', '.join((*first, DOWN))}")
@@ -205,12 +205,12 @@ class Container:
                 raise _C.Error(f"{self.name}.{self.locals[role].format(0)}: has no place in the model's experts")
             if None in layers and len(layers) > 1:
                 raise _C.Error(f"{self.name}.{self.locals[role]}: is a stack beside layers of single experts")
-            wanted = range(experts.num_experts)
+            wanted = range(experts)
             if None not in layers and layers.keys() != {*wanted}:
                 absent, more = (sorted({*a} - {*b}) for a, b in ((wanted, layers), (layers, wanted)))
                 what = "is missing" if absent else "is there"
                 name = self._name(role, (absent or more)[0])
-                raise _C.Error(f"{name}: {what}; the model has {experts.num_experts} experts")
+                raise _C.Error(f"{name}: {what}; the model has {experts} experts")
         return first
 
     def _read_part(

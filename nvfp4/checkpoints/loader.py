@@ -17,7 +17,7 @@ from nvfp4.checkpoints import comfy_kitchen, modelopt, others
 from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales
 from nvfp4.checkpoints.files import file_errors
 from nvfp4.checkpoints.fit import is_head, is_pretrained, left_out
-from nvfp4.checkpoints.mixtures import gatherer, made, warn_of_modes
+from nvfp4.checkpoints.mixtures import described, gatherer, made, warn_of_modes
 from nvfp4.checkpoints.reader import check_layer, read, report_dense
 from nvfp4.experts import Stack
 from nvfp4.linear import Linear
@@ -133,6 +133,7 @@ def load(
     if model is None:
         report_dense(checkpoint)
     else:
+        warn_of_modes(checkpoint.containers, activations, stacklevel=4)  # past it, load and file_errors
         put(checkpoint, model, None if mesh is None or plan is None else (mesh, plan))
         layers = [module for module in model.modules() if isinstance(module, (Linear, Stack))]
         checkpoint.dense, checkpoint.other_bytes = find_dense(model, layers)
@@ -200,6 +201,9 @@ def put(
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, packed in checkpoint.layers.items():
         check_layer(name, packed, modules)
+    for name, container in checkpoint.containers.items():
+        about = described(name, modules[name])
+        container.check(about.gated, about.experts)
     replaced = {id(modules[name]) for name in (*checkpoint.layers, *checkpoint.containers)}
     for name in checkpoint.containers:
         replaced |= {id(child) for child in modules[name].modules()}
@@ -245,7 +249,6 @@ def put(
         parts, styles = parallel.split_layers(checkpoint.layers, model, *split)
         check_scales(checkpoint, parts)
     layers: dict[int, torch.nn.Module] = {}
-    warn_of_modes(checkpoint.containers, stacklevel=4)
     for name, container in checkpoint.containers.items():
         checkpoint.mixtures[name] = layers[id(modules[name])] = made(name, container, modules[name])
     checkpoint.containers = {}

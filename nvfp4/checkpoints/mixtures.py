@@ -84,12 +84,23 @@ def placeholder(about: Description, old: torch.nn.Module) -> Experts:
     return new.train(old.training)
 
 
-def warn_of_modes(containers: Mapping[str, Container], stacklevel: int) -> None:
-    """One warning for all experts that the checkpoint has as W4A4."""
+def warn_of_modes(containers: Mapping[str, Container], wanted: str | None, stacklevel: int) -> None:
+    """One warning for all experts that the checkpoint has as W4A4, or the caller wants to be.
+
+    Args:
+        wanted: load's `activations`.
+    """
+    if containers and wanted == "nvfp4":
+        name = next(iter(containers))
+        text = (
+            f"activations: is {wanted!r}, but experts run with 16-bit activations: {name} ({len(containers)} modules)"
+        )
+        warnings.warn(text, stacklevel=stacklevel)
+        return
     names = [name for name, container in containers.items() if container.mode != W4A16]
     if names:
         warnings.warn(
             f"{names[0]}: is {containers[names[0]].mode} in the checkpoint; experts run with 16-bit activations "
             f"(W4A16; {len(names)} modules)",
-            stacklevel=stacklevel + 1,
+            stacklevel=stacklevel,
         )

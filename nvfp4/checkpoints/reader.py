@@ -335,7 +335,7 @@ def gather_layer(
     if container.name != place.container:
         raise _C.Error(f"{place.container}: and {container.name} are both {target} of the model")
     check_mode(f"{place.container}.{place.local.format(place.expert)}.", own, format_name, mode, None)
-    dynamic = mode == W4A4_DYNAMIC
+    dynamic, wanted = mode == W4A4_DYNAMIC, None if wanted is None else AUTO
     activations = chosen(own, format.INPUT_SCALE, ACTIVATIONS[str(mode)], wanted, dynamic)
     container.add(place, own, activations, joined, dynamic)
 

@@ -427,6 +427,22 @@ def test_mixed_precision(mixture: Callable[..., Mixture], tmp_path: Path) -> Non
     assert torch.equal(logits(again), logits(model))
 
 
+def test_activations_of_experts(mixture: Callable[..., Mixture], tmp_path: Path) -> None:
+    """Experts stay what they are if all layers shall quantize their inputs, and a warning says so."""
+    own = mixture("qwen3-moe")
+    folder = own.write(tmp_path / "read", "modelopt")
+    for how in ("load", "transformers"):
+        model = own.from_config()
+        with pytest.warns(UserWarning, match=r"^activations: is 'nvfp4', but experts run with 16-bit") as caught:
+            if how == "load":
+                nvfp4.load(folder, model, activations="nvfp4")
+            else:
+                model = nvfp4.transformers.load(folder, activations="nvfp4")
+        assert len(caught) == 1 and (how != "load" or caught[0].filename == __file__)
+        assert model.model.layers[0].mlp.experts.mode == "W4A16"
+        assert model.model.layers[0].self_attn.q_proj.activations == "nvfp4"
+
+
 # ---- errors ----
 
 
