@@ -29,13 +29,12 @@ static nvfp4_status check_as_gate(const checked_call *c, const nvfp4_tensor *t, 
 }
 
 static nvfp4_status check_activation(const nvfp4_gated_args *args) {
-    static const char *const names[] = {"silu", "gelu_tanh", "relu2", "swiglu"};
     const int32_t activation = (int32_t)args->activation;
     if (activation < NVFP4_SILU || activation > NVFP4_SWIGLU)
         return REJECT("activation", ("is %d", activation),
                       ("must be silu (%d), gelu_tanh (%d), relu2 (%d) or swiglu (%d)", NVFP4_SILU, NVFP4_GELU_TANH,
                        NVFP4_RELU2, NVFP4_SWIGLU));
-    const char *name = names[activation];
+    const char *name = activation_name(activation);
     if (activation == NVFP4_SWIGLU && absent(&args->up))
         return REJECT("up", ("is missing"), ("must be a tensor: swiglu multiplies by up + 1"));
     if (activation == NVFP4_RELU2 && !absent(&args->up))

@@ -32,6 +32,12 @@ const char *nvfp4_dtype_name(nvfp4_dtype dtype) {
     return (uint32_t)dtype <= NVFP4_INT64 ? names[dtype] : "unknown";
 }
 
+const char *activation_name(int32_t activation) {
+    static const char *const names[] = {
+        [NVFP4_SILU] = "silu", [NVFP4_GELU_TANH] = "gelu_tanh", [NVFP4_RELU2] = "relu2", [NVFP4_SWIGLU] = "swiglu"};
+    return names[activation];
+}
+
 int64_t element_count(const nvfp4_tensor *t) {
     int64_t count = 1;
     for (int i = 0; i < t->ndim; i++) count *= t->shape[i];

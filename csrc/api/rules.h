@@ -25,6 +25,8 @@ static inline int absent(const nvfp4_tensor *t) {
 int64_t swizzled_bytes(int64_t rows, int64_t columns);
 /* Bytes of one element (one packed pair). */
 int64_t dtype_bytes(int32_t dtype);
+/* The name of an nvfp4_activation. */
+const char *activation_name(int32_t activation);
 int64_t element_count(const nvfp4_tensor *t);
 int is_contiguous(const nvfp4_tensor *t);
 /* Bytes from the first to behind the last element. */

@@ -48,10 +48,8 @@ nvfp4_status block_scale_from_name(const char *name, int32_t *block_scale) {
 }
 
 nvfp4_status activation_from_name(const char *name, int32_t *activation) {
-    static const char *const names[] = {
-        [NVFP4_SILU] = "silu", [NVFP4_GELU_TANH] = "gelu_tanh", [NVFP4_RELU2] = "relu2", [NVFP4_SWIGLU] = "swiglu"};
     for (*activation = NVFP4_SILU; *activation <= NVFP4_SWIGLU; ++*activation)
-        if (strcmp(name, names[*activation]) == 0) return NVFP4_OK;
+        if (strcmp(name, activation_name(*activation)) == 0) return NVFP4_OK;
     return REJECT("activation", ("is '%.80s'", name), ("must be 'silu', 'gelu_tanh', 'relu2' or 'swiglu'"));
 }
 

@@ -46,6 +46,35 @@ static inline void transpose(__m256i to[4], const char *from, size_t pitch) {
     to[3] = _mm256_unpackhi_epi64(high01, high23);
 }
 
+/* 8 values of a type as floats, and floats rounded to a type. */
+static inline __m256 load_lanes(const void *from, int32_t type) {
+    if (type == NVFP4_FP32) return _mm256_loadu_ps(from);
+    __m128i codes = _mm_loadu_si128(from);
+    if (type == NVFP4_FP16) return _mm256_cvtph_ps(codes);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(codes), 16));
+}
+
+/* Rounds to nearest even; the upper half is bf16. A NaN keeps its upper bits, made quiet. */
+static inline __m256i round_to_bf16(__m256 x) {
+    __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd);
+    __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+    return _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(quiet), nan));
+}
+
+static inline void store_lanes(void *to, __m256 x, int32_t type) {
+    if (type == NVFP4_FP32) {
+        _mm256_storeu_ps(to, x);
+    } else if (type == NVFP4_FP16) {
+        _mm_storeu_si128(to, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    } else {
+        __m256i words = _mm256_srli_epi32(round_to_bf16(x), 16);
+        words = _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0x08);
+        _mm_storeu_si128(to, _mm256_castsi256_si128(words));
+    }
+}
+
 static inline float add_lanes(__m256 x) {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));

@@ -16,6 +16,8 @@ PLANNER(dequantize, quantize)
 PLANNER(silu_mul_quantize, quantize)
 PLANNER(rms_norm_quantize, norm)
 PLANNER(amax_scale, amax)
+PLANNER(gated, gated)
+PLANNER(moe_combine, moe_combine)
 
 /* The planner of a function that has no instructions to choose. */
 #define PORTABLE_PLANNER(name, problem)                                                                                \
@@ -26,6 +28,4 @@ PLANNER(amax_scale, amax)
     const conversion_planner cpu_##name##_planner = {.run_host = run_##name};
 PORTABLE_PLANNER(swizzle, swizzle)
 PORTABLE_PLANNER(unswizzle, swizzle)
-PORTABLE_PLANNER(gated, gated)
 PORTABLE_PLANNER(moe_route, moe_route)
-PORTABLE_PLANNER(moe_combine, moe_combine)

@@ -35,8 +35,8 @@ void cpu_rms_norm_quantize(const norm_problem *problem, cpu_isa isa, int threads
 void cpu_silu_mul_quantize(const quantize_problem *problem, cpu_isa isa, int threads);
 void cpu_swizzle(const swizzle_problem *problem, int threads);
 void cpu_unswizzle(const swizzle_problem *problem, int threads);
-void cpu_gated(const gated_problem *problem, int threads);
+void cpu_gated(const gated_problem *problem, cpu_isa isa, int threads);
 void cpu_moe_route(const moe_route_problem *problem, int threads);
-void cpu_moe_combine(const moe_combine_problem *problem, int threads);
+void cpu_moe_combine(const moe_combine_problem *problem, cpu_isa isa, int threads);
 
 #endif

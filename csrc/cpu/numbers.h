@@ -6,13 +6,6 @@
 #include <stdint.h>
 #include <string.h>
 
-/* fmaf is a call into libm without the instruction: gcc compiles the function for CPUs with it as well. */
-#if defined(__x86_64__)
-#define WITH_FMA __attribute__((target_clones("arch=haswell", "default")))
-#else
-#define WITH_FMA
-#endif
-
 /* Twice the value of an e2m1 code: the values themselves are halves. */
 static const int8_t e2m1_doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 

@@ -21,6 +21,13 @@
 #include "cpu/epilogue.h"
 #include "cpu/operand.h"
 
+/* fmaf is a call into libm without the instruction: gcc compiles the function for CPUs with it as well. */
+#if defined(__x86_64__)
+#define WITH_FMA __attribute__((target_clones("arch=haswell", "default")))
+#else
+#define WITH_FMA
+#endif
+
 enum { BLOCK = 16 };
 
 /* Codes under one of the block scales that a block may get. */

@@ -61,7 +61,7 @@ FAMILIES |= {
             "kernels/moe/*",
             "kernels/common/activation.h",
             "kernels/common/exponential.h",
-            "cpu/moe.c",
+            "cpu/moe*",
             "api/check_moe.c",
         ),
         (

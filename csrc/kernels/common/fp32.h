@@ -7,7 +7,8 @@
 #define HOST_DEVICE static __device__ __forceinline__
 #else
 #include <math.h>
-#define HOST_DEVICE        static inline
+/* A loop over a function that is called would not become vectors. */
+#define HOST_DEVICE        static inline __attribute__((always_inline))
 #define __fadd_rn(a, b)    ((a) + (b))
 #define __fdiv_rn(a, b)    ((a) / (b))
 #define __fmaf_rn(a, b, c) fmaf(a, b, c)

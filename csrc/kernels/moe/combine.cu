@@ -1,5 +1,5 @@
-/* Sums of experts' rows, bit for bit as cpu/moe.c. A thread has ROWS_COLUMNS columns of a token, and loads SUMMANDS of
- * its rows before it adds them, in the order of the token's choices. */
+/* Sums of experts' rows, bit for bit as cpu/moe_rows.h. A thread has ROWS_COLUMNS columns of a token, and loads
+ * SUMMANDS of its rows before it adds them, in the order of the token's choices. */
 #include <math.h>
 
 #include "common/conversion_problem.h"

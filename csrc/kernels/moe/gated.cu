@@ -1,5 +1,5 @@
-/* Gated activations, bit for bit as cpu/moe.c: kernels/common/activation.h defines them. A thread has ROWS_COLUMNS
- * columns of a row. */
+/* Gated activations, bit for bit as cpu/moe_rows.h: kernels/common/activation.h defines them. A thread has
+ * ROWS_COLUMNS columns of a row. */
 #include "common/conversion_problem.h"
 #include "kernels/common/activation.h"
 #include "kernels/moe/rows.cuh"
