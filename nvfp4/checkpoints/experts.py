@@ -259,11 +259,11 @@ class Container:
     def _upright(self, role: str, own: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], bool]:
         """A stack's tensors with N before K, and whether K was first."""
         weight_key, scale_key, _ = self.format.REQUIRED
-        result = upright({**own, "weight_scale": own[scale_key]}, weight_key)
         name = f"{self.name}.{self.locals[role]}"
         for key in (weight_key, scale_key):
             if own[key].ndim != 3:
                 raise _C.Error(f"{name}.{key}: has {own[key].ndim} dimensions; must have 3")
+        result = upright({**own, "weight_scale": own[scale_key]}, weight_key)
         return result, result[weight_key] is not own[weight_key]
 
     def _scalars(
