@@ -378,6 +378,7 @@ class Experts(torch.nn.Module):
         self.apply_router_weight_on_input = apply_router_weight_on_input
         self.batch_invariant = batch_invariant
         self.mode = "W4A16"  # as stored
+        self.interleaved = False  # whether rows of gate and up alternate in a checkpoint's stack
         self.naming: Any = None  # nvfp4.checkpoints.experts.Naming of the checkpoint, for saving
         place = {"bias": bias, "device": device, "dtype": dtype}
         self.gate_up = Stack(num_experts, 2 if gated else 1, intermediate_size, hidden_size, **place)

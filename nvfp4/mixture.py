@@ -46,7 +46,7 @@ class Description:
     interleaved: bool
 
     def make(self, device: Any, dtype: torch.dtype) -> Experts:
-        return Experts(
+        made = Experts(
             self.experts,
             self.hidden,
             self.intermediate,
@@ -58,6 +58,8 @@ class Description:
             device=device,
             dtype=dtype,
         )
+        made.interleaved = self.interleaved
+        return made
 
 
 def of_experts(experts: Experts) -> Description:
@@ -71,7 +73,7 @@ def of_experts(experts: Experts) -> Description:
         experts.alpha,
         experts.gate_up.bias is not None,
         transposed=False,
-        interleaved=False,
+        interleaved=experts.interleaved,
     )
 
 

@@ -161,10 +161,6 @@ class Container:
         given = any(self.format.INPUT_SCALE in own for layers in self.layers.values() for own in layers.values())
         return W4A4 if given else W4A16
 
-    @property
-    def nbytes(self) -> int:
-        return sum(t.nbytes for layers in self.layers.values() for own in layers.values() for t in own.values())
-
     def fill(self, experts: Experts, interleaved: bool, device: torch.device | None = None) -> Experts:
         """Fills a module, whose buffers are on the device, or on the meta device.
 

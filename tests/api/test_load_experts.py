@@ -286,6 +286,21 @@ def test_experts_that_the_model_cannot_take(mixture: Callable[..., Mixture], tmp
     assert not any(isinstance(module, (nvfp4.Linear, Experts)) for module in model.modules())
 
 
+@pytest.mark.parametrize("name", ["gpt-oss", "nemotron-h"])
+def test_experts_take_another_checkpoint(name: str, mixture: Callable[..., Mixture], tmp_path: Path) -> None:
+    """An nvfp4.Experts of a model is replaced too; it knows whether gate and up alternate in the model's stacks."""
+    own = mixture(name)
+    folder = own.write(tmp_path / "read", "modelopt")
+    model = own.from_config()
+    for _ in range(2):
+        nvfp4.load(folder, model)
+        assert error(logits(model), logits(own.dense)) < BOUND
+    model = own.from_config()
+    nvfp4.quantize_model(model, activations=None)
+    nvfp4.load(folder, model)
+    assert error(logits(model), logits(own.dense)) < BOUND
+
+
 # ---- time ----
 
 
