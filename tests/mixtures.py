@@ -207,5 +207,5 @@ def content(folder: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes
 
 
 def other_tensors() -> dict[str, Tensor]:
-    """Those of a norm beside experts."""
+    """The tensors of a norm beside experts."""
     return {"norm.weight": torch.ones(8), "norm.bias": torch.zeros(8)}
