@@ -382,13 +382,20 @@ def epilogue(
     beta: float = 0.0,
     out_dtype: torch.dtype = torch.float16,
 ) -> torch.Tensor:
-    """fp32 sums [L, M, N] to results: v = alpha * sum, v = fma(beta, c, v), v = v + bias, one rounding to out_dtype."""
-    v = sums if alpha is None else as_fp32(alpha, sums.device) * sums
+    """fp32 sums [L, M, N] to results: v = alpha * sum, v = fma(beta, c, v), v = v + bias, one rounding to out_dtype.
+    alpha is one number, [N] or [L, N], and bias [N] or [L, N]."""
+    v = sums if alpha is None else for_rows(as_fp32(alpha, sums.device)) * sums
     if c is not None and beta != 0.0:
         v = fma(as_fp32(beta, v.device), c.float().reshape(v.shape), v)
     if bias is not None:
-        v = v + bias.float()
+        v = v + for_rows(bias.float())
     return v.to(out_dtype)
+
+
+def for_rows(x: float | torch.Tensor) -> torch.Tensor:
+    """alpha or bias as every row of [L, M, N] takes it: that of batches, [L, N] or [L, 1], as [L, 1, N]."""
+    x = torch.as_tensor(x)
+    return x[:, None] if x.ndim == 2 else x
 
 
 def fma(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,8 @@
 Environment: NVFP4_CUDA=0 builds for the CPU alone; NVFP4_ARCHS="sm_90 sm_120" compiles machine code for these GPUs
 alone; NVFP4_NVCC names the nvcc to use; NVFP4_WERROR=1 makes warnings errors; NVFP4_NVCC_FLAGS are given to nvcc too
 (-lineinfo for profilers and compute-sanitizer); NVFP4_DUMP=1 and NVFP4_WATCHDOG=1 add code for debugging
-(docs/debugging.md).
+(docs/debugging.md); NVFP4_SANITIZE=1 compiles the C code with AddressSanitizer and UBSan, whose libraries have to be
+loaded before Python (.ci/full).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import hashlib
 import os
 import re
 import shlex
@@ -34,7 +36,10 @@ if int(setuptools.__version__.split(".")[0]) < 77:  # as pyproject.toml asks, wh
 
 DEBUG = [name for name in ("NVFP4_DUMP", "NVFP4_WATCHDOG") if os.environ.get(name, "0") == "1"]
 WERROR = os.environ.get("NVFP4_WERROR", "0") == "1"
-CFLAGS = ["-std=c11", "-O3", "-Wall", "-Wextra", "-fvisibility=hidden", "-fexceptions", "-g0"]
+SANITIZERS = ["-fsanitize=address,undefined"] if os.environ.get("NVFP4_SANITIZE", "0") == "1" else []
+CFLAGS = ["-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden", "-fexceptions", *SANITIZERS]
+# Python's own flags have -fwrapv, with which no signed overflow is undefined.
+CFLAGS += ["-O1", "-g1", "-fno-wrapv", "-fno-sanitize-recover=all"] if SANITIZERS else ["-O3", "-g0"]
 
 
 def version() -> str:
@@ -97,7 +102,31 @@ class BuildExt(build_ext):
         super().run()
         if not self.inplace:
             # `python -m nvfp4` in a checkout imports the nvfp4 folder it stands in, not the installed package.
+            why = why_it_stays()
+            if why:
+                print(f"nvfp4: {MODULE.relative_to(ROOT)} stays as it is in this checkout: {why}.")
+                return
             self.copy_extensions_to_source()
+        NOTE.write_text(f"{digest_of(MODULE)}{IN_PLACE * self.inplace}{GPU * nvfp4_cuda.wanted()}\n")
+
+
+# The checkout's own module, and a note of the build that put it there: the module's digest and these words.
+MODULE, NOTE = ROOT / "nvfp4" / "_C.abi3.so", ROOT / "build" / "module"
+IN_PLACE, GPU = " in-place", " gpu"
+
+
+def digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def why_it_stays() -> str:
+    """Why an installation, into this environment or another one, must not replace the checkout's module; "": it may."""
+    note = NOTE.read_text() if NOTE.is_file() and MODULE.is_file() else ""
+    if not note.startswith(digest_of(MODULE) if note else " "):
+        return ""
+    if IN_PLACE in note:
+        return "it was built in place, for an editable installation"
+    return "it has GPU code, and this build has none" if GPU in note and not nvfp4_cuda.wanted() else ""
 
 
 setup(
@@ -109,7 +138,7 @@ setup(
             include_dirs=["csrc"],
             define_macros=[("Py_LIMITED_API", "0x030A0000")] + [(name, "1") for name in DEBUG],
             extra_compile_args=CFLAGS + ["-Werror"] * WERROR,
-            extra_link_args=["-Wl,-s"],
+            extra_link_args=SANITIZERS or ["-Wl,-s"],
             libraries=["m", "dl", "pthread"],
             py_limited_api=True,
         )

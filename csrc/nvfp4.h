@@ -1,8 +1,18 @@
 /* nvfp4: matrix products of NVFP4 data, C = alpha * (A . B^T) + beta * C + bias, or of 16-bit A without the
  * transposition, alpha * (A . B).
  *
- * The public C interface. It knows no Python and no torch. Compile the C files of this folder without bindings/ and
- * contest/, with this folder as include path, and link libm, libdl and libpthread.
+ * The public C interface. It knows no Python and no torch. A program is compiled with the C files of this folder but
+ * those of bindings/ and contest/. In a checkout, for the CPU alone:
+ *
+ *   gcc -std=c11 -O3 -Icsrc tests/c/example.c \
+ *       $(find csrc/api csrc/common csrc/cpu csrc/driver csrc/kernels csrc/plan -name '*.c') \
+ *       -lm -ldl -lpthread -o example
+ *
+ * With GPU code, which `pip install .` leaves in build/cuda and which becomes part of the program:
+ *
+ *   gcc -std=c11 -O3 -DNVFP4_CUDA -Icsrc -Ibuild/cuda tests/c/example.c \
+ *       $(find csrc/api csrc/common csrc/cpu csrc/driver csrc/kernels csrc/plan -name '*.c') \
+ *       -lm -ldl -lpthread -o example
  *
  * Format. A value is e2m1 (sign, 2 exponent bits, 1 mantissa bit: 0 .5 1 1.5 2 3 4 6); element 2i of a row is the
  * low nibble of byte i, element 2i+1 the high one. Every 16 values along K share one e4m3 scale; bit 7 of a scale

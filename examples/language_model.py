@@ -8,6 +8,13 @@ is Python's own reference manual, as pydoc has it: the chapter "Compound stateme
 names" for calibrating W4A4. "4/6" is block_scale="four_over_six". The embedding, which is the output layer too, stays
 dense. Perplexity is computed in fp32, speed in bf16; on a GPU, decoding and prefill are CUDA graphs. With --random the
 weights are random, which needs no package, and the speed alone is measured.
+
+Each figure is printed as soon as it is there. On a CPU a mode takes minutes; --tokens 512 is faster, and rougher.
+
+transformers reads the file too (from_pretrained with gguf_file=, which needs accelerate), and
+tests/api/test_language_model.py compares its logits with those of this model. The model is written out here because a
+step of decoding has to be one CUDA graph to be timed, and because the example then needs neither package.
+docs/checkpoints.md says how to measure the perplexity of any model of transformers.
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ import importlib.metadata
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -291,14 +298,13 @@ def by_modelopt(model: Llama, samples: Tensor) -> Llama:
     return model
 
 
-def quality(tokens: int, device: str = "cpu", modelopt: bool = False) -> dict[str, tuple[float, str]]:
-    """Perplexity of so many tokens, and how the model goes on after a few words."""
+def quality(tokens: int, device: str = "cpu", modelopt: bool = False) -> Iterator[tuple[str, tuple[float, str]]]:
+    """For each mode the perplexity of so many tokens, and how the model goes on after a few words."""
     dense, tokenizer = load()
     dense = dense.to(device)
     ids, samples = tokens_of(tokenizer, TEXT, tokens), tokens_of(tokenizer, CALIBRATION, min(tokens, 1024))
     words = torch.tensor(tokenizer.encode("The capital of France is").ids)
     ids, samples, words = (x.to(device) for x in (ids, samples, words))
-    results = {}
     models = {"fp32": lambda: dense} | {name: partial(quantized, dense, name, samples) for name in MODES}
     if modelopt:
         models["ModelOpt"] = partial(by_modelopt, dense, samples)
@@ -306,26 +312,27 @@ def quality(tokens: int, device: str = "cpu", modelopt: bool = False) -> dict[st
         with torch.no_grad():
             model = make()
         with torch.inference_mode():
-            results[name] = perplexity(model, ids), tokenizer.decode(generate(model, words, 12))
-    return results
+            result = perplexity(model, ids), tokenizer.decode(generate(model, words, 12))
+        yield name, result
 
 
 def speed(
     dense: Llama, prompt: int = 256, decode: int = 16, rounds: int = 2, device: str = "cpu"
-) -> dict[str, tuple[float, ...]]:
-    """Tokens a second of prefill and of decoding, bytes of the linear layers and of everything else. In bf16, but for
-    "fp32": a CPU without instructions for bf16 is faster in fp32. On a CPU by one thread."""
+) -> Iterator[tuple[str, tuple[float, float, int, int]]]:
+    """For each mode tokens a second of prefill and of decoding, bytes of the linear layers and of everything else. In
+    bf16, but for "fp32": a CPU without instructions for bf16 is faster in fp32. On a CPU by one thread."""
     dense, ids = dense.to(device), (torch.arange(prompt) * 37 % 1000).to(device)
-    results: dict[str, tuple[float, ...]] = {}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     for name in ("fp32", "bf16", *MODES):
-        with torch.inference_mode():
-            model = copy.deepcopy(dense) if name not in MODES else quantized(dense, name, ids)
-            model = model if name == "fp32" else model.bfloat16()
-            results[name] = *speeds(model, ids, decode, rounds), *weight_bytes(model)
-    torch.set_num_threads(threads)
-    return results
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with torch.inference_mode():
+                model = copy.deepcopy(dense) if name not in MODES else quantized(dense, name, ids)
+                model = model if name == "fp32" else model.bfloat16()
+                result = *speeds(model, ids, decode, rounds), *weight_bytes(model)
+        finally:
+            torch.set_num_threads(threads)
+        yield name, result
 
 
 def main() -> None:
@@ -341,14 +348,14 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
     if not given.random:
-        for name, (value, text) in quality(given.tokens, given.device, given.modelopt).items():
-            print(f"{name:<9} perplexity {value:6.2f}   The capital of France is{text!r}")
+        for name, (value, text) in quality(given.tokens, given.device, given.modelopt):
+            print(f"{name:<9} perplexity {value:6.2f}   The capital of France is{text!r}", flush=True)
     if not given.no_speed:
         where = "one core" if device.type == "cpu" else "the GPU"
         model = random_model() if given.random else load()[0]
-        for name, (prefill, decode, inside, outside) in speed(model, given.prompt, device=given.device).items():
+        for name, (prefill, decode, inside, outside) in speed(model, given.prompt, device=given.device):
             print(f"{name:<9} tokens/s of {where}: prefill {prefill:8.1f}, decode {decode:7.1f}", end="   ")
-            print(f"MB: linear layers {inside / 1e6:.1f}, others {outside / 1e6:.1f}")
+            print(f"MB: linear layers {inside / 1e6:.1f}, others {outside / 1e6:.1f}", flush=True)
 
 
 if __name__ == "__main__":

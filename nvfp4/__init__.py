@@ -16,11 +16,13 @@ scale (e4m3) for every 16 values along K.
     use_tuning      overrides launch plans with those that `python -m nvfp4 bench --tune` measured to be the fastest
     Linear          is torch.nn.Linear with NVFP4 weights (this and the next four need torch)
     Experts         is the module of all experts of a mixture with NVFP4 weights
-    quantize_model  replaces a model's linear layers by NVFP4 ones, in place
+    Fp8Linear       is torch.nn.Linear with FP8 weights, for checkpoints that have both
+    quantize_model  replaces a model's linear layers by NVFP4 ones, in place;  dequantize_model by dense ones again
     load            reads an NVFP4 checkpoint, and puts it into a model
     save            writes a model's NVFP4 layers as a checkpoint of compressed-tensors or ModelOpt
-    parallel        runs such layers on several devices, for torch's parallelize_module (a module to import)
-    transformers    loads such checkpoints in Hugging Face transformers (a module to import)
+    parallel        runs such layers on several devices, for torch's parallelize_module (a module)
+    transformers    loads such checkpoints in Hugging Face transformers (a module, which from_pretrained needs imported)
+    peft            merges adapters of PEFT into such layers (a module, imported with the layers where PEFT is)
     vllm            runs them in vLLM, which imports the module itself
     Error           is raised for every invalid call, with an error message
 
@@ -76,9 +78,14 @@ __all__ = [
 # `from sys import modules`, in which they look torch up.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from nvfp4 import parallel as parallel
+    from nvfp4 import peft as peft
+    from nvfp4 import transformers as transformers
     from nvfp4.checkpoints.loader import load as load
     from nvfp4.checkpoints.save import save as save
+    from nvfp4.dense import dequantize_model as dequantize_model
     from nvfp4.experts import Experts as Experts
+    from nvfp4.fp8 import Fp8Linear as Fp8Linear
     from nvfp4.linear import Linear as Linear
     from nvfp4.model import quantize_model as quantize_model
 
@@ -88,21 +95,25 @@ if "torch" in sys.modules:
 # Names whose modules import torch are imported at their first use. They are not in __all__, so that
 # `from nvfp4 import *` needs no torch.
 _LAZY = {
+    "Fp8Linear": "nvfp4.fp8",
     "Linear": "nvfp4.linear",
     "Experts": "nvfp4.experts",
     "quantize_model": "nvfp4.model",
+    "dequantize_model": "nvfp4.dense",
     "load": "nvfp4.checkpoints.loader",
     "save": "nvfp4.checkpoints.save",
 }
+# Modules that are imported at their first use too. dir() leaves them out, as help() would import what it lists.
+_MODULES = ("parallel", "peft", "transformers")
 
 
 def __getattr__(name: str) -> object:
-    if name not in _LAZY:
+    if name not in _LAZY and name not in _MODULES:
         raise AttributeError(f"module 'nvfp4' has no attribute {name!r}")
     from importlib import import_module  # here: a plain interpreter has not loaded it
 
     try:
-        value = getattr(import_module(_LAZY[name]), name)
+        value = import_module(f"nvfp4.{name}") if name in _MODULES else getattr(import_module(_LAZY[name]), name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -300,6 +300,9 @@ def quantize(
 ) -> tuple[Array, Array]:
     """Quantizes numbers to NVFP4: x is approximated by value * scale * global_scale.
 
+    Pass global_scale=amax_scale(x). With the default of 1, small numbers lose accuracy and very small ones are lost:
+    normal weights of standard deviation 0.02 get an error of 10.3 % instead of 9.5 %, those of 0.001 become zeros.
+
     Args:
         x (Tensor): [R, K] or [L, R, K], float16, bfloat16 or float32. K is a multiple of 16.
         global_scale (float or Tensor, optional): the multiplier that dequantize or gemm's alpha applies again. Default:

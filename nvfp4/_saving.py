@@ -21,7 +21,7 @@ def prepare_saving(model: torch.nn.Module) -> None:
     if not models:
         return
     try:
-        from nvfp4.transformers import attach
+        from nvfp4._pretrained import attach
     except ImportError:
         for own in models:
             if getattr(own, "hf_quantizer", None) is None:
@@ -37,7 +37,7 @@ def naming_in(model: torch.nn.Module, name: str, about: Description) -> Naming:
     locals_of = None
     if kind is not None and isinstance(model, kind):
         try:
-            from nvfp4.transformers import expert_names
+            from nvfp4._pretrained import expert_names
         except ImportError:  # a version that nvfp4.transformers cannot work with
             return naming_of(about)
         locals_of = expert_names(model, name, about.gated)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import reprlib
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 try:
     import rich.console
+    import rich.markup
     import rich.progress
 except ImportError:
     rich = None
@@ -41,12 +44,15 @@ def plain(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """Yields a function that reports the start of a step; there are `total` steps.
+def progress(total: int | None) -> Iterator[Callable[[str], None]]:
+    """Yields a function that reports the start of a step; there are `total` steps, or an unknown number (None).
 
-    With rich on a terminal it draws a bar; otherwise it prints one line per step.
+    With rich, on a terminal or in a notebook, it draws a bar. Without it the step stands there in one line, which
+    changes. Elsewhere each step is a line.
     """
-    if rich is not None and sys.stderr.isatty():
+    notebook = in_notebook()
+    changing = notebook or sys.stderr.isatty()
+    if rich is not None and (has_widgets() if notebook else sys.stderr.isatty()):
         columns = (
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(),
@@ -54,24 +60,51 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
             rich.progress.TimeElapsedColumn(),
             rich.progress.TimeRemainingColumn(),
         )
-        console = rich.console.Console(stderr=True)
+        console = rich.console.Console(stderr=True, force_jupyter=notebook)
         with rich.progress.Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task("", total=total)
             started = 0
 
             def draw(what: str) -> None:
                 nonlocal started
-                bar.update(task, description=what, completed=started)
+                bar.update(task, description=rich.markup.escape(printable(what)), completed=started)
                 started += 1
 
             yield draw
         return
 
     started = 0
+    of = "" if total is None else f"/{total}"
 
     def say(what: str) -> None:
         nonlocal started
         started += 1
-        print(f"[{started}/{total}] {what}", file=sys.stderr, flush=True)
+        line, room = f"[{started}{of}] {printable(what)}", shutil.get_terminal_size().columns - 1
+        text, end = (f"\r{line[:room]:<{room}}", "") if changing else (line, "\n")
+        print(text, end=end, file=sys.stderr, flush=True)
 
-    yield say
+    try:
+        yield say
+    finally:
+        if changing and started:
+            print(file=sys.stderr)
+
+
+def watched(total: int | None) -> AbstractContextManager[Callable[[str], None]]:
+    """Is `progress` where somebody looks: on a terminal or in a notebook. Elsewhere the function does nothing."""
+    return progress(total) if sys.stderr.isatty() or in_notebook() else nullcontext(unwatched)
+
+
+def unwatched(what: str) -> None:
+    """Reports nothing."""
+
+
+def in_notebook() -> bool:
+    """Whether Jupyter runs this program: then standard error is no terminal, but is shown below the cell."""
+    ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(ipython).__mro__)
+
+
+def has_widgets() -> bool:
+    """Whether a notebook can redraw output, for which rich needs ipywidgets."""
+    return importlib.util.find_spec("ipywidgets") is not None

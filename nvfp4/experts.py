@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nvfp4 import _C, _api
 from nvfp4.buffers import FixedBuffers
-from nvfp4.linear import _bf16_parts
+from nvfp4.gradient import as_gemm_takes_it, bf16_parts
 from nvfp4.packed import BLOCK, aligned, check_type, round_up, short
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ class Stack(FixedBuffers):
         shape: (E, P, N, K).
         kept: of each part the values [N, K/2] and the linear scales [N, K/16] of each expert, as bytes; or None.
     """
+
+    fixed = ("weight_scale", "weight_global_scale", "input_global_scale")
+    e4m3 = ("weight_scale",)
 
     weight: Tensor | None
     weight_scale: Tensor | None
@@ -200,7 +203,7 @@ class Stack(FixedBuffers):
         if bias is not None and bias.dtype != a.dtype:
             bias = bias.float()
         total = None
-        parts = [a] if a.dtype != torch.float32 else [*_bf16_parts(a)][::-1]
+        parts = [a] if a.dtype != torch.float32 else [*bf16_parts(a)][::-1]
         for i, part in enumerate(parts):
             y: Tensor = _api.grouped_gemm(
                 part,
@@ -475,7 +478,7 @@ class Experts(torch.nn.Module):
 
     def _inner(self, x: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
         """gate and up of each expert, side by side."""
-        return self.gate_up.product(dense(x), ends, rows, self.batch_invariant)
+        return self.gate_up.product(as_gemm_takes_it(x), ends, rows, self.batch_invariant)
 
     def _outputs(self, inner: Tensor, ends: Tensor) -> Tensor:
         gate, up = inner.split(self.intermediate_size, 1) if self.gated else (inner, None)
@@ -541,13 +544,6 @@ class _Gradient(torch.autograd.Function):
 def backward_places(places: Tensor, rows: Tensor, x: Tensor) -> Tensor:
     """The slots that each row of x was read into: those of its token, or its own if it stands for one choice."""
     return places if places.shape[0] == x.shape[0] else places.reshape(-1, 1)
-
-
-def dense(x: Tensor) -> Tensor:
-    """Contiguous rows on 16 bytes, as grouped_gemm takes them. A traced tensor has no address."""
-    x = x.contiguous()
-    traced = torch.compiler.is_compiling() or type(x) is not Tensor
-    return x if traced or x.data_ptr() % 16 == 0 else x.clone()
 
 
 def is_constant() -> bool:

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from nvfp4 import _C, _api
-from nvfp4.buffers import FIXED, FixedBuffers
+from nvfp4.buffers import FixedBuffers, casting
+from nvfp4.gradient import WITH_GRADIENT, NoGradient, WeightOnly, check_no_tangent, is_transformed, weight_only
 from nvfp4.packed import (
     ACTIVATIONS,
     BLOCK,
     PackedLinear,
     aligned,
     check_block_scale,
+    check_dense_dtype,
     check_positive,
     check_tensor,
     check_type,
+    invertible,
+    layer_input,
     round_up,
     short,
 )
 
 
-class Linear(FixedBuffers):
+class Linear(FixedBuffers, torch.nn.Linear):
     """A torch.nn.Linear with NVFP4 weights: y = x . W^T + bias, where W is [out_features, in_features].
 
-    A new layer holds zeros. `from_linear`, `from_packed`, `fuse` and `load_state_dict` fill it.
+    A new layer holds zeros. `from_linear`, `from_packed`, `fuse` and `load_state_dict` fill it. `to_linear` gives a
+    dense torch.nn.Linear back.
+
+    The class is derived from torch.nn.Linear so that libraries which look for linear layers, such as PEFT, find these
+    too. It has no parameters: its tensors are buffers, and `weight` is packed.
 
     Args:
         in_features (int): K, a positive multiple of 16.
@@ -40,7 +47,8 @@ class Linear(FixedBuffers):
                 input
             each call dequantizes the whole weight and calls torch.mm.
         device (torch.device, str or int, optional): the device of the buffers. Default: torch's default device.
-        dtype (torch.dtype, optional): the dtype of the bias. Default: torch.get_default_dtype().
+        dtype (torch.dtype, optional): the dtype of the bias, and of the weight that `to_linear` makes. Default:
+            torch.get_default_dtype().
         block_scale (str, optional): how nvfp4.quantize chooses the scales of the input, "amax6" or "four_over_six".
             Default: "amax6".
             It is not in the state dict, and it has no effect on the weight.
@@ -54,11 +62,14 @@ class Linear(FixedBuffers):
             the result of a row depends on the others. It is 1 for an input with a NaN or an infinity.
         alpha: float32 [] or [N]: weight_global_scale * input_global_scale, or the first alone if the second is None.
             It is not in the state dict.
+        pre_quant_scale: [K] float16, bfloat16 or float32, or None. The input is multiplied by it first (AWQ).
         bias: [N], or None.
 
     Shape:
         input: [..., K] in float16, bfloat16 or float32. Under autocast it is first cast to autocast's dtype.
         output: [..., N] in the same dtype.
+
+    pre_quant_scale is rounded to the dtype of the input, and so is their product.
 
     Products are exact and summed in fp32. alpha and bias are applied in fp32, and the result is rounded once. That
     holds for activations=None too: value * scale has at most 6 significant bits and is exact in 16 bits, so the global
@@ -66,11 +77,12 @@ class Linear(FixedBuffers):
 
     With activations=None there is a gradient with respect to x, by gemm(..., transpose_b=False) of the packed weight.
     (A float32 gradient, or one with an alpha of [N], enters as three bfloat16 parts: three times the work.) With
-    "nvfp4" there is no gradient, and an input that requires one is rejected while gradients are recorded. A tangent of
-    forward-mode differentiation is rejected too, except by activations=None with float32.
+    "nvfp4" there is no gradient: the output of an input that requires one has a `grad_fn` whose backward raises
+    nvfp4.Error. Compiled and traced code and torch.func reject such an input already. A tangent of forward-mode
+    differentiation is rejected too, except by activations=None with float32.
 
-    `.to(dtype)`, `.half()` and similar methods cast the bias alone. Call `update_alpha()` after changing a buffer by
-    hand.
+    `.to(dtype)`, `.half()` and similar methods cast the bias alone, and set `dtype`. Call `update_alpha()` after
+    changing a buffer by hand.
 
     `load_state_dict` rejects another dtype or shape of a buffer. A weight_scale in the linear layout has the same shape
     as the 128x4 one where N is a multiple of 128 and K of 64, so it cannot be rejected there: convert it with
@@ -93,7 +105,13 @@ class Linear(FixedBuffers):
     input_global_scale: Tensor | None
     alpha: Tensor
     bias: Tensor | None
-    block_scale = "amax6"  # for pickles written without it, and for a module that becomes a layer
+    pre_quant_scale: Tensor | None
+    fixed = ("weight", "weight_scale", "weight_global_scale", "input_global_scale", "pre_quant_scale", "alpha")
+    e4m3 = ("weight_scale",)
+    # For pickles written without these, and for a module that becomes a layer.
+    block_scale = "amax6"
+    dtype = torch.float32
+    _is_hf_initialized = True  # or transformers, which initializes each torch.nn.Linear, would write random numbers
 
     def __init__(
         self,
@@ -105,7 +123,7 @@ class Linear(FixedBuffers):
         dtype: torch.dtype | None = None,
         block_scale: str = "amax6",
     ) -> None:
-        super().__init__()
+        torch.nn.Module.__init__(self)  # torch.nn.Linear's would make dense parameters
         check_type("in_features", in_features, SupportsIndex, "an integer")
         check_type("out_features", out_features, SupportsIndex, "an integer")
         if in_features <= 0 or in_features % BLOCK:
@@ -116,12 +134,12 @@ class Linear(FixedBuffers):
             raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
         check_block_scale(block_scale)
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        if dtype not in (torch.float16, torch.bfloat16, torch.float32):
-            raise _C.Error(f"dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
+        check_dense_dtype(dtype)
         self.in_features = in_features
         self.out_features = out_features
         self.activations = activations
         self.block_scale = block_scale
+        self.dtype = dtype
         scales = (round_up(out_features, 128), round_up(in_features // BLOCK, 4))
 
         def zeros(*shape: int, dtype: torch.dtype | None) -> Tensor:
@@ -131,6 +149,7 @@ class Linear(FixedBuffers):
         self.register_buffer("weight_scale", zeros(*scales, dtype=torch.uint8).view(torch.float8_e4m3fn))
         self.register_buffer("weight_global_scale", torch.ones((), dtype=torch.float32, device=device))
         self.register_buffer("input_global_scale", None)
+        self.register_buffer("pre_quant_scale", None)
         self.register_buffer("bias", zeros(out_features, dtype=dtype) if bias else None)
         self.register_buffer("alpha", None, persistent=False)
         self.update_alpha()
@@ -143,7 +162,8 @@ class Linear(FixedBuffers):
         input_global_scale: float | Tensor | None = None,
         block_scale: str = "amax6",
     ) -> Linear:
-        """Quantizes a layer's weight. Its global scale is nvfp4.amax_scale of the weight.
+        """Quantizes a layer's weight. Its global scale is nvfp4.amax_scale of the weight, changed by at most
+        1 in the last place so that each format stores it without loss.
 
         Args:
             linear (torch.nn.Linear): a layer with a weight [N, K] in float16, bfloat16 or float32.
@@ -166,9 +186,9 @@ class Linear(FixedBuffers):
         check_tensor("weight", weight, None)
         if not weight.is_meta and not bool(weight.isfinite().all()):
             raise _C.Error("weight: has a value that is NaN or infinite; must be finite")
-        layer = cls(weight.shape[1], weight.shape[0], False, activations, "meta", torch.float32, block_scale)
+        layer = cls(weight.shape[1], weight.shape[0], False, activations, "meta", weight.dtype, block_scale)
         weight = weight.contiguous()
-        scale = _api.amax_scale(weight, block_scale=block_scale).reshape(())
+        scale = invertible(_api.amax_scale(weight, block_scale=block_scale).reshape(()))
         data, weight_scale = _api.quantize(weight, global_scale=scale, block_scale=block_scale)
         if input_global_scale is not None:
             if activations is None:
@@ -181,27 +201,32 @@ class Linear(FixedBuffers):
         return layer._set(data, weight_scale, scale, input_global_scale, bias)
 
     @classmethod
-    def from_packed(cls, packed: PackedLinear, block_scale: str = "amax6") -> Linear:
+    def from_packed(cls, packed: PackedLinear, block_scale: str = "amax6", dtype: torch.dtype | None = None) -> Linear:
         """Makes a layer of the tensors that nvfp4.checkpoints reads.
 
         Args:
             packed (PackedLinear): the tensors. The weight and the bias are shared and not copied.
                 A weight that is not contiguous or not aligned to 8 bytes, as gemm needs it, is copied.
             block_scale (str, optional): how nvfp4.quantize chooses the scales of the input. Default: "amax6".
+            dtype (torch.dtype, optional): the dtype of the weight that `to_linear` makes. Default: that of the bias,
+                or torch.get_default_dtype() without one.
 
         Returns:
             The nvfp4.Linear.
         """
         weight, n, k = aligned(packed.weight), packed.out_features, packed.in_features
-        layer = cls(k, n, False, packed.activations, "meta", torch.float32, block_scale)
+        if dtype is None and packed.bias is not None:
+            dtype = packed.bias.dtype
+        layer = cls(k, n, False, packed.activations, "meta", dtype, block_scale)
         swizzled = _api.swizzle(packed.weight_scale.contiguous())
+        layer.pre_quant_scale = packed.pre_quant_scale
         return layer._set(weight, swizzled, packed.weight_global_scale, packed.input_global_scale, packed.bias)
 
     def packed(self) -> PackedLinear:
         """Returns the layer's tensors as nvfp4.checkpoints writes them. The weight and the bias are shared."""
         scale = _api.unswizzle(self.weight_scale, self.out_features, self.in_features // BLOCK)
         scales = (scale, self.weight_global_scale, self.input_global_scale)
-        return PackedLinear(self.weight, *scales, self.bias, self.activations)
+        return PackedLinear(self.weight, *scales, self.bias, self.activations, self.pre_quant_scale)
 
     @classmethod
     def fuse(cls, layers: Sequence[Linear]) -> Linear:
@@ -215,8 +240,8 @@ class Linear(FixedBuffers):
             The nvfp4.Linear.
 
         Raises:
-            nvfp4.Error: the layers differ in in_features, activations, block_scale, input_global_scale or the dtype of
-                the bias.
+            nvfp4.Error: the layers differ in in_features, activations, block_scale, input_global_scale, pre_quant_scale
+                or the dtype of the bias.
         """
         if not layers:
             raise _C.Error("layers: has none; must have 1 or more")
@@ -226,6 +251,8 @@ class Linear(FixedBuffers):
                 ours, theirs = _described(getattr(first, name), name), _described(getattr(layer, name), name)
                 if ours != theirs:
                     raise _C.Error(f"layers: {name} of layer {i} is {theirs} but of layer 0 {ours}")
+            if not _same(first.pre_quant_scale, layer.pre_quant_scale):
+                raise _C.Error(f"layers: pre_quant_scale of layer {i} differs from that of layer 0; must be equal")
         parts = [layer.packed() for layer in layers]
         scales = [part.weight_global_scale for part in parts]
         if all(scale.ndim == 0 and torch.equal(scale, scales[0]) for scale in scales):
@@ -235,8 +262,51 @@ class Linear(FixedBuffers):
         bias = None if first.bias is None else torch.cat([part.bias for part in parts if part.bias is not None])
         weight = torch.cat([part.weight for part in parts])
         blocks = torch.cat([part.weight_scale.view(torch.uint8) for part in parts]).view(torch.float8_e4m3fn)
-        packed = PackedLinear(weight, blocks, scale, first.input_global_scale, bias, activations=first.activations)
-        return cls.from_packed(packed, first.block_scale)
+        packed = PackedLinear(
+            weight, blocks, scale, first.input_global_scale, bias, first.activations, first.pre_quant_scale
+        )
+        return cls.from_packed(packed, first.block_scale, first.dtype)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Returns the dense weight W [N, K]: value * scale * weight_global_scale, computed in fp32. Its columns are
+        multiplied by pre_quant_scale, if there is one: W takes the input as it is.
+
+        Args:
+            dtype (torch.dtype, optional): float16, bfloat16 or float32. Default: the layer's `dtype`.
+
+        Returns:
+            A new tensor on the weight's device. It is exact where the fp32 product and `dtype` hold the value.
+        """
+        dtype = self.dtype if dtype is None else dtype
+        check_dense_dtype(dtype)
+        scale, before = self.weight_global_scale, self.pre_quant_scale
+        if scale.ndim == 0 and before is None:
+            return _api.dequantize(self.weight, self.weight_scale, global_scale=scale, out_dtype=dtype)
+        weight = _api.dequantize(self.weight, self.weight_scale) * (scale[:, None] if scale.ndim else scale)
+        return (weight if before is None else weight * before.float()).to(dtype)
+
+    def to_linear(self, dtype: torch.dtype | None = None) -> torch.nn.Linear:
+        """Returns a torch.nn.Linear with the dense weight and a copy of the bias. Both require a gradient.
+
+        Args:
+            dtype (torch.dtype, optional): float16, bfloat16 or float32. Default: the layer's `dtype`.
+        """
+        weight, bias = self.dequantize(dtype), self.bias
+        linear = torch.nn.Linear(self.in_features, self.out_features, bias is not None, "meta")
+        linear.weight = torch.nn.Parameter(weight)
+        if bias is not None:
+            linear.bias = torch.nn.Parameter(bias.to(weight.dtype, copy=True))
+        return linear.train(self.training)
+
+    @property
+    def W_q(self) -> Tensor:
+        """The packed weight. PEFT asks a layer that has this attribute, as HQQ's layers do, for `dequantize()` where it
+        needs the dense weight (DoRA)."""
+        return self.weight
+
+    def reset_parameters(self) -> None:
+        """Raises nvfp4.Error: there are no parameters that could be initialized."""
+        raise _C.Error("layer: has no parameters to reset; must be filled by from_linear, from_packed or a state dict")
 
     def _set(
         self,
@@ -258,17 +328,25 @@ class Linear(FixedBuffers):
 
     # ---- what torch.nn.Module does with the buffers ----
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FixedBuffers:
+        """Also casts `dtype`."""
+        self.dtype = casting(fn)(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype
+        return super()._apply(fn, recurse)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._buffers.setdefault("pre_quant_scale", None)  # a pickle of 0.2 does not have it
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         """Also takes a state whose layer has one weight_global_scale for each row, or an input_global_scale, where
-        this layer has not, and the reverse. Another dtype than a buffer's is an error: torch would convert the values,
-        or with assign=True keep it."""
-        mismatches = []
-        for name in ("weight", *FIXED):
-            t, own = state_dict.get(prefix + name), self._buffers[name]
-            dtype = torch.float32 if own is None else own.dtype
-            if isinstance(t, Tensor) and t.dtype != dtype:
-                wanted = short(dtype) if own is None else f"{short(dtype)} {list(own.shape)}"
-                mismatches.append(f"{prefix}{name}: is {short(t.dtype)} {list(t.shape)}; must be {wanted}")
+        this layer has not, and the reverse; a pre_quant_scale too, in any floating-point dtype."""
+        before = state_dict.get(prefix + "pre_quant_scale")
+        if prefix + "weight" in state_dict:
+            dtype = torch.float32 if before is None else before.dtype
+            dtype = dtype if dtype in (torch.float16, torch.bfloat16) else torch.float32
+            ones = torch.ones(self.in_features, dtype=dtype, device=self.weight.device)
+            self.pre_quant_scale = None if before is None else ones
+        mismatches = self.wrong_dtypes(state_dict, prefix)
         if mismatches:
             arguments[-1].extend(mismatches)  # load_state_dict raises them, with those of other modules
             return
@@ -283,12 +361,17 @@ class Linear(FixedBuffers):
 
     def extra_repr(self) -> str:
         text = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-        text += f", activations={self.activations!r}"
-        if self.activations is not None:
-            text += f", input_global_scale={'dynamic' if self.input_global_scale is None else 'static'}"
+        if self.activations is None:
+            text += ", W4A16"
+        else:
+            text += f", W4A4, input_global_scale={'dynamic' if self.input_global_scale is None else 'static'}"
         if self.block_scale != "amax6":
             text += f", block_scale={self.block_scale!r}"
-        return text + (", weight_global_scale=[N]" if self.weight_global_scale.ndim else "")
+        text += ", weight_global_scale=[N]" if self.weight_global_scale.ndim else ""
+        return text + ("" if self.pre_quant_scale is None else ", pre_quant_scale=[K]")
+
+    def _get_name(self) -> str:
+        return f"nvfp4.{type(self).__name__}"  # in the repr of a model, beside torch's Linear
 
     # ---- the product ----
 
@@ -302,16 +385,9 @@ class Linear(FixedBuffers):
         return self._product(rows, scale, alpha, self.bias, x.dtype).reshape(shape)
 
     def _checked(self, x: Tensor) -> Tensor:
-        """The input in the dtype that the layer computes in."""
-        if not isinstance(x, Tensor):
-            raise _C.Error(f"x: is of type {type(x).__name__}; must be a torch.Tensor")
-        if x.ndim == 0 or x.shape[-1] != self.in_features:
-            raise _C.Error(f"x: shape is {list(x.shape)}; the last dimension must be in_features = {self.in_features}")
-        if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-            raise _C.Error(f"x: dtype is {short(x.dtype)}; must be float16, bfloat16 or float32")
-        if not x.is_meta and torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        return x
+        """The input in the dtype that the layer computes in, times pre_quant_scale."""
+        x = layer_input(x, self.in_features)
+        return x if self.pre_quant_scale is None else x * self.pre_quant_scale.to(x.dtype)
 
     def _scales(self, rows: Tensor) -> tuple[Tensor | None, Tensor]:
         """The global scale of an input [rows, K], or None if it is not quantized, and alpha with it."""
@@ -321,7 +397,7 @@ class Linear(FixedBuffers):
         return scale, self.alpha * scale
 
     def _dynamic_scale(self, rows: Tensor) -> Tensor:
-        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+        rows = rows.detach() if rows.stride(-1) == 1 else rows.detach().contiguous()
         return _api.amax_scale(rows, block_scale=self.block_scale).reshape(())
 
     def _product(
@@ -329,11 +405,23 @@ class Linear(FixedBuffers):
     ) -> Tensor:
         """alpha * sums + bias [rows, N], rounded once to dtype. Without alpha: the sums of values and block scales."""
         if self.activations is not None or rows.dtype != torch.float32:
-            _check_no_tangent(rows)
+            check_no_tangent(rows)
         if self.activations is None:
             if torch.is_grad_enabled() and rows.requires_grad:
-                return _WeightOnly.apply(rows, self.weight, self.weight_scale, alpha, bias, dtype)
-            return _weight_only(rows, self.weight, self.weight_scale, alpha, bias, dtype)
+                return WeightOnly.apply(rows, self.weight, self.weight_scale, alpha, bias, dtype)
+            return weight_only(rows, self.weight, self.weight_scale, alpha, bias, dtype)
+        if torch.is_grad_enabled() and rows.requires_grad:
+            if is_transformed():
+                raise _C.Error(
+                    "x: requires grad, which compiled, traced or transformed W4A4 code cannot take; use "
+                    f"torch.no_grad(), or {WITH_GRADIENT}"
+                )
+            return NoGradient.apply(rows, self._quantized_product, scale, alpha, bias, dtype)
+        return self._quantized_product(rows, scale, alpha, bias, dtype)
+
+    def _quantized_product(
+        self, rows: Tensor, scale: Tensor | None, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
         if rows.stride(-1) != 1:
             rows = rows.contiguous()
         if bias is not None and bias.dtype != dtype:
@@ -341,7 +429,7 @@ class Linear(FixedBuffers):
         a, scale_a = _api.quantize(rows, global_scale=scale, block_scale=self.block_scale)
         # quantize's kernel starts after all work before it and writes a and scale_a alone, so whatever wrote the weight
         # is complete when gemm's starts. Compiled code may put a kernel that computes a weight between the two, and in
-        # _weight_only no kernel of ours comes before gemm's.
+        # weight_only no kernel of ours comes before gemm's.
         return _api.gemm(
             a,
             self.weight,
@@ -354,12 +442,8 @@ class Linear(FixedBuffers):
         )
 
 
-def _check_no_tangent(x: Tensor) -> None:
-    """Rejects forward-mode differentiation: the kernels would give a tangent of 0."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
-        return
-    if forward_ad.unpack_dual(x).tangent is not None:
-        raise _C.Error("x: has a tangent; nvfp4 has no forward-mode derivatives, except of W4A16 with float32")
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b))
 
 
 def _described(value: Any, name: str) -> Any:
@@ -367,72 +451,3 @@ def _described(value: Any, name: str) -> Any:
     if not isinstance(value, Tensor):
         return value
     return short(value.dtype) if name == "bias" else float(value)
-
-
-def _as_gemm_takes_it(x: Tensor) -> Tensor:
-    """Dense rows on 16 bytes: x itself, if it has them. A traced tensor has no address and is taken to be aligned."""
-    if x.stride(-1) != 1 or (x.shape[0] > 1 and x.stride(0) != x.shape[1]):
-        return x.contiguous()
-    traced = torch.compiler.is_compiling() or type(x) is not Tensor
-    return x if traced or x.data_ptr() % 16 == 0 else x.clone()
-
-
-def _weight_only(
-    x: Tensor, weight: Tensor, weight_scale: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    if x.dtype != torch.float32:
-        if bias is not None and bias.dtype != dtype:
-            bias = bias.float()
-        return _api.gemm(_as_gemm_takes_it(x), weight, None, weight_scale, alpha=alpha, bias=bias, out_dtype=dtype)
-    with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
-        y = torch.mm(x, _api.dequantize(weight, weight_scale).t())
-    y = y if alpha is None else y * alpha
-    return y if bias is None else y + bias.float()
-
-
-class _WeightOnly(torch.autograd.Function):
-    """_weight_only, with a gradient with respect to x that multiplies by the packed weight."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        weight_scale: Tensor,
-        alpha: Tensor | None,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        ctx.save_for_backward(weight, weight_scale, alpha)
-        return _weight_only(x, weight, weight_scale, alpha, bias, dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _input_gradient(gradients[0], *ctx.saved_tensors), None, None, None, None, None
-
-
-def _input_gradient(dy: Tensor, weight: Tensor, weight_scale: Tensor, alpha: Tensor | None) -> Tensor:
-    """(alpha * dy) . W. One alpha is applied to the fp32 sums; one for each row of W lies along the sums."""
-    along_sums = alpha is not None and alpha.ndim > 0
-    if dy.dtype != torch.float32 and not along_sums:
-        dy = _as_gemm_takes_it(dy)
-        return _api.gemm(dy, weight, None, weight_scale, alpha=alpha, out_dtype=dy.dtype, transpose_b=False)
-    parts = _bf16_parts(dy.float() * alpha if along_sums else dy).reshape(-1, dy.shape[1])
-    sums = _api.gemm(parts, weight, None, weight_scale, out_dtype=torch.float32, transpose_b=False)
-    dx = sums.reshape(3, *dy.shape[:1], -1).sum(0)
-    return (dx if alpha is None or along_sums else dx * alpha).to(dy.dtype)
-
-
-def _bf16_parts(x: Tensor) -> Tensor:
-    """fp32 as three bf16 [3, ...], whose sum it is: each takes the upper 8 of the significant bits that are left. Bits
-    are masked, since a compiler may drop a rounding to bf16 and back."""
-
-    def upper(x: Tensor) -> Tensor:
-        return (x.contiguous().view(torch.int32) & -0x10000).view(torch.float32)
-
-    def rest(x: Tensor, part: Tensor) -> Tensor:
-        return torch.where(x.isinf(), 0.0, x - part)
-
-    first = upper(x)
-    second = upper(rest(x, first))
-    return torch.stack((first, second, rest(rest(x, first), second))).bfloat16()

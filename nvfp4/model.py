@@ -2,104 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
+import itertools
 import re
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nvfp4 import _C, _api, _text
+from nvfp4._adapters import prepare_adapters
 from nvfp4._saving import naming_in, prepare_saving
 from nvfp4.linear import Linear
 from nvfp4.mixture import Description, Reached, check_finite, describe, is_mixture, quantized
-from nvfp4.modules import FUSED, FusedPart, find_dense, keep_hooks, stacked
-from nvfp4.packed import ACTIVATIONS, BLOCK, LARGEST, check_block_scale, check_tensor, check_type, prefix_errors
+from nvfp4.modules import FUSED, FusedPart, as_linear, find_dense, is_plain, keep_hooks, not_linear, places_of, put
+from nvfp4.packed import (
+    ACTIVATIONS,
+    BLOCK,
+    LARGEST,
+    check_block_scale,
+    check_tensor,
+    check_type,
+    invertible,
+    prefix_errors,
+)
+from nvfp4.report import QuantizedLayer, QuantizeReport
 
 ERROR_ROWS = 1024  # rows of a weight that are fp32 at a time; a multiple of the scale tile's 128
-
-
-@dataclass(frozen=True)
-class QuantizedLayer:
-    """Describes a layer that quantize_model has quantized.
-
-    Attributes:
-        name (str): the name of the module in the model.
-        shape (tuple of two ints): (N, K) of its weight. Of experts (E, H, I).
-        error (float): |W - W_nvfp4| / |W| of the weight W, by Frobenius norms; 0 for a weight of zeros.
-        bytes_before (int): the bytes of weight and bias before.
-        bytes_after (int): the bytes of weight, scales and bias now.
-        input_global_scale (float or None): the scale that calibration found.
-            None: the scale is dynamic, or the activations are not quantized.
-        fused (tuple of str): the names of the layers that became one module with this one, itself included; () if none.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    error: float
-    bytes_before: int
-    bytes_after: int
-    input_global_scale: float | None = None
-    fused: tuple[str, ...] = ()
-
-
-@dataclass
-class QuantizeReport:
-    """Reports the work of quantize_model. `print(report)` prints it as a table.
-
-    Attributes:
-        layers (list of QuantizedLayer): the layers that are NVFP4 now, in the model's order, then modules of experts.
-        skipped (dict of str): the names of the other linear layers, each with the reason.
-            Dense parameters with 3 dimensions or more are here too, such as experts that nvfp4 does not know.
-        unreached (dict of list of int): of each module of experts the experts that no sample reached in `calibrate`.
-        dense (dict of int): the bytes of each parameter that stays dense and has more than 1 MB, or more than 1 % of
-            the model.
-        other_bytes (int): the bytes of all parameters and buffers that are not in `layers`.
-    """
-
-    layers: list[QuantizedLayer] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
-    unreached: dict[str, list[int]] = field(default_factory=dict)
-    dense: dict[str, int] = field(default_factory=dict)
-    other_bytes: int = 0
-
-    @property
-    def bytes_before(self) -> int:
-        """The bytes of the whole model before."""
-        return sum(layer.bytes_before for layer in self.layers) + self.other_bytes
-
-    @property
-    def bytes_after(self) -> int:
-        """The bytes of the whole model now."""
-        return sum(layer.bytes_after for layer in self.layers) + self.other_bytes
-
-    def __str__(self) -> str:
-        rows = [
-            (
-                layer.name,
-                "x".join(map(str, layer.shape)),
-                f"{layer.error:.4f}",
-                str(layer.bytes_before),
-                str(layer.bytes_after),
-                "-" if layer.input_global_scale is None else f"{layer.input_global_scale:.3g}",
-                "+".join(name.rpartition(".")[2] for name in layer.fused),
-            )
-            for layer in self.layers
-        ]
-        if self.other_bytes:
-            rows.append(("all else", "", "", str(self.other_bytes), str(self.other_bytes), "", ""))
-        rows.append(("total", "", "", str(self.bytes_before), str(self.bytes_after), "", ""))
-        columns = ("layer", "N x K", "error", "bytes before", "bytes after", "input scale", "fused")
-        text = _text.plain(columns, rows, [True] + [False] * 5 + [True])
-        dense = [f"dense: {name}: {count} bytes" for name, count in self.dense.items()]
-        missed = [f"not reached: {name}: experts {_text.shown(which)}" for name, which in self.unreached.items()]
-        return "\n".join(
-            [text, *(f"skipped: {name}: {reason}" for name, reason in self.skipped.items()), *missed, *dense]
-        )
 
 
 def quantize_model(
@@ -110,11 +40,11 @@ def quantize_model(
     fuse: bool = False,
     block_scale: str = "amax6",
 ) -> QuantizeReport:
-    """Replaces each torch.nn.Linear of a model by an nvfp4.Linear, in place, and each module of experts of transformers
-    by an nvfp4.Experts.
+    """Replaces each torch.nn.Linear of a model, and each Conv1D of transformers (GPT-2), by an nvfp4.Linear, in place,
+    and each module of experts of transformers by an nvfp4.Experts.
 
     The weights are quantized layer by layer, each on its own device, so that no more than one of them exists twice.
-    On a terminal a progress bar is drawn on standard error.
+    On a terminal and in a notebook a progress bar is drawn, while calibrating too.
 
     Args:
         model (torch.nn.Module): any module; its linear layers are found by type.
@@ -146,7 +76,8 @@ def quantize_model(
             "four_over_six" is more exact and slower to quantize.
 
     Returns:
-        A QuantizeReport, which also names what stays dense, such as experts that nvfp4 does not know.
+        A QuantizeReport, which also names what stays dense, such as experts that nvfp4 does not know, and layers that
+        are NVFP4 already.
 
     Hooks of the replaced layers are kept. `save_pretrained` of a model of transformers then writes ModelOpt's format,
     or compressed-tensors if a layer has a dynamic input scale. nvfp4.transformers.load loads both.
@@ -160,12 +91,10 @@ def quantize_model(
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8))
         >>> report = nvfp4.quantize_model(model, calibrate=lambda m: m(torch.randn(4, 64)))
         >>> [layer.name for layer in report.layers], report.bytes_before, report.bytes_after
-        (['0', '2'], 37408, 6704)
+        (['0', '2'], 37408, 6712)
     """
     check_type("model", model, torch.nn.Module, "a torch.nn.Module")
-    if activations not in ACTIVATIONS:
-        raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
-    check_block_scale(block_scale)
+    check_modes(activations, block_scale)
     if activations is None and calibrate is not None:
         raise _C.Error("calibrate: is given but activations is None; there are no input scales then")
     if calibrate is not None and not callable(calibrate):
@@ -173,6 +102,8 @@ def quantize_model(
     check_ignore(ignore)
     if type(model) is torch.nn.Linear:
         raise _C.Error("model: is a Linear; use nvfp4.Linear.from_linear")
+    if is_plain(model):
+        raise _C.Error(f"model: is a {type(model).__name__} itself; must be a module that has it as a child")
     linears, skipped = find_linears(model, ignore)
     mixtures = find_mixtures(model, ignore, skipped)
     for name in mixtures:
@@ -185,30 +116,17 @@ def quantize_model(
     reached = {name: Reached(model.get_submodule(name), about) for name, about in mixtures.items()}
     scales = {} if calibrate is None else input_scales(model, linears, calibrate, LARGEST[block_scale], reached)
     dense, other_bytes = find_dense(model, [*linears.values(), *(model.get_submodule(name) for name in mixtures)])
-    skipped |= {name: reason for name, reason in stacked(model, dense).items() if name not in skipped}
+    skipped |= not_linear(model, dense)
     report, names = QuantizeReport(skipped=skipped, dense=dense, other_bytes=other_bytes), list(linears)
     groups = fusible(model, linears, scales) if fuse else {}
     places = places_of(model, linears)
     made: dict[str, Linear] = {}
-    steps = _text.progress(len(names)) if sys.stderr.isatty() else contextlib.nullcontext(lambda name: None)
-    with steps as step, torch.no_grad():
+    with _text.watched(len(names) + len(mixtures)) as step, torch.no_grad():
         for name in names:
             step(name)
-            linear = linears.pop(name)
-            layer = Linear.from_linear(linear, activations, scales.get(name), block_scale).train(linear.training)
             group = groups.get(name, ())
-            report.layers.append(
-                QuantizedLayer(
-                    name,
-                    (layer.out_features, layer.in_features),
-                    weight_error(linear.weight, layer),
-                    linear.weight.nbytes + (0 if linear.bias is None else linear.bias.nbytes),
-                    sum(t.nbytes for t in layer.state_dict().values()),
-                    scales.get(name),
-                    group,
-                )
-            )
-            keep_hooks(linear, layer)
+            layer, row = quantize_layer(name, linears.pop(name), activations, scales.get(name), block_scale, group)
+            report.layers.append(row)
             put(places[name], layer)
             if group:
                 made[name] = layer
@@ -218,13 +136,45 @@ def quantize_model(
                     keep_hooks(own, fused)
                     put(places[part], fused)
                 del layers, own
-            del linear, layer
+            del layer
         for name, about in mixtures.items():
+            step(name)
             report.layers.append(quantize_experts(model, name, about, block_scale))
     if calibrate is not None:
         report.unreached = {name: missed for name, found in reached.items() if (missed := found.missed())}
     prepare_saving(model)
+    prepare_adapters(model)
     return report
+
+
+def quantize_layer(
+    name: str,
+    old: torch.nn.Module,
+    activations: str | None,
+    input_scale: float | None,
+    block_scale: str,
+    fused: tuple[str, ...] = (),
+) -> tuple[Linear, QuantizedLayer]:
+    """Makes an NVFP4 layer of a linear layer, whose hooks it takes, and describes it."""
+    linear = as_linear(old)
+    assert linear is not None
+    layer = Linear.from_linear(linear, activations, input_scale, block_scale).train(linear.training)
+    keep_hooks(old, layer)
+    return layer, QuantizedLayer(
+        name,
+        (layer.out_features, layer.in_features),
+        weight_error(linear.weight, layer),
+        linear.weight.nbytes + (0 if linear.bias is None else linear.bias.nbytes),
+        sum(t.nbytes for t in layer.buffers()),
+        input_scale,
+        fused,
+    )
+
+
+def check_modes(activations: str | None, block_scale: str) -> None:
+    if activations not in ACTIVATIONS:
+        raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
+    check_block_scale(block_scale)
 
 
 def find_mixtures(model: torch.nn.Module, ignore: Sequence[str], skipped: dict[str, str]) -> dict[str, Description]:
@@ -254,7 +204,7 @@ def quantize_experts(model: torch.nn.Module, name: str, about: Description, bloc
     new, error = quantized(old, about, naming.stacked, block_scale)
     new.naming = naming
     keep_hooks(old, new)
-    put([(parent, key) for parent in model.modules() for key, child in parent._modules.items() if child is old], new)
+    put(places_of(model, {name: old})[name], new)
     shape = (about.experts, about.hidden, about.intermediate)
     return QuantizedLayer(name, shape, error, before, new.nbytes)
 
@@ -273,9 +223,9 @@ def check_ignore(ignore: Sequence[str]) -> None:
                 raise _C.Error(f"ignore: {pattern!r} is no regular expression: {error}") from None
 
 
-def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[str, torch.nn.Linear], dict[str, str]]:
+def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[str, torch.nn.Module], dict[str, str]]:
     """The linear layers to quantize by name, and why others are skipped."""
-    linears: dict[str, torch.nn.Linear] = {}
+    linears: dict[str, torch.nn.Module] = {}
     skipped: dict[str, str] = {}
     unused = {pattern for pattern in ignore if pattern != "lm_head"}
     own: dict[str, str] = {}  # modules that read their layers' weights, with their type
@@ -286,18 +236,24 @@ def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[st
         unused -= {pattern for pattern in unused if matches(name, pattern)}
         if isinstance(module, torch.nn.TransformerEncoderLayer):
             own[f"{name}." if name else ""] = type(module).__name__
-        if not isinstance(module, torch.nn.Linear):
+        linear = as_linear(module)
+        if linear is None and not isinstance(module, FusedPart):
+            continue
+        above = name.rpartition(".")[0]
+        if isinstance(modules.get(above), FusedPart):  # the joined layer, which its parts stand for
             continue
         reader = next((kind for prefix, kind in own.items() if name.startswith(prefix)), None)
         if id(module) in ignored:
             pattern = next((pattern for pattern in ignore if matches(name, pattern)), None)
             skipped[name] = "is the same layer as an ignored one" if pattern is None else f"ignore has {pattern!r}"
-        elif type(module) is not torch.nn.Linear:
+        elif linear is None or isinstance(linear, Linear):
+            skipped[name] = "is NVFP4 already"
+        elif not is_plain(module):
             skipped[name] = f"is a {type(module).__name__}, which may have a forward of its own"
         elif reader is not None:
             skipped[name] = f"{reader} reads its weight itself"
-        elif module.in_features == 0 or module.in_features % BLOCK:
-            skipped[name] = f"in_features is {module.in_features}, no positive multiple of {BLOCK}"
+        elif linear.in_features == 0 or linear.in_features % BLOCK:
+            skipped[name] = f"in_features is {linear.in_features}, no positive multiple of {BLOCK}"
         elif id(module) not in found:
             linears[name] = module
             found.add(id(module))
@@ -319,35 +275,37 @@ def matches(name: str, pattern: str) -> bool:
 
 def input_scales(
     model: torch.nn.Module,
-    linears: dict[str, torch.nn.Linear],
+    linears: dict[str, torch.nn.Module],
     calibrate: Callable[[torch.nn.Module], Any],
     largest_value: float,
     reached: Mapping[str, Reached],
 ) -> dict[str, float]:
-    """amax(|x|) / largest_value over all inputs x of each layer while `calibrate` runs; nothing for a layer that reads
-    none or zeros alone. Notes in `reached` the experts that are called."""
+    """amax(|x|) / largest_value over all inputs x of each layer while `calibrate` runs, as each format keeps it;
+    nothing for a layer that reads none or zeros alone. Notes in `reached` the experts that are called."""
     amax: dict[str, Tensor] = {}
 
     def hook(name: str) -> Callable[..., None]:
         def record(module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            x = arguments[0] if arguments else keywords["input"]
+            x = arguments[0] if arguments else next(iter(keywords.values()))  # forward has one argument
             if x.numel():
                 largest = torch.stack(x.detach().aminmax()).abs().amax().float()
                 amax[name] = largest if name not in amax else torch.maximum(amax[name], largest)
 
         return record
 
+    calls = itertools.count(1)
     hooks = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in linears.items()]
     hooks += [found.module.register_forward_pre_hook(found.record, with_kwargs=True) for found in reached.values()]
     try:
-        with torch.no_grad():
+        with _text.watched(None) as step, torch.no_grad():
+            hooks.append(model.register_forward_pre_hook(lambda *given: step(f"calibrate: call {next(calls)}")))
             calibrate(model)
     finally:
         for handle in hooks:
             handle.remove()
     scales = {}
     for name, largest in amax.items():
-        scale = float(largest / largest_value)
+        scale = float(invertible(largest / largest_value))
         if not scale < float("inf"):
             raise _C.Error(f"{name}.input: amax is {float(largest):g} while calibrating; must be finite")
         if scale > 0:
@@ -370,26 +328,8 @@ def weight_error(weight: Tensor, layer: Linear) -> float:
     return (lost / total) ** 0.5 if total else 0.0
 
 
-def places_of(
-    model: torch.nn.Module, linears: dict[str, torch.nn.Linear]
-) -> dict[str, list[tuple[torch.nn.Module, str]]]:
-    """Maps each layer's name to the modules that have it as a child, with its name there."""
-    names = {id(layer): name for name, layer in linears.items()}
-    places: dict[str, list[tuple[torch.nn.Module, str]]] = {name: [] for name in linears}
-    for module in model.modules():
-        for attribute, child in module._modules.items():
-            if id(child) in names:
-                places[names[id(child)]].append((module, attribute))
-    return places
-
-
-def put(places: list[tuple[torch.nn.Module, str]], layer: torch.nn.Module) -> None:
-    for module, attribute in places:
-        setattr(module, attribute, layer)
-
-
 def fusible(
-    model: torch.nn.Module, linears: dict[str, torch.nn.Linear], scales: dict[str, float]
+    model: torch.nn.Module, linears: dict[str, torch.nn.Module], scales: dict[str, float]
 ) -> dict[str, tuple[str, ...]]:
     """Maps each layer that can be joined with its siblings to the names of all of them, in the model's order."""
     groups: dict[str, tuple[str, ...]] = {}
@@ -398,7 +338,7 @@ def fusible(
             names = [f"{parent}.{sibling}" if parent else sibling for sibling in siblings]
             if not all(name in linears for name in names):
                 continue
-            layers = [linears[name] for name in names]
+            layers = [layer for name in names if (layer := as_linear(linears[name])) is not None]
             if len({layer.in_features for layer in layers}) != 1 or len({scales.get(name) for name in names}) != 1:
                 continue
             if len({None if layer.bias is None else layer.bias.dtype for layer in layers}) != 1:

@@ -17,7 +17,7 @@ LARGEST = {"amax6": 6.0 * 448.0, "four_over_six": 6.0 * 256.0}  # by block_scale
 ACTIVATIONS = ("nvfp4", None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PackedLinear:
     """Holds the tensors of y = x . W^T + bias, where W = value * scale * weight_global_scale has N rows and K columns.
 
@@ -30,10 +30,12 @@ class PackedLinear:
         bias (Tensor, optional): [N]. Default: None.
         activations (str, optional): "nvfp4" if the layer quantizes its input (W4A4), None if it does not (W4A16).
             Default: "nvfp4".
+        pre_quant_scale (Tensor, optional): [K] float16, bfloat16 or float32, positive. The layer multiplies its input
+            by it first. Default: None.
 
     Raises:
-        nvfp4.Error: a tensor has another shape or dtype, or a global scale is not positive and finite. The values of a
-            tensor on the meta device are not checked.
+        nvfp4.Error: a tensor has another shape or dtype, or a global scale or a value of pre_quant_scale is not
+            positive and finite. The values of a tensor on the meta device are not checked.
     """
 
     weight: Tensor
@@ -42,6 +44,7 @@ class PackedLinear:
     input_global_scale: Tensor | None = None
     bias: Tensor | None = None
     activations: str | None = "nvfp4"
+    pre_quant_scale: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.activations not in ACTIVATIONS:
@@ -62,6 +65,13 @@ class PackedLinear:
             check_positive("input_global_scale", self.input_global_scale)
         if self.bias is not None:
             check_tensor("bias", self.bias, None, (rows,))
+        if self.pre_quant_scale is not None:
+            check_tensor("pre_quant_scale", self.pre_quant_scale, None, (k,))
+            check_positive("pre_quant_scale", self.pre_quant_scale)
+
+    def __repr__(self) -> str:
+        """The dtypes and shapes of the tensors."""
+        return f"PackedLinear({', '.join(f'{name}={_described(value)}' for name, value in vars(self).items())})"
 
     @property
     def in_features(self) -> int:
@@ -73,8 +83,11 @@ class PackedLinear:
 
     @property
     def nbytes(self) -> int:
-        tensors = (self.weight, self.weight_scale, self.weight_global_scale, self.input_global_scale, self.bias)
-        return sum(t.nbytes for t in tensors if t is not None)
+        return sum(t.nbytes for t in vars(self).values() if isinstance(t, Tensor))
+
+
+def _described(value: Tensor | str | None) -> str:
+    return f"{short(value.dtype)} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
 def check_tensor(name: str, t: object, dtype: torch.dtype | None, *shapes: tuple[int, ...]) -> None:
@@ -96,19 +109,48 @@ def check_type(name: str, value: object, kind: type | tuple[type, ...], wanted: 
         raise _C.Error(f"{name}: is of type {type(value).__name__}; must be {wanted}")
 
 
+def layer_input(x: object, in_features: int) -> Tensor:
+    """A layer's input in the dtype that it computes in: x, checked, or cast to autocast's dtype."""
+    if not isinstance(x, Tensor):
+        raise _C.Error(f"x: is of type {type(x).__name__}; must be a torch.Tensor")
+    if x.ndim == 0 or x.shape[-1] != in_features:
+        raise _C.Error(f"x: shape is {list(x.shape)}; the last dimension must be in_features = {in_features}")
+    check_tensor("x", x, None)
+    if not x.is_meta and torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    return x
+
+
+def check_dense_dtype(dtype: torch.dtype) -> None:
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise _C.Error(f"dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
+
+
 def check_block_scale(block_scale: str) -> None:
     if block_scale not in LARGEST:
         raise _C.Error(f"block_scale: is {block_scale!r}; must be 'amax6' or 'four_over_six'")
 
 
 def check_positive(name: str, t: Tensor) -> None:
-    """Rejects a global scale that is not positive and finite; reads it from its device."""
+    """Rejects a scale that is not positive and finite; reads it from its device."""
     if t.is_meta:
         return
     wrong = ~((t > 0) & t.isfinite())
     if bool(wrong.any()):
         value = float(t.flatten()[int(wrong.flatten().nonzero()[0])])
         raise _C.Error(f"{name}: is {value:g}; must be positive and finite")
+
+
+def invertible(scale: Tensor) -> Tensor:
+    """Global scales as numbers that are the reciprocal of their reciprocal, so that a format of divisors stores them
+    without loss. Each changes by at most 1 in the last place. One whose reciprocal is infinite stays as it is.
+
+    If the significand of d is at most sqrt(2), 1/(1/d) rounds to d. Rounding moves 1/d by at most half a unit in its
+    last place, which has half the size of d's, and the second reciprocal at most doubles that. One of d and 1/d has
+    such a significand, so further reciprocals keep the second reciprocal of any number.
+    """
+    result = scale.reciprocal().reciprocal()
+    return torch.where((result > 0) & result.isfinite(), result, scale)
 
 
 def check_block_scales(name: str, packed: PackedLinear) -> None:
@@ -139,8 +181,8 @@ def aligned(t: Tensor, to: int = 8) -> Tensor:
     return t.clone() if not t.is_meta and t.data_ptr() % to else t
 
 
-def short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def short(of: torch.dtype | torch.layout) -> str:
+    return str(of).removeprefix("torch.")
 
 
 def round_up(x: int, multiple: int) -> int:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -137,6 +137,7 @@ class ColwiseParallel(TorchColwise):
             packed.input_global_scale,
             None if packed.bias is None else rows(packed.bias),
             packed.activations,
+            packed.pre_quant_scale,
         )
 
 
@@ -192,7 +193,7 @@ class RowwiseParallel(TorchRowwise):
             raise _C.Error(
                 f"in_features: is {k}; must be a multiple of {K_UNIT} for each of the {size} ranks of the mesh"
             )
-        step = k // size
+        step, before = k // size, packed.pre_quant_scale
         return PackedLinear(
             packed.weight[:, rank * step // 2 : (rank + 1) * step // 2],
             packed.weight_scale[:, rank * step // BLOCK : (rank + 1) * step // BLOCK],
@@ -200,6 +201,7 @@ class RowwiseParallel(TorchRowwise):
             packed.input_global_scale,
             packed.bias,
             packed.activations,
+            None if before is None else before[rank * step : (rank + 1) * step],
         )
 
 
@@ -229,9 +231,15 @@ class PartLinear(Linear):
             return x
         return style._prepare_input_fn(style.input_layouts, wanted, self, (x,), self.mesh)
 
-    def packed(self) -> PackedLinear:
+    def packed(self) -> NoReturn:
         rank, size = place(self.mesh)
-        raise _C.Error(f"layer: is part {rank} of {size} of an nvfp4.Linear; only whole layers are stored or joined")
+        raise _C.Error(
+            f"layer: is part {rank} of {size} of an nvfp4.Linear; only whole layers are stored, joined, made "
+            "dense or given adapters"
+        )
+
+    def to_linear(self, dtype: torch.dtype | None = None) -> NoReturn:
+        self.packed()
 
     def extra_repr(self) -> str:
         rank, size = place(self.mesh)
@@ -356,7 +364,7 @@ def sent(packed: PackedLinear, source: int, mesh: DeviceMesh) -> PackedLinear:
         raw = t.contiguous().view(torch.uint8) if t.dtype == torch.float8_e4m3fn else t
         return distribute_tensor(raw, mesh, WHOLE, src_data_rank=source).to_local().view(t.dtype)
 
-    given, bias = packed.input_global_scale, packed.bias
+    given, bias, before = packed.input_global_scale, packed.bias, packed.pre_quant_scale
     return PackedLinear(
         send(packed.weight),
         send(packed.weight_scale),
@@ -364,6 +372,7 @@ def sent(packed: PackedLinear, source: int, mesh: DeviceMesh) -> PackedLinear:
         None if given is None else send(given),
         None if bias is None else send(bias),
         packed.activations,
+        None if before is None else send(before),
     )
 
 

@@ -115,11 +115,12 @@ class Operation:
             value = [x for x, scalar in zip(scalars, self.scalars) if scalar["kind"] == "size"][index]
         elif of == "count":
             value = inputs[index].numel()
-        elif of == "stacked":
+        elif of in ("stacked", "stack columns"):
             t = inputs[index]
             if t.ndim not in (3, 4):
                 raise _error(self.tensors[index]["name"], f"has {t.ndim} dimensions", "must have 3, or 4 with parts")
-            value = t.shape[-2] * t.shape[1] if t.ndim == 4 else t.shape[-2]
+            parts = t.shape[1] if t.ndim == 4 else 1
+            value = t.shape[-2] * parts if of == "stacked" else t.shape[-1]
         elif of != "one":
             self.check_rank(index, inputs[index])
             value = inputs[index].shape[-2 if of == "rows" else -1]

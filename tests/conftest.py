@@ -97,6 +97,7 @@ LONGEST = [
     "api/test_torch_ops.py",
     "api/test_binding.py",
     "api/test_guarded.py",
+    "api/test_grouped_gemm.py",
     "api/test_driver.py",
     "kernels/sm100/test_sm100_stages.py",
     "kernels/sm90/test_sm90_gemm.py",

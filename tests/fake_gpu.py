@@ -99,5 +99,6 @@ def install(monkeypatch: pytest.MonkeyPatch, clock: Clock, capability: tuple[int
     monkeypatch.setattr(machine, "describe", lambda device: "NVIDIA H200 (fake), 132 SMs")
     properties = SimpleNamespace(L2_cache_size=60 * 2**20)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * 2**30, 141 * 2**30))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())

@@ -102,7 +102,7 @@ class Memory:
     def freeze(self, writable: bool = False) -> None:
         """Remembers the bytes. If not writable, a write is a fault from now on (not on a real GPU)."""
         self._before = [piece.clone() for piece in self._pieces()]
-        self._values = self.tensor.clone()
+        self.values = self.tensor.clone()  # before a call
         if self._protected and not writable:
             for begin, end in self._ranges:
                 protect(self._all.data_ptr() + begin, end - begin, mmap.PROT_READ)
@@ -117,7 +117,7 @@ class Memory:
     def unchanged_around(self) -> bool:
         """Nothing was written but elements of the tensor. It must be writable."""
         result = self.tensor.clone()
-        self.tensor.copy_(self._values)
+        self.tensor.copy_(self.values)
         same = self.unchanged()
         self.tensor.copy_(result)
         return same

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from bounds import U, gamma, roundings
+from bounds import Bounded, roundings
 from family_table import ON_GPU, device_of, families_of
 from guarded import Memory
 from hypothesis import strategies as st
@@ -54,9 +54,10 @@ class Gemm:
     l: int | None = None  # None: no batch dimension
     layout: str = "128x4"
     out_dtype: str = "float16"
-    alpha: str | None = None  # "number", "one", "vector"
+    alpha: str | None = None  # "number", "one", "vector", of batches "batch" [L, 1] or "matrix" [L, N]
     bias: str | None = None  # "float32", "out"
     c: str | None = None  # "c", "out" (in place), "unread" (beta = 0, NaN)
+    bias_by_batch: bool = False  # [L, N] rather than [N]
     allocated: bool = False  # no out is passed
     typed: str = ""  # of a, b, A, B (scales): those that have the types of torch rather than uint8
     scales: str = "contest"
@@ -219,8 +220,11 @@ def gemms(draw: Draw, target: str, volume: float) -> Gemm:
         layout, k = "128x4", up(k, 32)
     transpose_b = a == "nvfp4" or one_of(draw, True, False)
     n = up(n, 8) if not transpose_b and backend == "sm90" else n
-    if not transpose_b and alpha == "vector":
-        alpha = "one"
+    by_batch = backend in (None, "cpu", "sm80") and one_of(draw, False, False, True)
+    if by_batch and alpha in ("one", "vector"):
+        alpha = {"one": "batch", "vector": "matrix"}[alpha]
+    if not transpose_b:
+        alpha = {"vector": "one", "matrix": "batch"}.get(alpha, alpha)
 
     at = {}
     columns = n if transpose_b else k
@@ -242,7 +246,7 @@ def gemms(draw: Draw, target: str, volume: float) -> Gemm:
     if layout == "128x4":
         swizzled = "ab" if a == "nvfp4" else "b"
         at |= {f"scale_{x}": At(slack=one_of(draw, 0, 0, 16), edge=one_of(draw, "end", "begin")) for x in swizzled}
-    for name, there in (("alpha", alpha in ("one", "vector")), ("bias", bias)):
+    for name, there in (("alpha", alpha not in (None, "number")), ("bias", bias)):
         if there:
             at[name] = At(slack=one_of(draw, 0, 0, 4, 8), edge=one_of(draw, "end", "begin"))
 
@@ -264,6 +268,7 @@ def gemms(draw: Draw, target: str, volume: float) -> Gemm:
         alpha,
         bias,
         c,
+        by_batch,
         allocated=c != "out" and broken != "out" and one_of(draw, False, False, False, True),
         typed="".join(x for x in "abAB" if one_of(draw, False, True)),
         scales=one_of(draw, "contest", "contest", "contest", "nan", "finite"),
@@ -488,11 +493,12 @@ def make_gemm(case: Gemm, device: str) -> dict[str, Any]:
     if case.alpha == "number":
         args["alpha"] = float(make.normal(1))
     elif case.alpha:
-        args["alpha"] = make.place("alpha", make.normal(case.n if case.alpha == "vector" else 1))
+        l = case.l if case.l is not None else 1
+        shape = {"one": (1,), "vector": (case.n,), "batch": (l, 1), "matrix": (l, case.n)}[case.alpha]
+        args["alpha"] = make.place("alpha", make.normal(*shape))
     if case.bias:
-        args["bias"] = make.place(
-            "bias", make.normal(case.columns).to(torch.float32 if case.bias == "float32" else dtype)
-        )
+        shape = (1 if case.l is None else case.l, case.columns)[not case.bias_by_batch :]
+        args["bias"] = make.place("bias", make.normal(*shape).to(torch.float32 if case.bias == "float32" else dtype))
     shape = (*batch, case.m, case.columns)
     if not case.allocated:
         values = make.normal(*shape) if case.c == "out" else torch.full(shape, math.nan)
@@ -565,28 +571,15 @@ def judge(target: str, case: Gemm, args: dict[str, Any], result: torch.Tensor) -
     if reference.sums_are_exact(x, y):
         equal, message = reference.compare(result, expected, exact=True)
         return "" if equal else message
-    # Errors of the sum, and of each step of the epilogue on what it is given.
     kernel = _C.cpu_kernel() if target.startswith("cpu") else case.backend or "sm80"  # whose bound is the widest
-    magnitude = x.double().abs() @ y.double().abs().mT
-    value, error = (
-        x.double() @ y.double().mT,
-        gamma(roundings(kernel, case.sums, case.a != "nvfp4")) * magnitude + U * magnitude,
-    )
-    scale = torch.as_tensor(args.get("alpha", 1.0)).double()
-    value, error = value * scale, error * scale.abs()
-    error = error + U * (value.abs() + error)
+    x, y = x.double(), y.double().mT
+    bound = Bounded(x @ y, x.abs() @ y.abs(), roundings(kernel, case.sums, case.a != "nvfp4"))
+    bound.multiply(reference.for_rows(args.get("alpha", 1.0)))
     if args.get("beta"):
-        value = value + float(torch.tensor(args["beta"])) * args["c"].double()
-        error = error + U * (value.abs() + error)
+        bound.add(float(torch.tensor(args["beta"])) * args["c"].double())
     if case.bias:
-        value = value + args["bias"].double()
-        error = error + U * (value.abs() + error)
-    value, error = value.reshape(expected.shape), error.reshape(expected.shape)
-    info = torch.finfo(expected.dtype)
-    error = error + info.eps / 2 * (value.abs() + error) + info.tiny * info.eps
-    known = ~expected.isnan() & (value.abs() + error < info.max)
-    wrong = known & ~((result.double() - value).abs() <= error) | (expected.isnan() != result.isnan())
-    return f"{int(wrong.sum())} values are not within the bound" if wrong.any() else ""
+        bound.add(reference.for_rows(args["bias"]))
+    return bound.verdict(result, expected)
 
 
 # --- conversions --------------------------------------------------------------------------------------------------
@@ -679,10 +672,11 @@ def without(target: str, name: str, case: Gemm) -> str:
 
 
 def main(target: str, text: str) -> int:
+    from grouped import Grouped
     from moe_problems import Step
     from worker import Workers
 
-    case = eval(text, {"Gemm": Gemm, "Conversion": Conversion, "Step": Step, "At": At})
+    case = eval(text, {"Gemm": Gemm, "Conversion": Conversion, "Grouped": Grouped, "Step": Step, "At": At})
     workers = Workers()
     verdict = workers.run(target, case)
     workers.close()

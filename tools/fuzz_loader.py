@@ -1,4 +1,5 @@
-"""Mutates checkpoints of five formats and reads each in a process of its own, with limits of time and memory.
+"""Mutates checkpoints of five formats, and one of mixed precision. Reads each in a process of its own, with limits of
+time and memory.
 
     python tools/fuzz_loader.py --files 10000 --seed 1
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -34,6 +36,7 @@ from torch import Tensor, nn
 import nvfp4
 from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, gguf, inspect, modelopt, torchao
 from nvfp4.checkpoints.convert import convert
+from nvfp4.packed import PackedLinear
 
 CPU_SECONDS, SECONDS, BYTES = 8, 60, 10**9
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -83,11 +86,32 @@ def sound() -> dict[str, Files]:
     marked = tensors(comfy_kitchen.write)
     marked |= {f"{name}.comfy_quant": torch.tensor(list(b'{"format": "nvfp4"}'), dtype=torch.uint8) for name in layers}
     found["comfy-kitchen"] = whole(marked)
+    found["mixed precision"] = whole(mixed(layers) | others, None, MIXED)
     with contextlib.suppress(ModuleNotFoundError):
         import gguf as _  # noqa: F401
 
         found["GGUF"] = {"model.gguf": gguf_file(tensors(gguf.write))}
     return found
+
+
+MIXED: dict[str, Any] = {
+    "quant_method": "modelopt",
+    "quant_algo": "MIXED_PRECISION",
+    "quantized_layers": {
+        "up": {"quant_algo": "FP8"},
+        "down": {"quant_algo": "NVFP4_AWQ", "group_size": 16, "pre_quant_scale": True},
+    },
+    "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False},
+}
+
+
+def mixed(layers: dict[str, PackedLinear]) -> dict[str, Tensor]:
+    """An FP8 layer, an NVFP4 one with a pre_quant_scale, and a scale of a KV cache."""
+    down = dataclasses.replace(layers["down"], pre_quant_scale=torch.rand(N * 2).bfloat16() + 0.5)
+    up = {"weight": torch.randn(N, K).to(torch.float8_e4m3fn), "weight_scale": torch.tensor(0.01)}
+    up |= {"input_scale": torch.tensor(0.02), "bias": torch.zeros(N), "k_scale": torch.tensor(0.5)}
+    named = {"up": up, "down": modelopt.write(down)}
+    return {f"{name}.{key}": t.contiguous() for name, own in named.items() for key, t in own.items()}
 
 
 def gguf_file(tensors: dict[str, Tensor]) -> bytes:
@@ -351,7 +375,7 @@ def in_a_process(source: Path, place: Path) -> str:
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         return f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
-    return said
+    return f"ended with status {os.WEXITSTATUS(status)}" if os.WEXITSTATUS(status) else said  # a sanitizer found it
 
 
 # ---- many ----
@@ -394,7 +418,8 @@ def main() -> int:
             for file, data in sound()[name].items():
                 Path(folder, file).write_bytes(data)
             found = nvfp4.load(Path(folder, "model.gguf") if name == "GGUF" else folder, model())
-            if len(found.layers) != 2 or found.format != name:
+            wanted = "modelopt" if name == "mixed precision" else name
+            if len(found.all_layers) != 2 or found.format != wanted:
                 raise SystemExit(f"{name}: the sound file is read as {found}")
     print(f"seed {args.seed}, formats: {', '.join(formats)}", flush=True)
     tried, failures = fuzz(args.files, args.seed, args.seconds, args.keep)

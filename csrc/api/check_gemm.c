@@ -20,6 +20,10 @@ nvfp4_status check_activations(const checked_call *c, const nvfp4_tensor *t, int
     return check_alignment(c, t, 16);
 }
 
+static int is_grouped(const gemm_problem *p) {
+    return p->operation == OP_GROUPED || p->operation == OP_GROUPED_NN;
+}
+
 /* The caller's name for the columns of the result. */
 static char column_size(const gemm_problem *p) {
     return p->operation == OP_GEMM_NN || p->operation == OP_GROUPED_NN ? 'K' : 'N';
@@ -156,13 +160,12 @@ static nvfp4_status check_by_batch(const checked_call *c, const nvfp4_tensor *t,
 nvfp4_status check_alpha(const checked_call *c, const nvfp4_tensor *alpha, gemm_problem *p) {
     const int is_nn = p->operation == OP_GEMM_NN || p->operation == OP_GROUPED_NN;
     if (absent(alpha)) return NVFP4_OK;
-    const int is_grouped = p->operation == OP_GROUPED || p->operation == OP_GROUPED_NN;
-    const int by_batch = element_count(alpha) != 1 && (is_grouped || alpha->ndim == 2);
+    const int by_batch = element_count(alpha) != 1 && (is_grouped(p) || alpha->ndim == 2);
     if (is_nn && (by_batch ? alpha->ndim == 2 && alpha->shape[1] != 1 : element_count(alpha) != 1))
         return REJECT(argument_name(c, alpha), ("has %lld elements", (long long)element_count(alpha)),
                       ("must have 1 %s" WHERE_NOT_TRANSPOSED ", since N is summed over", p->l > 1 ? "a batch " : ""));
     nvfp4_status status =
-        by_batch ? check_by_batch(c, alpha, p->l, p->n, is_grouped ? 1 : 2) : check_vector(c, alpha, 'N', p->n, 1);
+        by_batch ? check_by_batch(c, alpha, p->l, p->n, is_grouped(p) ? 1 : 2) : check_vector(c, alpha, 'N', p->n, 1);
     if (status) return status;
     p->alpha = alpha->data;
     p->alpha_stride = by_batch ? alpha->ndim == 2 && alpha->shape[1] > 1 : element_count(alpha) > 1;
@@ -175,7 +178,7 @@ nvfp4_status check_bias(const checked_call *c, const nvfp4_tensor *bias, nvfp4_d
     if (bias->dtype != NVFP4_FP32 && bias->dtype != out)
         return REJECT(argument_name(c, bias), ("dtype is %s", nvfp4_dtype_name(bias->dtype)),
                       ("must be float32 or that of out, %s", nvfp4_dtype_name(out)));
-    const int by_batch = bias->ndim == 2;
+    const int by_batch = is_grouped(p) || bias->ndim == 2;
     nvfp4_status status =
         by_batch ? check_by_batch(c, bias, p->l, p->n, 0) : check_vector(c, bias, column_size(p), p->n, 0);
     if (status) return status;

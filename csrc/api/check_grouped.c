@@ -9,8 +9,11 @@ static int is_nn(const nvfp4_grouped_gemm_args *args) {
 
 /* ---- stacks with parts ---- */
 
-/* Joins the first two dimensions of a stack, [E, P, ..] to [E * P, ..]. */
-static nvfp4_status join(const char *name, nvfp4_tensor *t) {
+/* Joins the first two dimensions of a stack, [E, P, ..] to [E * P, ..]. b: the stack of the matrices. */
+static nvfp4_status join(const char *name, nvfp4_tensor *t, const nvfp4_tensor *b) {
+    if (t->shape[0] != b->shape[0] || t->shape[1] != b->shape[1])
+        return REJECT(name, ("begins with %lld x %lld", (long long)t->shape[0], (long long)t->shape[1]),
+                      ("must begin with E x P = %lld x %lld", (long long)b->shape[0], (long long)b->shape[1]));
     if (t->shape[0] > 1 && t->shape[1] > 1 && element_count(t) && t->stride[0] != t->shape[1] * t->stride[1])
         return REJECT(
             name, ("parts are %lld elements apart and experts %lld", (long long)t->stride[1], (long long)t->stride[0]),
@@ -28,10 +31,11 @@ nvfp4_status join_parts(operation_args *all) {
     nvfp4_tensor *alpha = &args->alpha, *bias = &args->bias, *scale_b = &args->scale_b;
     if (args->b.ndim != 4) return NVFP4_OK;
     args->parts = args->b.shape[1] > INT32_MAX ? INT32_MAX : (int32_t)args->b.shape[1];
-    nvfp4_status status = join("b", &args->b);
-    if (!status && args->scale_layout == NVFP4_LINEAR && scale_b->ndim == 4) status = join("scale_b", scale_b);
-    if (!status && !absent(alpha) && alpha->ndim > 1 && element_count(alpha) != 1) status = join("alpha", alpha);
-    if (!status && !absent(bias) && bias->ndim == 3) status = join("bias", bias);
+    const nvfp4_tensor b = args->b;
+    nvfp4_status status = join("b", &args->b, &b);
+    if (!status && args->scale_layout == NVFP4_LINEAR && scale_b->ndim == 4) status = join("scale_b", scale_b, &b);
+    if (!status && !absent(alpha) && alpha->ndim > 1 && element_count(alpha) != 1) status = join("alpha", alpha, &b);
+    if (!status && !absent(bias) && bias->ndim == 3) status = join("bias", bias, &b);
     return status;
 }
 
@@ -64,8 +68,8 @@ static nvfp4_status check_operands(const checked_call *c, const nvfp4_grouped_ge
     gemm_problem *g = &p->g;
     const int nn = is_nn(args);
     if (args->a.dtype != NVFP4_FP16 && args->a.dtype != NVFP4_BF16)
-        return REJECT_AS(NVFP4_UNSUPPORTED, "a", ("dtype is %s", nvfp4_dtype_name(args->a.dtype)),
-                         ("must be float16 or bfloat16: products of groups do not take an NVFP4 a yet"));
+        return REJECT("a", ("dtype is %s", nvfp4_dtype_name(args->a.dtype)),
+                      ("must be float16 or bfloat16: products of groups do not take an NVFP4 a yet"));
     if (!absent(&args->scale_a))
         return REJECT("scale_a", ("is given but a is %s", nvfp4_dtype_name(args->a.dtype)),
                       ("must be absent, its values have no scales"));
@@ -74,8 +78,7 @@ static nvfp4_status check_operands(const checked_call *c, const nvfp4_grouped_ge
                            ("is %s list but b is %s", args->scale_b_list ? "a" : "no", args->b_list ? "one" : "not"));
     if (args->a.ndim != 2)
         return REJECT("a", ("has %d dimensions", args->a.ndim), ("must have 2 (%s)", nn ? "[R, N]" : "[R, K]"));
-    if (args->b.ndim != 3)
-        return REJECT("b", ("has %d dimensions", args->b.ndim), ("must have 3 ([E, N, K/2]), or 4 with parts"));
+    if (args->b.ndim != 3) return REJECT("b", ("has %d dimensions", args->b.ndim), ("must have 3, or 4 with parts"));
     nvfp4_status status = check_activations(c, &args->a, nn, &a);
     if (!status) status = check_values(c, &args->b, "[N, K/2]", "[E, N, K/2]", READ_ONLY, &b);
     if (status) return status;
@@ -129,7 +132,8 @@ static nvfp4_status check_numbers(const checked_call *c, const nvfp4_tensor *t, 
     if (length >= 0 && t->shape[0] != length)
         return REJECT(name, ("has length %lld", (long long)t->shape[0]),
                       ("must be a vector of length %s = %lld", size, (long long)length));
-    if (!is_contiguous(t)) return REJECT(name, ("stride is %lld", (long long)t->stride[0]), ("must be 1"));
+    if (!is_contiguous(t))
+        return REJECT(name, ("stride is %lld", (long long)t->stride[0]), ("must be 1: pass a copy, .contiguous()"));
     return check_alignment(c, t, 4);
 }
 

@@ -41,6 +41,9 @@ typedef enum tensor_holds {
     TENSOR_HOLDS
 } tensor_holds;
 
+/* Their names, for error messages: "float8_e4m3fn or uint8". */
+const char *dtypes_held(tensor_holds holds);
+
 typedef struct operation_tensor {
     const char *name; /* of the argument, in error messages too */
     size_t offset;    /* of the nvfp4_tensor among the arguments */
@@ -87,6 +90,7 @@ typedef struct result_size {
         SIZE_ONE,
         SIZE_COUNT,   /* the elements of a tensor, of any shape */
         SIZE_STACKED, /* the rows of a matrix of a stack, [E, rows, columns] or [E, P, rows, columns]: P * rows */
+        SIZE_STACK_COLUMNS,
     } of;
     int32_t index; /* of the tensor among the operation's, or of the scalar in result_sizes */
     int32_t times, over, round_up;

@@ -96,7 +96,7 @@ static const operation_result grouped_results[] = {{
     .dtype = DTYPE_OF_CALLER,
     .default_dtype = NVFP4_FP16,
     .shape = {SORTED_ROWS, {SIZE_STACKED, GROUPED_B, 1, 1, 1, 0}, 0},
-    .flag_shape = {SORTED_ROWS, {SIZE_COLUMNS, GROUPED_B, 2, 1, 1, 0}, 0},
+    .flag_shape = {SORTED_ROWS, {SIZE_STACK_COLUMNS, GROUPED_B, 2, 1, 1, 0}, 0},
     .flags_offset = AT(flags),
     .flags_mask = NVFP4_NO_TRANSPOSE_B,
 }};

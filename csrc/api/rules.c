@@ -69,25 +69,30 @@ const char *argument_name(const checked_call *c, const nvfp4_tensor *t) {
 
 /* ---- what the table says ---- */
 
-static nvfp4_status check_dtype(const checked_call *c, const nvfp4_tensor *t, tensor_holds holds) {
 #define BIT(dtype) (1u << NVFP4_##dtype)
-    static const struct {
-        uint32_t dtypes;
-        const char *names;
-    } rules[TENSOR_HOLDS] = {
-        [HOLDS_VALUES] = {BIT(UINT8) | BIT(E2M1X2), "uint8 or float4_e2m1fn_x2"},
-        [HOLDS_VALUES_16] = {BIT(UINT8) | BIT(E2M1X2) | BIT(FP16) | BIT(BF16),
-                             "uint8, float4_e2m1fn_x2, float16 or bfloat16"},
-        [HOLDS_SCALES] = {BIT(E4M3) | BIT(UINT8), "float8_e4m3fn or uint8"},
-        [HOLDS_FLOATS] = {BIT(FP16) | BIT(BF16) | BIT(FP32), "float16, bfloat16 or float32"},
-        [HOLDS_FLOAT32] = {BIT(FP32), "float32"},
-        [HOLDS_INT32] = {BIT(INT32), "int32"},
-        [HOLDS_INDICES] = {BIT(INT32) | BIT(INT64), "int32 or int64"},
-        [HOLDS_ANY] = {UINT32_MAX, "a known dtype"},
-    };
+static const struct {
+    uint32_t dtypes;
+    const char *names;
+} dtype_rules[TENSOR_HOLDS] = {
+    [HOLDS_VALUES] = {BIT(UINT8) | BIT(E2M1X2), "uint8 or float4_e2m1fn_x2"},
+    [HOLDS_VALUES_16] = {BIT(UINT8) | BIT(E2M1X2) | BIT(FP16) | BIT(BF16),
+                         "uint8, float4_e2m1fn_x2, float16 or bfloat16"},
+    [HOLDS_SCALES] = {BIT(E4M3) | BIT(UINT8), "float8_e4m3fn or uint8"},
+    [HOLDS_FLOATS] = {BIT(FP16) | BIT(BF16) | BIT(FP32), "float16, bfloat16 or float32"},
+    [HOLDS_FLOAT32] = {BIT(FP32), "float32"},
+    [HOLDS_INT32] = {BIT(INT32), "int32"},
+    [HOLDS_INDICES] = {BIT(INT32) | BIT(INT64), "int32 or int64"},
+    [HOLDS_ANY] = {UINT32_MAX, "float16, bfloat16 or float32"}, /* those that some call takes */
+};
 #undef BIT
-    if ((uint32_t)t->dtype < 32 && rules[holds].dtypes >> t->dtype & 1) return NVFP4_OK;
-    return REJECT(argument_name(c, t), ("dtype is %s", nvfp4_dtype_name(t->dtype)), ("must be %s", rules[holds].names));
+
+const char *dtypes_held(tensor_holds holds) {
+    return dtype_rules[holds].names;
+}
+
+static nvfp4_status check_dtype(const checked_call *c, const nvfp4_tensor *t, tensor_holds holds) {
+    if ((uint32_t)t->dtype < 32 && dtype_rules[holds].dtypes >> t->dtype & 1) return NVFP4_OK;
+    return REJECT(argument_name(c, t), ("dtype is %s", nvfp4_dtype_name(t->dtype)), ("must be %s", dtypes_held(holds)));
 }
 
 static const char *device_name(int32_t device, char buffer[24]) {
@@ -209,9 +214,11 @@ static nvfp4_status check_rows(const checked_call *c, const nvfp4_tensor *t, con
     x->rows = shape[0];
     x->columns = shape[1];
     const int empty = element_count(t) == 0;
+    const char *remedy =
+        use == WRITTEN ? "" : ": pass a copy, .contiguous()"; /* of what is written that is no remedy */
     if (!empty && x->columns > 1 && stride[1] != 1)
         return REJECT(argument_name(c, t), ("stride of the last dimension is %lld", (long long)stride[1]),
-                      ("must be 1 (dense rows)"));
+                      ("must be 1 (dense rows)%s", remedy));
     const int64_t dense = x->columns * bytes;
     /* One row or batch, or none, has no distance to another: the dense one serves, whatever the strides say. But one
      * row of a padded matrix must lie as the matrix does: a batch-invariant product takes its order of additions from
@@ -221,7 +228,7 @@ static nvfp4_status check_rows(const checked_call *c, const nvfp4_tensor *t, con
     x->batch = x->l > 1 && !empty ? t->stride[0] * bytes : x->rows * x->pitch;
     if (x->pitch != dense && x->pitch % pitch_bytes != 0)
         return REJECT(argument_name(c, t), ("rows are %lld bytes apart", (long long)x->pitch),
-                      ("must be %lld (dense) or a multiple of %d", (long long)dense, (int)pitch_bytes));
+                      ("must be %lld (dense) or a multiple of %d%s", (long long)dense, (int)pitch_bytes, remedy));
     if (use == WRITTEN && x->l * x->rows * x->columns > 0) {
         const int64_t within = (x->rows - 1) * x->pitch + dense; /* one batch, where batches are outermost */
         const int64_t across = (x->l - 1) * x->batch + dense;    /* one row of all batches, where rows are outermost */
@@ -294,7 +301,8 @@ nvfp4_status check_vector(const checked_call *c, const nvfp4_tensor *t, char siz
             argument_name(c, t), ("has %lld elements in %d dimensions", (long long)count, t->ndim),
             ("must be a vector of %slength %c = %lld", one_allowed ? "length 1 or of " : "", size, (long long)length));
     if (!is_contiguous(t))
-        return REJECT(argument_name(c, t), ("stride is %lld", (long long)t->stride[0]), ("must be 1"));
+        return REJECT(argument_name(c, t), ("stride is %lld", (long long)t->stride[0]),
+                      ("must be 1: pass a copy, .contiguous()"));
     return check_alignment(c, t, dtype_bytes(t->dtype));
 }
 

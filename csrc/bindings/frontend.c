@@ -120,9 +120,10 @@ static nvfp4_status size_of_tensor(const operation *op, const front_call *call, 
             if (__builtin_mul_overflow(*value, t->shape[i], value)) *value = INT64_MAX;
         return NVFP4_OK;
     }
-    nvfp4_status status = of == SIZE_STACKED ? check_stack(name, t) : check_rank(name, t);
+    const int is_stack = of == SIZE_STACKED || of == SIZE_STACK_COLUMNS;
+    nvfp4_status status = is_stack ? check_stack(name, t) : check_rank(name, t);
     if (status) return status;
-    *value = t->shape[t->ndim - (of == SIZE_COLUMNS ? 1 : 2)];
+    *value = t->shape[t->ndim - (of == SIZE_COLUMNS || of == SIZE_STACK_COLUMNS ? 1 : 2)];
     if (of == SIZE_STACKED && t->ndim == 4 && __builtin_mul_overflow(*value, t->shape[1], value)) *value = INT64_MAX;
     return NVFP4_OK;
 }

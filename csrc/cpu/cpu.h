@@ -20,13 +20,14 @@ void cpu_isa_read_environment(void);
 /* The fastest that this CPU runs; NVFP4_CPU=reference|portable|avx2|avx512vnni|amx in the environment forces one.
  * Fails when the variable names one that is unknown or that this CPU cannot run. */
 nvfp4_status cpu_isa_detect(cpu_isa *isa);
+/* 1 if NVFP4_CPU names it. */
+int cpu_isa_is_forced(void);
 /* 1 if this CPU runs it. */
 int cpu_isa_usable(cpu_isa isa);
 const char *cpu_isa_name(cpu_isa isa);
 
 /* threads: 0 means all CPUs that the process may run on. */
 nvfp4_status cpu_gemm(const gemm_problem *problem, cpu_isa isa, int threads, int batch_invariant);
-nvfp4_status cpu_grouped_gemm(const grouped_problem *problem, cpu_isa isa, int threads, int batch_invariant);
 nvfp4_status cpu_grouped_gemm(const grouped_problem *problem, cpu_isa isa, int threads, int batch_invariant);
 void cpu_quantize(const quantize_problem *problem, cpu_isa isa, int threads);
 void cpu_dequantize(const quantize_problem *problem, cpu_isa isa, int threads);

@@ -9,7 +9,10 @@
 #include "cpu/gemm.h"
 #include "cpu/threads.h"
 
-enum { TASK_ROWS = 64 /* of a matrix: more would leave threads idle where few groups have rows */ };
+enum {
+    TASK_ROWS = 64,             /* of a matrix: more would leave threads idle where few groups have rows */
+    PACKED_BY_ONE = 128 * 1024, /* values that one thread packs */
+};
 
 typedef struct group {
     int64_t first, rows; /* in the order of groups */
@@ -124,7 +127,9 @@ static nvfp4_status run_few(grouped *x, int count, int64_t *packed_first, int th
     const size_t bytes = x->vector_bytes * (size_t)rows;
     x->packed = scratch(bytes);
     if (!x->packed) return fail(NVFP4_OUT_OF_MEMORY, "grouped_gemm: no %zu bytes of scratch", bytes);
-    parallel_for(threads, count, pack, x);
+    /* Few rows are packed in less time than another thread takes to wake. */
+    const int64_t packers = 1 + rows * p->g.k / PACKED_BY_ONE;
+    parallel_for((int)least(threads, packers), count, pack, x);
     parallel_for(threads, count * p->parts * x->tasks, run_task, x);
     return NVFP4_OK;
 }
@@ -200,7 +205,7 @@ nvfp4_status cpu_grouped_gemm(const grouped_problem *p, cpu_isa isa, int threads
         if (!m.gathered) status = fail(NVFP4_OUT_OF_MEMORY, "grouped_gemm: no memory for %lld rows", (long long)most);
     }
     if (threads <= 0) threads = threads_available();
-    /* As for other products: a second thread is worth waking for some 20 us of work. */
+    /* A second thread is worth waking for some 20 us of work, as for other products. */
     const double products = (double)rows * (double)p->g.n * (double)p->g.k * p->parts;
     if (threads > 1 + products * 0x1p-21) threads = (int)(1 + products * 0x1p-21);
     x.groups = m.few;

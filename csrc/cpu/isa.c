@@ -67,6 +67,11 @@ static void choose(void) {
         if (forced[0] ? strcmp(forced, names[isa]) == 0 : cpu_isa_usable((cpu_isa)isa)) chosen = (cpu_isa)isa;
 }
 
+int cpu_isa_is_forced(void) {
+    cpu_isa_read_environment();
+    return forced[0] != 0;
+}
+
 nvfp4_status cpu_isa_detect(cpu_isa *isa) {
     pthread_once(&choose_once, choose);
     if (chosen == CPU_ISA_COUNT)

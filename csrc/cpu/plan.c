@@ -3,10 +3,9 @@
 #include "plan/gemm_family.h"
 
 static const char *const reasons[CPU_ISA_COUNT] = {
-    [CPU_REFERENCE] = "NVFP4_CPU asks for the definition",
-    [CPU_PORTABLE] = "the CPU has no vector instructions that a faster kernel needs, or NVFP4_CPU asks for this one",
-    [CPU_AVX2] = "the CPU has AVX2 but not AVX-512 VNNI, or NVFP4_CPU asks for this one",
-    [CPU_AVX512VNNI] = "the CPU has AVX-512 VNNI but not AMX, or NVFP4_CPU asks for this one",
+    [CPU_PORTABLE] = "the CPU has no vector instructions that a faster kernel needs",
+    [CPU_AVX2] = "the CPU has AVX2 but not AVX-512 VNNI",
+    [CPU_AVX512VNNI] = "the CPU has AVX-512 VNNI but not AMX",
     [CPU_AMX] = "the CPU has AMX tiles for bf16",
 };
 
@@ -14,8 +13,11 @@ static int32_t candidates(const device_props *props, const gemm_traits *traits, 
     (void)props, (void)traits;
     cpu_isa isa;
     if (cpu_isa_detect(&isa)) return 0;
-    *out = (gemm_candidate){
-        .name = cpu_isa_name(isa), .family = NVFP4_BACKEND_CPU, .kernel = isa, .split_k = 1, .reason = reasons[isa]};
+    *out = (gemm_candidate){.name = cpu_isa_name(isa),
+                            .family = NVFP4_BACKEND_CPU,
+                            .kernel = isa,
+                            .split_k = 1,
+                            .reason = cpu_isa_is_forced() ? "NVFP4_CPU asks for it" : reasons[isa]};
     return 1;
 }
 

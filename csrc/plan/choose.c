@@ -17,9 +17,8 @@ static int precedes(const gemm_candidate *x, const gemm_candidate *y, const plan
 
 /* NULL: the family may not run the product, or does not take it. */
 static const gemm_planner *planner_for(const plan_query *q, int32_t family) {
-    return q->families >> family & 1
-               ? planner_taking(family, q->traits.operation, q->traits.a_type, q->traits.by_batch)
-               : NULL;
+    return q->families >> family & 1 ? planner_taking(family, q->traits.operation, q->traits.a_type, q->traits.by_batch)
+                                     : NULL;
 }
 
 /* Takes the first candidate, or the first that follows `previous`. 0 if there is none: `taken` stays as it was. One

@@ -99,7 +99,7 @@ def write(packed: PackedLinear, hi_first: bool = True) -> dict[str, Tensor]:
     tensors = {
         "weight": swap_nibbles(weight) if hi_first else weight,
         "weight_scale": _api.swizzle(packed.weight_scale.contiguous()),
-        "weight_scale_2": one_scale(NAME, packed.weight_global_scale),
+        "weight_scale_2": one_scale(NAME, packed),
         "bias": packed.bias,
     }
     return {name: t for name, t in tensors.items() if t is not None}

@@ -12,14 +12,17 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4._text import shown
+from nvfp4._text import shown, unwatched
+from nvfp4.checkpoints.kv_cache import KvCache
 from nvfp4.checkpoints.names import Names
 from nvfp4.experts import Experts
+from nvfp4.fp8 import Fp8Tensors
 from nvfp4.packed import ACTIVATIONS, PackedLinear, check_block_scales, check_positive, short
 
 AUTO = "auto"  # of `activations`: by what tensors there are
 # How a layer is computed: activations quantized with a stored global scale, with one of their own, or left in 16 bits.
 W4A4, W4A4_DYNAMIC, W4A16 = "W4A4", "W4A4 dynamic", "W4A16"
+W4A4_AWQ, W4A16_AWQ = "W4A4 AWQ", "W4A16 AWQ"  # with a pre_quant_scale
 
 MOST_EXPERTS = 16384  # of a stack; each takes 0.2 ms and 2 KB beside its tensors
 
@@ -33,7 +36,7 @@ class Verdict:
 
     Attributes:
         mode: "W4A4", "W4A4 dynamic", "W4A16", AUTO (by its tensors), None for a layer that is not quantized, or another
-            way to quantize it in words of the format ("FP8").
+            way to quantize it: of an FP8 layer as nvfp4.checkpoints.fp8 has it, or in words of the format.
         why: the part of the configuration that says so.
         subtree: the mode of an NVFP4 layer in a subtree that the configuration ignores; None: it must not be one.
         others: the modes of further groups that have it as a target, less specific ones.
@@ -55,6 +58,7 @@ class Recipe:
         names: all its patterns, which `sort` tells the checkpoint's modules.
         marks: places of the configuration of which at least one pattern must mean a module of the checkpoint.
         options: options that nvfp4 does not know, with a text for `skipped`.
+        kv_cache: the entries that describe a KV cache.
     """
 
     format: str
@@ -62,6 +66,7 @@ class Recipe:
     names: tuple[Names, ...] = ()
     marks: tuple[Names, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
+    kv_cache: Mapping[str, Any] = field(default_factory=dict)
 
     def mode(self, name: str) -> str | None:
         return self.look(name).mode
@@ -74,6 +79,7 @@ class Checkpoint:
     Attributes:
         format: "compressed-tensors", "modelopt", "torchao", "GGUF" or "comfy-kitchen".
         layers: the NVFP4 layers by the name of their module.
+        fp8: the FP8 layers by the name of their module.
         experts: the stacks of experts [E, N, K/2] by the name of their module, each a list of E layers.
         mixtures: the experts that are one nvfp4.Experts of the model, by its name.
         containers: their tensors by that name (experts.Container), until the model has them.
@@ -82,13 +88,15 @@ class Checkpoint:
         kept: of each tensor of a skipped layer that layer's name.
         why: of each layer, stack and skipped layer the part of the configuration, or the tensors, that say how to read
             it.
-        dense: the bytes of each parameter of the model, or without a model of each tensor, that is not NVFP4 and has
-            more than 1 MB, or more than 1 % of the whole.
-        other_bytes: of all parameters and buffers of the model, or tensors, that are not in NVFP4 layers.
+        kv_cache: the scales of a KV cache, which are in `skipped` too, and what describes them; None: there are none.
+        dense: the bytes of each parameter of the model, or without a model of each tensor, that is neither NVFP4 nor
+            FP8 and has more than 1 MB, or more than 1 % of the whole.
+        other_bytes: of all parameters and buffers of the model, or tensors, that are in neither kind of layers.
     """
 
     format: str
     layers: dict[str, PackedLinear] = field(default_factory=dict)
+    fp8: dict[str, Fp8Tensors] = field(default_factory=dict)
     experts: dict[str, list[PackedLinear]] = field(default_factory=dict)
     mixtures: dict[str, Experts] = field(default_factory=dict)
     containers: dict[str, Any] = field(default_factory=dict)
@@ -96,21 +104,34 @@ class Checkpoint:
     skipped: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
+    kv_cache: KvCache | None = None
     dense: dict[str, int] = field(default_factory=dict)
     other_bytes: int = 0
 
     @property
     def packed_bytes(self) -> int:
-        """The bytes of all layers, stacks of experts and experts of the model."""
+        """The bytes of all NVFP4 layers, stacks of experts and experts of the model."""
         stacks = [packed for experts in self.experts.values() for packed in experts]
         stacks += self.mixtures.values()
         return sum(packed.nbytes for packed in (*self.layers.values(), *stacks))
 
+    @property
+    def fp8_bytes(self) -> int:
+        """The bytes of all FP8 layers."""
+        return sum(tensors.nbytes for tensors in self.fp8.values())
+
+    @property
+    def all_layers(self) -> dict[str, PackedLinear | Fp8Tensors]:
+        """The layers of both kinds by the name of their module."""
+        return {**self.layers, **self.fp8}
+
     def __repr__(self) -> str:
-        read = f"{len(self.layers)} layers, {len(self.experts)} stacks of experts, {len(self.tensors)} other tensors"
-        if self.mixtures:
-            read += f", {len(self.mixtures)} modules of experts"
-        return f"<nvfp4 checkpoint: {self.format}, {read}, {len(self.skipped)} skipped>"
+        counts = {"layers": len(self.layers), "FP8 layers": len(self.fp8), "stacks of experts": len(self.experts)}
+        counts |= {"modules of experts": len(self.mixtures)}
+        counts |= {"other tensors": len(self.tensors), "skipped": len(self.skipped)}
+        rare = ("FP8 layers", "modules of experts")
+        read = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what not in rare)
+        return f"<nvfp4 checkpoint: {self.format}, {read}>"
 
 
 def table(config: Mapping[str, Any], name: str, where: str = "") -> Mapping[str, Any]:
@@ -157,8 +178,15 @@ def reciprocal(name: str, t: Tensor) -> Tensor:
     return result
 
 
-def one_scale(format_name: str, scale: Tensor) -> Tensor:
-    """A weight_global_scale that a format stores as one number."""
+def one_scale(format_name: str, packed: PackedLinear, pre_quant_scale: bool = False) -> Tensor:
+    """The weight_global_scale of a layer in a format that stores one number.
+
+    Args:
+        pre_quant_scale: whether the format has that one.
+    """
+    if packed.pre_quant_scale is not None and not pre_quant_scale:
+        raise _C.Error(f"pre_quant_scale: is there, but {format_name} cannot store it: write modelopt")
+    scale = packed.weight_global_scale
     if scale.ndim:
         raise _C.Error(
             f"weight_global_scale: shape is {list(scale.shape)}; {format_name} stores one scale for a layer: "
@@ -198,14 +226,17 @@ def chosen(
     return activations if wanted == AUTO else wanted
 
 
-def check_scales(checkpoint: Checkpoint, checked: Collection[str] = ()) -> None:
+def check_scales(
+    checkpoint: Checkpoint, checked: Collection[str] = (), step: Callable[[str], None] = unwatched
+) -> None:
     """Rejects damaged block scales of any layer or expert, by the name that their tensor has in the checkpoint, except
-    those of layers that are checked already."""
+    those of layers that are checked already. Reports each to `step`."""
     layers = {name: packed for name, packed in checkpoint.layers.items() if name not in checked}
     for name, experts in checkpoint.experts.items():
         layers |= {f"{name}[{i}]": packed for i, packed in enumerate(experts)}
     local = SCALES.get(checkpoint.format, "weight_scale")
     for name, packed in layers.items():
+        step(f"check {name}")
         check_block_scales(f"{name}.{local}" if name else local, packed)
 
 
@@ -307,4 +338,5 @@ def read_halves(
         first.input_global_scale,
         own.get("bias"),
         first.activations,
+        first.pre_quant_scale,
     )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4._text import shown
+from nvfp4.checkpoints import fp8, kv_cache
 from nvfp4.checkpoints.common import (
     AUTO,
     W4A4,
@@ -36,6 +37,7 @@ from nvfp4.checkpoints.common import (
 from nvfp4.checkpoints.names import Names
 from nvfp4.checkpoints.options import ARGUMENTS, SCHEME, check_keys, check_transforms, unknown_keys
 from nvfp4.checkpoints.options import COMPRESSED_TENSORS as KEYS
+from nvfp4.checkpoints.patterns import Work
 from nvfp4.packed import PackedLinear
 
 NAME = "compressed-tensors"
@@ -77,12 +79,12 @@ def write(packed: PackedLinear) -> dict[str, Tensor]:
     """Our tensors as the format's. The global scales become divisors, with one rounding.
 
     Raises:
-        nvfp4.Error: the layer has one weight_global_scale for each row.
+        nvfp4.Error: the layer has one weight_global_scale for each row, or a pre_quant_scale.
     """
     tensors = {
         "weight_packed": packed.weight,
         "weight_scale": packed.weight_scale,
-        "weight_global_scale": one_scale(NAME, packed.weight_global_scale),
+        "weight_global_scale": one_scale(NAME, packed),
         "input_global_scale": packed.input_global_scale,
         "bias": packed.bias,
     }
@@ -106,57 +108,108 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     if sparse != "dense":
         raise _C.Error(f"sparsity_config.format: is {shown(sparse)}; must be 'dense'")
     ignored = strings(config, "ignore")
-    ignore = Names([name for name in ignored if name != LINEAR], "ignore")
-    groups: list[tuple[str, Names, list[str], str]] = []
+    work = Work()
+    ignore = Names([name for name in ignored if name != LINEAR], "ignore", work)
+    groups = Groups(work)
     found = table(config, "config_groups")
     for key, group in found.items():
         if not isinstance(group, Mapping):
             raise _C.Error(f"config_groups.{key}: is {shown(group)}; must be a table with targets and weights")
         where = f"config_groups.{key}."
         check_keys(where, group, SCHEME)
-        numbers = {name: table(group, name, where) for name in ("weights", "input_activations", "output_activations")}
-        for name, given in numbers.items():
-            check_keys(f"{where}{name}.", given, ARGUMENTS)
-        mode = group_mode(numbers["weights"], numbers["input_activations"])
+        numbers = group_numbers(where, group)
+        eight = fp8.by_group(where, numbers["weights"], numbers["input_activations"], group)
+        mode = eight or group_mode(numbers["weights"], numbers["input_activations"])
         if mode in (W4A4, W4A4_DYNAMIC, W4A16):
             check_group(where, group, numbers)
-        targets = strings(group, "targets", where)
-        classes = [target for target in targets if is_class(target)]
-        names = Names([target for target in targets if not is_class(target)], f"{where}targets")
-        groups.append((f"config_groups.{key}", names, classes, mode))
+        groups.add(key, strings(group, "targets", where), mode)
 
-    def by_group(name: str) -> Verdict:
-        matches = [(match, key, mode) for key, names, _, mode in groups if (match := names.find(name)) is not None]
+    def look(name: str) -> Verdict:
+        match = ignore.find(name)
+        if match is None and LINEAR not in ignored:
+            return groups.look(name)
+        mode = groups.look(name).mode or AUTO
+        subtree = mode if match is not None and match.subtree else None
+        return Verdict(None, f"ignore has {match or repr(LINEAR)}", subtree)
+
+    names, options = (ignore, *groups.names), unknown_keys(config, KEYS)
+    return Recipe(NAME, look, names, groups.marks, options, kv_cache.described(config))
+
+
+class Groups:
+    """The groups of a configuration. A layer is of the one that has the most specific target for it.
+
+    Attributes:
+        names: the targets of each group that are names.
+        marks: of these the ones that must mean a module of the checkpoint.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.groups: list[tuple[str, Names, list[str], str]] = []
+
+    def add(self, key: str, targets: Sequence[str], mode: str) -> None:
+        """Adds config_groups[key].
+
+        Args:
+            targets: patterns of nvfp4.checkpoints.names, or classes.
+            mode: as of group_mode.
+        """
+        classes = [target for target in targets if is_class(target)]
+        where = f"config_groups.{key}"
+        names = Names([target for target in targets if not is_class(target)], f"{where}.targets", self.work)
+        self.groups.append((where, names, classes, mode))
+
+    @property
+    def names(self) -> tuple[Names, ...]:
+        return tuple(names for _, names, _, _ in self.groups)
+
+    @property
+    def marks(self) -> tuple[Names, ...]:
+        weighted = [group for group in self.groups if group[3] != NOTHING]
+        return tuple(names for _, names, classes, _ in weighted if names.patterns and not classes)
+
+    def look(self, name: str) -> Verdict:
+        matches = [(match, key, mode) for key, names, _, mode in self.groups if (match := names.find(name)) is not None]
         matches.sort(key=lambda entry: ORDER.index(entry[0].rule))  # the most specific target counts
         found = [(mode, f"{key} has the target {match}") for match, key, mode in matches]
         for linear in (True, False):
-            for key, _, classes, mode in groups:
+            for key, _, classes, mode in self.groups:
                 own = [target for target in classes if (target == LINEAR) == linear]
                 found += [(mode, f"{key} has the target {target!r}, a class") for target in own]
         if not found:
             return Verdict(None, "no group of the configuration has it as a target")
         return Verdict(*found[0], others=tuple(mode for mode, _ in found[1:]))
 
-    def look(name: str) -> Verdict:
-        match = ignore.find(name)
-        if match is None and LINEAR not in ignored:
-            return by_group(name)
-        mode = by_group(name).mode or AUTO
-        subtree = mode if match is not None and match.subtree else None
-        return Verdict(None, f"ignore has {match or repr(LINEAR)}", subtree)
 
-    weighted = [group for group in groups if group[3] != NOTHING]
-    marks = tuple(names for _, names, classes, _ in weighted if names.patterns and not classes)
-    return Recipe(NAME, look, (ignore, *(names for _, names, _, _ in groups)), marks, unknown_keys(config, KEYS))
+def has_nvfp4(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration, which may be damaged, has NVFP4 layers as this format stores them. A group's `format`
+    comes before that of the whole."""
+    groups = config.get("config_groups")
+    found = [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
+    for group in found:
+        format, weights = group.get("format") or config.get("format"), group.get("weights")
+        if format == FORMAT or (format is None and isinstance(weights, Mapping) and is_nvfp4(weights)):
+            return True
+    return not found and config.get("format") == FORMAT
 
 
 ORDER = ("name", "prefix", "joined name", "wildcard", "regular expression", "parent")  # specific ones first
+BITS = "-bit"  # in all modes of groups that are not NVFP4, but for NOTHING
 NOTHING = "no weights"  # a group of attention, with activations alone
 
 
 def is_class(target: str) -> bool:
     """Whether a target is a class of modules, "Linear" or "LlamaAttention", and no name."""
     return target.isidentifier() and target[0].isupper()
+
+
+def group_numbers(where: str, group: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """How a group's weights, inputs and outputs are quantized; empty: not."""
+    numbers = {name: table(group, name, where) for name in ("weights", "input_activations", "output_activations")}
+    for name, given in numbers.items():
+        check_keys(f"{where}{name}.", given, ARGUMENTS)
+    return numbers
 
 
 def check_group(where: str, group: Mapping[str, Any], numbers: Mapping[str, Mapping[str, Any]]) -> None:
@@ -177,9 +230,10 @@ def check_group(where: str, group: Mapping[str, Any], numbers: Mapping[str, Mapp
 DYNAMIC = {"weights": "false", "input_activations": "true, false or 'local'"}
 
 
-def contradicts(format: str, mode: str) -> bool:
-    """Whether a mode in words of this format excludes the tensors of an NVFP4 layer."""
-    return format == NAME and not mode.startswith(described({"num_bits": 4, "type": "float", "group_size": 16}))
+def contradicts(mode: str) -> bool:
+    """Whether a mode of a group's numbers excludes the tensors of an NVFP4 layer."""
+    four = described({"num_bits": 4, "type": "float", "group_size": 16})
+    return (BITS in mode or mode == NOTHING) and not mode.startswith(four)
 
 
 def group_mode(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
@@ -205,34 +259,38 @@ def described(numbers: Mapping[str, Any]) -> str:
     if not numbers:
         return NOTHING
     group = numbers.get("group_size")
-    return f"{numbers.get('num_bits')}-bit {numbers.get('type')}" + (f" in groups of {group}" if group else "")
+    return f"{numbers.get('num_bits')}{BITS} {numbers.get('type')}" + (f" in groups of {group}" if group else "")
 
 
-def config(targets: Mapping[str, Sequence[str]], ignore: Sequence[str]) -> dict[str, Any]:
+def config(targets: Mapping[str | fp8.Fp8Mode, Sequence[str]], ignore: Sequence[str]) -> dict[str, Any]:
     """`quantization_config` of config.json.
 
     Args:
-        targets: of each mode, "W4A4", "W4A4 dynamic" or "W4A16": names of layers, or "Linear".
+        targets: of each mode, "W4A4", "W4A4 dynamic", "W4A16" or of FP8 layers: names of layers, or "Linear".
         ignore: names of linear layers that are not quantized.
     """
-    four = {"group_size": 16, "num_bits": 4, "scale_dtype": "torch.float8_e4m3fn", "strategy": "tensor_group"}
-    four |= {"symmetric": True, "type": "float"}
-    dynamic = {W4A4: "local", W4A4_DYNAMIC: True}
-    groups = {
-        f"group_{i}": {
-            "format": FORMAT,
-            "input_activations": None if mode == W4A16 else {**four, "dynamic": dynamic[mode]},
-            "output_activations": None,
-            "targets": list(names),
-            "weights": {**four, "dynamic": False},
-        }
-        for i, (mode, names) in enumerate(targets.items())
-    }
+    groups = {f"group_{i}": group(mode) | {"targets": list(names)} for i, (mode, names) in enumerate(targets.items())}
+    formats = {group["format"] for group in groups.values()}
     return {
         "config_groups": groups,
-        "format": FORMAT,
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "ignore": list(ignore),
         "kv_cache_scheme": None,
         "quant_method": NAME,
         "quantization_status": "compressed",
+    }
+
+
+def group(mode: str | fp8.Fp8Mode) -> dict[str, Any]:
+    """A group of config_groups, without targets."""
+    if isinstance(mode, fp8.Fp8Mode):
+        return fp8.group(mode)
+    four = {"group_size": 16, "num_bits": 4, "scale_dtype": "torch.float8_e4m3fn", "strategy": "tensor_group"}
+    four |= {"symmetric": True, "type": "float"}
+    dynamic = {W4A4: "local", W4A4_DYNAMIC: True}
+    return {
+        "format": FORMAT,
+        "input_activations": None if mode == W4A16 else {**four, "dynamic": dynamic[mode]},
+        "output_activations": None,
+        "weights": {**four, "dynamic": False},
     }

@@ -70,7 +70,7 @@ def convert(
         check_file(file, folder)
     ignore = ignored(folder, config, checkpoint)
     return checkpoint, write(
-        Path(path), format, checkpoint.layers, checkpoint.tensors, ignore, config, limit, files=files
+        Path(path), format, checkpoint.all_layers, checkpoint.tensors, ignore, config, limit, files=files
     )
 
 

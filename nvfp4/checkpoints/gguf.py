@@ -78,7 +78,7 @@ def write(packed: PackedLinear) -> dict[str, Tensor]:
     blocks = torch.cat([scales.reshape(rows, -1, 4), codes.reshape(rows, -1, VALUES // 2)], -1).reshape(rows, -1)
     tensors = {
         "blocks": blocks,
-        "scale": one_scale(NAME, packed.weight_global_scale),
+        "scale": one_scale(NAME, packed),
         "input_scale": packed.input_global_scale,
         "bias": packed.bias,
     }

@@ -1,4 +1,4 @@
-"""Finds what is odd in a checkpoint's NVFP4 layers: block scales, global scales, the order of the nibbles."""
+"""Finds what is odd in a checkpoint's NVFP4 and FP8 layers: block scales, global scales, the order of the nibbles."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from nvfp4.checkpoints.common import Checkpoint
 from nvfp4.checkpoints.files import file_errors
 from nvfp4.checkpoints.nibbles import References, nibble_order
-from nvfp4.checkpoints.nibbles import order as order
 from nvfp4.checkpoints.reader import read, report_dense
 from nvfp4.checkpoints.save import mode_of
+from nvfp4.fp8 import Fp8Tensors
 from nvfp4.modules import FUSED
 from nvfp4.packed import BLOCK, PackedLinear
 
@@ -66,6 +66,31 @@ class LayerReport:
 
 
 @dataclass
+class Fp8Report:
+    """Reports the findings in an FP8 layer.
+
+    Attributes:
+        name (str): the name of the module.
+        mode (str): such as "FP8 W8A8 per token", see nvfp4.checkpoints.fp8.
+        shape (tuple of two ints): (N, K).
+        per (str): which part of the weight shares a scale: "tensor", "channel" or "block".
+        scales (tuple of two floats): the least and the largest scale of the weight.
+        input_scale (float or None): the scale of the input, if it is stored.
+        nan (int): the number of values of the weight that are NaN.
+        damage (list of str): findings that make the layer compute something else than its producer meant.
+    """
+
+    name: str
+    mode: str
+    shape: tuple[int, int]
+    per: str
+    scales: tuple[float, float]
+    input_scale: float | None
+    nan: int
+    damage: list[str] = field(default_factory=list)
+
+
+@dataclass
 class Inspection:
     """Reports the findings in a checkpoint.
 
@@ -76,8 +101,9 @@ class Inspection:
         notes (list of str): findings that concern several layers.
         skipped (dict of str): skipped layers and scales, as in nvfp4.load's Checkpoint.
         why (dict of str): what says how each layer is read, as in nvfp4.load's Checkpoint.
-        dense (dict of int): the bytes of large tensors that are not NVFP4, as in nvfp4.load's Checkpoint.
-        packed_bytes, other_bytes (int): the bytes of all NVFP4 layers, and of all other tensors.
+        dense (dict of int): the bytes of large tensors that are neither, as in nvfp4.load's Checkpoint.
+        packed_bytes, fp8_bytes, other_bytes (int): the bytes of all NVFP4 layers, FP8 layers, and other tensors.
+        fp8 (list of Fp8Report): the FP8 layers.
     """
 
     format: str
@@ -89,15 +115,21 @@ class Inspection:
     dense: dict[str, int] = field(default_factory=dict)
     packed_bytes: int = 0
     other_bytes: int = 0
+    fp8_bytes: int = 0
+    fp8: list[Fp8Report] = field(default_factory=list)
 
     @property
     def damaged(self) -> bool:
-        return bool(self.errors) or any(layer.damage for layer in self.layers)
+        return bool(self.errors) or any(layer.damage for layer in self.all_layers)
+
+    @property
+    def all_layers(self) -> list[LayerReport | Fp8Report]:
+        return [*self.layers, *self.fp8]
 
 
 @file_errors("source")
 def inspect(source: str | Path | Mapping[str, Tensor], format: str | None = None) -> Inspection:
-    """Inspects all NVFP4 layers of a checkpoint.
+    """Inspects all NVFP4 and FP8 layers of a checkpoint.
 
     Args:
         source (str, PathLike or dict): the checkpoint, as for nvfp4.load.
@@ -146,6 +178,23 @@ def inspect(source: str | Path | Mapping[str, Tensor], format: str | None = None
         checkpoint.dense,
         checkpoint.packed_bytes,
         checkpoint.other_bytes,
+        checkpoint.fp8_bytes,
+        [inspect_fp8(name, tensors) for name, tensors in checkpoint.fp8.items()],
+    )
+
+
+def inspect_fp8(name: str, tensors: Fp8Tensors) -> Fp8Report:
+    scale, given = tensors.weight_scale, tensors.input_scale
+    nan = int((tensors.weight.view(torch.uint8) & 0x7F == NAN).sum())
+    return Fp8Report(
+        name,
+        str(mode_of(tensors)),
+        (tensors.out_features, tensors.in_features),
+        tensors.scales,
+        (float(scale.amin()), float(scale.amax())),
+        None if given is None else float(given),
+        nan,
+        [f"{nan} of {tensors.weight.numel()} values of the weight are NaN"] if nan else [],
     )
 
 
@@ -158,7 +207,7 @@ def inspect_layer(name: str, packed: PackedLinear, format: str) -> LayerReport:
     report = LayerReport(
         name,
         format,
-        mode_of(packed),
+        str(mode_of(packed)),
         (packed.out_features, packed.in_features),
         (float(values[0]), float(values[-1])) if len(used) else None,
         zero=int(both[ZERO]),

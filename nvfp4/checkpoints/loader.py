@@ -12,17 +12,20 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
+from nvfp4._adapters import prepare_adapters
 from nvfp4._saving import prepare_saving
-from nvfp4.checkpoints import comfy_kitchen, modelopt, others
+from nvfp4._text import unwatched, watched
+from nvfp4.checkpoints import comfy_kitchen, kv_cache, modelopt, others
 from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales
 from nvfp4.checkpoints.files import file_errors
 from nvfp4.checkpoints.fit import is_head, is_pretrained, left_out
 from nvfp4.checkpoints.mixtures import described, gatherer, made, warn_of_modes
 from nvfp4.checkpoints.reader import check_layer, read, report_dense
 from nvfp4.experts import Stack
+from nvfp4.fp8 import Fp8Linear, Fp8Tensors
 from nvfp4.linear import Linear
 from nvfp4.modules import find_dense, keep_hooks
-from nvfp4.packed import check_type, short
+from nvfp4.packed import PackedLinear, check_type, short
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -39,7 +42,7 @@ def load(
     activations: str | None = AUTO,
     mmap: bool = True,
 ) -> Checkpoint:
-    """Reads a checkpoint of NVFP4 layers and, if a model is given, puts it into the model.
+    """Reads a checkpoint of NVFP4 layers, and FP8 layers beside them. If a model is given, puts it into the model.
 
     Args:
         source (str, PathLike or dict): the checkpoint.
@@ -51,8 +54,8 @@ def load(
             and comfy-kitchen, whose nibbles have another order.
         model (torch.nn.Module, optional): a model whose modules have the checkpoint's names, or one of transformers,
             which renames some. Default: None.
-            Each layer of the checkpoint replaces the torch.nn.Linear or nvfp4.Linear of its name, on that layer's
-            device. An nvfp4.Experts replaces a module of transformers that holds all experts of a mixture.
+            Each layer of the checkpoint replaces the torch.nn.Linear, nvfp4.Linear or nvfp4.Fp8Linear of its name, on
+            that layer's device. An nvfp4.Experts replaces a module of transformers that holds all experts of a mixture.
             In place of a layer on the meta device it lies on the CPU, still in the mapped file.
             All other tensors are copied into the parameters and buffers of their names. A parameter or buffer on the
             meta device becomes the file's tensor.
@@ -74,6 +77,7 @@ def load(
             Experts keep 16-bit activations in any case, with a warning where they are W4A4.
             None keeps 16-bit activations in all layers (W4A16); stored input scales are neither used nor checked. See
             nvfp4.Linear.
+            FP8 layers keep their mode with "nvfp4", and 16-bit activations with None.
             An input scale that is missing, 0 or infinite is an error only where it is used. None loads such a
             checkpoint, and "nvfp4" loads one whose scales are missing.
         mmap (bool, optional): whether a model's tensors on the CPU stay in the mapped files. Default: True.
@@ -88,8 +92,9 @@ def load(
 
     Returns:
         A Checkpoint. It tells what was skipped: scales of a KV cache, and layers that are quantized in another way.
+        FP8 layers are in `fp8`; in a model they are nvfp4.Fp8Linear.
         Stacked experts [E, N, K/2] are in `experts`, one layer for each, and those of a model in `mixtures`.
-        `dense` names the large tensors that are not NVFP4.
+        `dense` names the large tensors that are neither NVFP4 nor FP8.
 
     Raises:
         nvfp4.Error: a file is missing or damaged, or the format is unknown.
@@ -106,7 +111,7 @@ def load(
         >>> tensors = {f"0.{name}": t for name, t in modelopt.write(layer.packed()).items()}
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32))
         >>> nvfp4.load(tensors, model).format, model[0]
-        ('modelopt', Linear(in_features=64, out_features=32, bias=True, activations=None))
+        ('modelopt', nvfp4.Linear(in_features=64, out_features=32, bias=True, W4A16))
     """
     check_format(format)
     check_activations(activations)
@@ -128,14 +133,19 @@ def load(
     checkpoint = read(source, format, rows, activations=activations, mmap=mmap, unwanted=unwanted, gather=gather)
     if model is not None and unwanted is not None:
         fit(checkpoint, model, unwanted)
-    if plan is None:
-        check_scales(checkpoint)
+    checks = len(checkpoint.layers) + sum(map(len, checkpoint.experts.values())) if plan is None else 0
+    with watched(
+        checks + (len(checkpoint.all_layers) + len(checkpoint.containers) if model is not None else 0)
+    ) as step:
+        if plan is None:
+            check_scales(checkpoint, step=step)
+        if model is not None:
+            warn_of_modes(checkpoint.containers, activations, stacklevel=4)  # past it, load and file_errors
+            put(checkpoint, model, None if mesh is None or plan is None else (mesh, plan), step)
     if model is None:
         report_dense(checkpoint)
     else:
-        warn_of_modes(checkpoint.containers, activations, stacklevel=4)  # past it, load and file_errors
-        put(checkpoint, model, None if mesh is None or plan is None else (mesh, plan))
-        layers = [module for module in model.modules() if isinstance(module, (Linear, Stack))]
+        layers = [module for module in model.modules() if isinstance(module, (Linear, Fp8Linear, Stack))]
         checkpoint.dense, checkpoint.other_bytes = find_dense(model, layers)
     return checkpoint
 
@@ -157,7 +167,7 @@ def renaming(model: torch.nn.Module) -> Renamed | None:
     """How transformers renames a checkpoint's tensors, for a model of transformers."""
     if not is_pretrained(model):
         return None
-    from nvfp4.transformers import renamer  # here: imports transformers' loader
+    from nvfp4._pretrained import renamer  # here: imports transformers' loader
 
     return renamer(model)
 
@@ -179,9 +189,9 @@ def fit(checkpoint: Checkpoint, model: torch.nn.Module, unwanted: Callable[[str]
             del checkpoint.tensors[name]
             checkpoint.skipped[checkpoint.kept.pop(name, name)] = reason
     names = {name for name, _ in model.named_modules(remove_duplicate=False)}
-    strange = any(name not in names for name in checkpoint.layers)
+    strange = any(name not in names for name in checkpoint.all_layers)
     if is_pretrained(model) and (strange or any(name.rpartition(".")[0] not in names for name in checkpoint.tensors)):
-        from nvfp4.transformers import rename
+        from nvfp4._pretrained import rename
 
         rename(model, checkpoint)
 
@@ -190,21 +200,24 @@ def put(
     checkpoint: Checkpoint,
     model: torch.nn.Module,
     split: tuple[DeviceMesh, Mapping[str, ParallelStyle]] | None = None,
+    step: Callable[[str], None] = unwatched,
 ) -> None:
     """Checks everything first, so that an error changes nothing.
 
     Args:
         split: load's mesh and plan.
+        step: is called with the name of each layer.
     """
     for name, experts in checkpoint.experts.items():
         raise _C.Error(f"{name}: is a stack of {len(experts)} experts, which a model cannot take")
     modules = dict(model.named_modules(remove_duplicate=False))
-    for name, packed in checkpoint.layers.items():
+    for name, packed in checkpoint.all_layers.items():
         check_layer(name, packed, modules)
     for name, container in checkpoint.containers.items():
         about = described(name, modules[name])
         container.check(about.gated, about.experts)
-    replaced = {id(modules[name]) for name in (*checkpoint.layers, *checkpoint.containers)}
+    taken = {**checkpoint.all_layers, **checkpoint.containers}
+    replaced = {id(modules[name]) for name in taken}
     for name in checkpoint.containers:
         replaced |= {id(child) for child in modules[name].modules()}
     own = {
@@ -225,7 +238,7 @@ def put(
             raise _C.Error(f"{name}: dtype is {short(t.dtype)}; the model has {short(own[name].dtype)}")
     given = {id(own[name]) for name in checkpoint.tensors}  # a tied parameter has two names
     heads: set[str] = set()
-    filled = {*checkpoint.tensors, *(f"{name}.weight" for name in (*checkpoint.layers, *checkpoint.containers))}
+    filled = {*checkpoint.tensors, *(f"{name}.weight" for name in taken)}
     buffers = {name for name, module in modules.items() for key in module._non_persistent_buffers_set}
     for name, t in own.items():
         module, _, key = name.rpartition(".")
@@ -247,15 +260,19 @@ def put(
         from nvfp4 import parallel  # here: imports torch.distributed.tensor, which takes a second
 
         parts, styles = parallel.split_layers(checkpoint.layers, model, *split)
+        for name in [name for name in styles if name in checkpoint.fp8]:
+            raise _C.Error(f"plan: has {name}, which is FP8 and cannot be split; must name NVFP4 or dense layers")
         check_scales(checkpoint, parts)
     layers: dict[int, torch.nn.Module] = {}
     for name, container in checkpoint.containers.items():
+        step(f"load {name}")
         checkpoint.mixtures[name] = layers[id(modules[name])] = made(name, container, modules[name])
     checkpoint.containers = {}
-    for name, packed in checkpoint.layers.items():
+    for name, packed in checkpoint.all_layers.items():
+        step(f"load {name}")
         old = modules[name]
         device = old.weight.device
-        layer = (parts[name] if name in parts else Linear.from_packed(packed)).train(old.training)
+        layer = (parts[name] if name in parts else module_of(packed, old)).train(old.training)
         keep_hooks(old, layer)
         layers[id(old)] = layer if name in parts or device.type == "meta" else layer.to(device)
     for module in list(modules.values()):
@@ -268,7 +285,19 @@ def put(
         from torch.distributed.tensor.parallel import parallelize_module
 
         parallelize_module(model, split[0], styles, src_data_rank=None)
+    if checkpoint.kv_cache is not None:
+        kv_cache.attach(model, checkpoint.kv_cache)
     prepare_saving(model)
+    prepare_adapters(model)
+
+
+def module_of(packed: PackedLinear | Fp8Tensors, old: torch.nn.Module) -> Linear | Fp8Linear:
+    """The layer of these tensors in place of an old one, which says the dtype of the dense weight."""
+    if isinstance(packed, Fp8Tensors):
+        return Fp8Linear.from_packed(packed)
+    if isinstance(old, Fp8Linear):
+        return Linear.from_packed(packed)
+    return Linear.from_packed(packed, dtype=old.dtype if isinstance(old, Linear) else old.weight.dtype)
 
 
 def fill(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], modules: Mapping[str, torch.nn.Module]) -> None:

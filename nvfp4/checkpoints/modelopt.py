@@ -1,9 +1,12 @@
-"""NVFP4 checkpoints of NVIDIA's ModelOpt: quant_algo NVFP4 (W4A4), W4A16_NVFP4, and such layers of MIXED_PRECISION.
+"""NVFP4 checkpoints of NVIDIA's ModelOpt: quant_algo NVFP4 (W4A4), W4A16_NVFP4, NVFP4_AWQ (either), and such layers of
+MIXED_PRECISION.
 
     weight           [N, K/2] uint8, the even element in the low nibble
     weight_scale     [N, K/16] float8_e4m3fn
     weight_scale_2   [] float32, a multiplier: amax / (448 * 6)
     input_scale      [] float32, a multiplier; W4A4 alone
+    pre_quant_scale  [K], the dtype of the model: the input is multiplied by it; NVFP4_AWQ alone, where it is not folded
+                     into the layer before
     bias             [N]
 
 A value is weight * weight_scale * weight_scale_2. A block of zeros has the scale 1 and not 0. Source:
@@ -19,11 +22,14 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4._text import shown
+from nvfp4.checkpoints import fp8, kv_cache
 from nvfp4.checkpoints.common import (
     AUTO,
     W4A4,
+    W4A4_AWQ,
     W4A4_DYNAMIC,
     W4A16,
+    W4A16_AWQ,
     Recipe,
     Verdict,
     check_names,
@@ -33,18 +39,31 @@ from nvfp4.checkpoints.common import (
     strings,
     table,
 )
-from nvfp4.checkpoints.compressed_tensors import LINEAR, is_class, is_nvfp4
+from nvfp4.checkpoints.compressed_tensors import (
+    LINEAR,
+    Groups,
+    check_group,
+    group_mode,
+    group_numbers,
+    is_class,
+    is_nvfp4,
+)
+from nvfp4.checkpoints.fp8 import Fp8Mode
 from nvfp4.checkpoints.names import EXPERT, Names
-from nvfp4.checkpoints.options import ARGUMENTS, MODELOPT_LAYER, SCHEME, check_keys, check_off, unknown_keys
 from nvfp4.checkpoints.options import MODELOPT as KEYS
+from nvfp4.checkpoints.options import MODELOPT_LAYER, SCHEME, check_keys, check_off, unknown_keys
+from nvfp4.checkpoints.patterns import Work
 from nvfp4.packed import BLOCK, PackedLinear
 
 NAME = "modelopt"
 INPUT_SCALE = "input_scale"
 REQUIRED = ("weight", "weight_scale", "weight_scale_2")
-KNOWN = (*REQUIRED, INPUT_SCALE, "bias")
-MODES = {"NVFP4": W4A4, "W4A16_NVFP4": W4A16}
+PRE_QUANT_SCALE = "pre_quant_scale"
+KNOWN = (*REQUIRED, INPUT_SCALE, PRE_QUANT_SCALE, "bias")
+AWQ = "NVFP4_AWQ"  # which says nothing of activations
+MODES = {"NVFP4": W4A4, "W4A16_NVFP4": W4A16, AWQ: AUTO}
 MIXED = "MIXED_PRECISION"
+DYNAMIC = {W4A4: W4A4_DYNAMIC, AUTO: W4A4_DYNAMIC, fp8.STATIC: fp8.DYNAMIC}  # where a group says so
 FP8 = "fp8"  # quant_method of DeepSeek-V4, beside moe_quant_algo
 
 
@@ -56,8 +75,8 @@ def read(tensors: Mapping[str, Tensor], activations: str | None = AUTO) -> Packe
         activations: "nvfp4" (W4A4), None (W4A16), or "auto": W4A4 if there is an input_scale.
 
     Raises:
-        nvfp4.Error: a tensor is missing, unknown (pre_quant_scale of AWQ), or of another shape or dtype, or a global
-            scale is not positive and finite.
+        nvfp4.Error: a tensor is missing, unknown, or of another shape or dtype, or a global scale is not positive and
+            finite.
     """
     check_names(NAME, tensors, REQUIRED, KNOWN)
     scale = tensors.get("input_scale")
@@ -68,6 +87,7 @@ def read(tensors: Mapping[str, Tensor], activations: str | None = AUTO) -> Packe
         None if scale is None else read_scalar("input_scale", scale),
         tensors.get("bias"),
         resolve(activations, INPUT_SCALE, tensors),
+        tensors.get(PRE_QUANT_SCALE),
     )
 
 
@@ -80,8 +100,9 @@ def write(packed: PackedLinear) -> dict[str, Tensor]:
     tensors = {
         "weight": packed.weight,
         "weight_scale": packed.weight_scale,
-        "weight_scale_2": one_scale(NAME, packed.weight_global_scale),
+        "weight_scale_2": one_scale(NAME, packed, pre_quant_scale=True),
         "input_scale": packed.input_global_scale,
+        PRE_QUANT_SCALE: packed.pre_quant_scale,
         "bias": packed.bias,
     }
     return {name: t for name, t in tensors.items() if t is not None}
@@ -91,8 +112,9 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     """Reads `quantization_config` of config.json or the content of hf_quant_config.json.
 
     Names to leave out are patterns of nvfp4.checkpoints.names, under `ignore` in the first file, `exclude_modules` in
-    the second. `quantized_layers` of MIXED_PRECISION names each layer's algorithm, or that of all layers in a module.
-    quant_method "fp8" with moe_quant_algo has FP8 layers, and experts of that algorithm.
+    the second. `quantized_layers` of MIXED_PRECISION names each layer's algorithm, or that of all layers in a module;
+    without it the groups of config_groups do, as those of compressed-tensors. quant_method "fp8" with moe_quant_algo
+    has FP8 layers, and experts of that algorithm.
 
     Raises:
         nvfp4.Error: quant_algo is none that has NVFP4 layers, or a layer has an option that is not known.
@@ -104,27 +126,31 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     if algorithm not in [*MODES, MIXED]:
         raise _C.Error(f"quant_algo: is {shown(algorithm)}; must be one of {', '.join((*MODES, MIXED))}")
     if algorithm != MIXED:
-        check_layer("", config, algorithm)
+        check_layer("", config)
     ignored = (strings(config, "ignore") or strings(config, "exclude_modules")) + strings(
         config, "modules_to_not_convert"
     )
-    ignore = Names(ignored, "ignore")
-    dynamic = Names(check_groups(config), "config_groups")
-    layers = table(config, "quantized_layers")
+    layers, work = table(config, "quantized_layers"), Work()
+    ignore = Names(ignored, "ignore", work)
+    groups = Groups(work)
+    dynamic = Names(read_groups(config, groups, algorithm == MIXED and not layers), "config_groups", work)
     algorithms = {}
     for name in layers:
         own = table(layers, name, "quantized_layers.")
         algorithms[name] = str(own.get("quant_algo"))
         check_keys(f"quantized_layers.{name}.", own, MODELOPT_LAYER)
         if algorithms[name] in MODES:
-            check_layer(f"quantized_layers.{name}.", own, algorithms[name])
-    named = Names(layers, "quantized_layers")
-    by_pattern = {pattern: MODES.get(own, own) for pattern, own in algorithms.items()}
+            check_layer(f"quantized_layers.{name}.", own)
+        elif fp8.by_modelopt(algorithms[name]) in fp8.ACTIVATIONS:
+            fp8.check_modelopt(f"quantized_layers.{name}.", own)
+    named = Names(layers, "quantized_layers", work)
+    by_pattern = {pattern: MODES.get(own, fp8.by_modelopt(own)) for pattern, own in algorithms.items()}
 
     def by_algorithm(name: str) -> Verdict:
         found = stated(name)
-        group = dynamic.find(name) if found.mode == W4A4 else None
-        return found if group is None else Verdict(W4A4_DYNAMIC, f"{found.why}, dynamic in config_groups")
+        mode = DYNAMIC.get(str(found.mode))
+        group = dynamic.find(name) if mode is not None else None
+        return found if group is None else Verdict(mode, f"{found.why}, dynamic in config_groups")
 
     def stated(name: str) -> Verdict:
         if algorithm != MIXED:
@@ -134,8 +160,12 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
             return Verdict(by_pattern[match.pattern], f"quantized_layers has {match}")
         if experts in [*MODES] and EXPERT.search(f"{name}."):
             return Verdict(MODES[experts], f"moe_quant_algo is {experts}")
+        if groups.groups and (found := groups.look(name)).mode is not None:
+            return found
         if config.get("quant_method") == FP8:
-            return Verdict(None, f"quant_method is {FP8}")
+            return Verdict(fp8.by_deepseek(config), f"quant_method is {FP8}")
+        if groups.groups:
+            return found
         return Verdict(None, "quantized_layers does not have it")
 
     def look(name: str) -> Verdict:
@@ -144,7 +174,8 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
             return by_algorithm(name)
         return Verdict(None, f"ignore has {match}", (by_algorithm(name).mode or AUTO) if match.subtree else None)
 
-    return Recipe(NAME, look, (ignore, named), (named,), unknown_keys(config, KEYS))
+    names, marks = (ignore, dynamic, named, *groups.names), (named, *groups.marks)
+    return Recipe(NAME, look, names, marks, unknown_keys(config, KEYS), kv_cache.described(config))
 
 
 def has_nvfp4(config: Mapping[str, Any]) -> bool:
@@ -152,63 +183,71 @@ def has_nvfp4(config: Mapping[str, Any]) -> bool:
     return config.get("moe_quant_algo") in [*MODES] or config.get("quant_algo") in [*MODES, MIXED]
 
 
-def check_layer(where: str, given: Mapping[str, Any], algorithm: str) -> None:
+def check_layer(where: str, given: Mapping[str, Any]) -> None:
     """Rejects options of an NVFP4 layer, or of all, that change what it computes."""
     group = given.get("group_size") or BLOCK
     if group != BLOCK:
         raise _C.Error(f"{where}group_size: is {shown(group)}; must be {BLOCK}")
     check_off(where, given, ("has_zero_point",), "a zero point")
-    check_off(where, given, ("pre_quant_scale",), f"a scale of the inputs before {algorithm}")
     check_off(where, given, ("lora_rank",), "a product of low rank beside the layer")
 
 
-def check_groups(config: Mapping[str, Any]) -> list[str]:
-    """Checks config_groups; the targets of groups whose input scales are dynamic, "*" for a class."""
-    groups = table(config, "config_groups")
+def read_groups(config: Mapping[str, Any], groups: Groups, alone: bool) -> list[str]:
+    """Checks config_groups; the targets of groups whose input scales are dynamic, "*" for a class.
+
+    Args:
+        groups: where the groups are put, if nothing else names the layers.
+        alone: whether that is so.
+    """
+    found = table(config, "config_groups")
     dynamic: list[str] = []
-    for key in groups:
+    for key in found:
         where = f"config_groups.{key}."
-        group = table(groups, key, "config_groups.")
+        group = table(found, key, "config_groups.")
         check_keys(where, group, (*SCHEME, *MODELOPT_LAYER))
-        numbers = {name: table(group, name, where) for name in ("weights", "input_activations", "output_activations")}
-        for name, given in numbers.items():
-            check_keys(f"{where}{name}.", given, ARGUMENTS)
-        if not is_nvfp4(numbers["weights"]):
+        numbers = group_numbers(where, group)
+        weights, inputs = numbers["weights"], numbers["input_activations"]
+        targets = strings(group, "targets", where) or [LINEAR]
+        classes = ["*" if is_class(target) else target for target in targets]
+        mode = group_mode(weights, inputs)
+        if alone:
+            own, eight = group.get("quant_algo"), fp8.by_group(where, weights, inputs, group)
+            stated = MODES.get(str(own), fp8.by_modelopt(str(own)))
+            groups.add(key, targets, (eight or mode) if own is None else stated)
+        elif fp8.is_e4m3(weights) and inputs.get("dynamic") is True:
+            dynamic += classes
+        if not is_nvfp4(weights):
             continue
-        if config.get("quant_algo") in MODES:  # else quantized_layers has each layer's options
-            check_layer(where, group, str(config["quant_algo"]))
-        if numbers["output_activations"]:
-            raise _C.Error(f"{where}output_activations: are quantized, which nvfp4 does not do; must be null")
-        if numbers["input_activations"].get("dynamic") is True:
-            targets = strings(group, "targets", where) or [LINEAR]
-            dynamic += ["*" if is_class(target) else target for target in targets]
+        if alone or config.get("quant_algo") in MODES:  # else quantized_layers has each layer's options
+            check_layer(where, group)
+        if alone and group.get("quant_algo") != AWQ:  # ModelOpt has it in groups of NVFP4_SVD alone
+            check_off(where, group, ("pre_quant_scale",), "a scale of the inputs before NVFP4")
+        check_group(where, group, numbers)
+        if mode == W4A4_DYNAMIC:
+            dynamic += classes
     return dynamic
 
 
 def configs(
-    targets: Mapping[str, Sequence[str]], modes: Mapping[str, Sequence[str]], ignore: Sequence[str]
+    targets: Mapping[str | Fp8Mode, Sequence[str]],
+    modes: Mapping[str | Fp8Mode, Sequence[str]],
+    ignore: Sequence[str],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """`quantization_config` of config.json and the content of hf_quant_config.json, as ModelOpt's
     convert_hf_quant_config_format relates them.
 
     Args:
-        targets: of each mode, "W4A4" or "W4A16": names of layers, or "Linear".
+        targets: of each mode, "W4A4", "W4A16", these with " AWQ", or of FP8 layers: names of layers, or "Linear".
         modes: of each mode the names of its layers.
         ignore: names of linear layers that are not quantized.
     """
-    algorithms = {mode: algorithm for algorithm, mode in MODES.items()}
-    four = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
-    groups: dict[str, Any] = {}
-    for i, (mode, names) in enumerate(targets.items()):
-        inputs = {} if mode == W4A16 else {"input_activations": dict(four)}
-        groups[f"group_{i}"] = inputs | {"weights": dict(four), "targets": list(names)}
+    groups = {f"group_{i}": group(mode) | {"targets": list(names)} for i, (mode, names) in enumerate(targets.items())}
     (single,) = modes if len(modes) == 1 else (None,)
-    algorithm = MIXED if single is None else algorithms[single]
+    options = {} if single is None else layer_options(single)
+    algorithm = options.get("quant_algo", MIXED)
     own: dict[str, Any] = {}
     if single is None:
-        own["quantized_layers"] = {
-            name: {"quant_algo": algorithms[mode], "group_size": 16} for mode, names in modes.items() for name in names
-        }
+        own["quantized_layers"] = {name: layer_options(mode) for mode, names in modes.items() for name in names}
     producer = {"producer": {"name": "nvfp4", "version": _C.version}}
     config = {"config_groups": groups, "ignore": list(ignore), "quant_algo": algorithm, "quant_method": NAME}
     quantization: dict[str, Any] = {
@@ -216,6 +255,22 @@ def configs(
         "kv_cache_quant_algo": None,
         "exclude_modules": list(ignore),
     }
-    if single is not None:
-        quantization["group_size"] = 16
+    quantization |= {key: value for key, value in options.items() if key != "quant_algo"}
     return config | own | producer, producer | {"quantization": quantization | own}
+
+
+def group(mode: str | Fp8Mode) -> dict[str, Any]:
+    """A group of config_groups, without targets."""
+    if isinstance(mode, Fp8Mode):
+        return fp8.modelopt_group(mode)
+    four = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": BLOCK}
+    return ({} if mode in (W4A16, W4A16_AWQ) else {"input_activations": dict(four)}) | {"weights": four}
+
+
+def layer_options(mode: str | Fp8Mode) -> dict[str, Any]:
+    """A layer's entry in quantized_layers."""
+    if isinstance(mode, Fp8Mode):
+        return {"quant_algo": fp8.modelopt_algorithm(mode)}
+    if mode in (W4A4_AWQ, W4A16_AWQ):
+        return {"quant_algo": AWQ, "group_size": BLOCK, "has_zero_point": False, "pre_quant_scale": True}
+    return {"quant_algo": "NVFP4" if mode == W4A4 else "W4A16_NVFP4", "group_size": BLOCK}

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from nvfp4 import _C
 from nvfp4._text import shown
-from nvfp4.checkpoints.patterns import Pattern, by_regex, by_wildcards
+from nvfp4.checkpoints.patterns import FINDING, Pattern, Work, by_regex, by_wildcards
 
 REGEX = "re:"
 WILD = frozenset("*?[")
@@ -118,11 +118,13 @@ class Names:
     Attributes:
         patterns: in their order.
         where: their place, for error messages.
+        work: of all places of the configuration together.
         known: the checkpoint's modules; see bind.
     """
 
     patterns: Collection[str]
     where: str
+    work: Work = field(default_factory=Work)
     known: frozenset[str] = frozenset()
     literal: dict[str, str] = field(init=False, default_factory=dict)
     short: dict[str, list[str]] = field(init=False, default_factory=dict)
@@ -142,9 +144,8 @@ class Names:
                     if normal(start).strip("."):
                         self.starts.setdefault(normal(start), pattern)
                 else:
-                    self.others.append(
-                        (pattern, (by_regex if is_regex(pattern) else by_wildcards)(self.where, pattern))
-                    )
+                    compiled = by_regex if is_regex(pattern) else by_wildcards
+                    self.others.append((pattern, compiled(self.where, pattern, self.work)))
                 continue
             name = pattern.removesuffix(".weight")
             self.literal.setdefault(name, pattern)
@@ -171,6 +172,7 @@ class Names:
 
     def find(self, name: str) -> Match | None:
         """The first pattern that means this module."""
+        self.work.take(FINDING + len(self.lengths), self.where)
         if not self.literal:
             return self._by_pattern(name)
         if name in self.literal:
@@ -200,7 +202,7 @@ class Names:
                         return Match(pattern, "wildcard", form.startswith(start.rstrip(".") + "."))
         for pattern, own in self.others:
             rule = "regular expression" if is_regex(pattern) else "wildcard"
-            forms = [name]
+            forms = [] if pattern in self.missed and name in self.known else [name]
             if pattern in self.strange:
                 forms += [normal(name), *(prefix + normal(name) for prefix in VARIANTS)]
             for form in forms:

@@ -20,10 +20,13 @@ from nvfp4.checkpoints.common import Checkpoint
 from nvfp4.packed import BLOCK, PackedLinear, aligned
 
 ROWS, BLOCKS = 1024, 64  # a weight's rows or blocks of columns that are decoded, at most
-MANY = 2048  # layers, from which on fewer are decoded of each, but at least a quarter: 18,432 layers take a minute
+MANY = 2048  # layers, from which on fewer are decoded of each, but at least a quarter: 18,432 layers take half a minute
 SIGMAS = 6.0
 REFERENCES = 8  # layers and norms of a block, or embeddings, that a layer is compared with, at most
 LOOKED_AT = 16  # layers, where the order decides how a whole file is read
+
+
+PairRanks = tuple[Tensor, Tensor]  # see pair_ranks
 
 
 def order_of(checkpoint: Checkpoint) -> str | None:
@@ -36,19 +39,22 @@ def order_of(checkpoint: Checkpoint) -> str | None:
 
 def nibble_order(name: str, packed: PackedLinear, references: References) -> str | None:
     """ "in order", "reversed", or None if nothing tells."""
-    columns = column_norms(packed, references.rows)
-    verdicts = {order(columns, other) for other in references.of(name, packed.in_features)} - {None}
+    others = references.of(name, packed.in_features)
+    if not others:
+        return None
+    columns = pair_ranks(column_norms(packed, references.rows))
+    verdicts = {order(columns, other) for other in others} - {None}
     return verdicts.pop() if len(verdicts) == 1 else None
 
 
 class References:
-    """Log norms of input channels, from tensors that are not packed along them: layers of the same block that have the
-    channels as rows, its norms, and embeddings. Each is computed once."""
+    """Pair ranks of the log norms of input channels, from tensors that are not packed along them: layers of the same
+    block that have the channels as rows, its norms, and embeddings. Each is computed once."""
 
     def __init__(self, checkpoint: Checkpoint, count: int) -> None:
         self.checkpoint = checkpoint
         self.rows, self.blocks = (max(most // 4, min(most, most * MANY // max(count, 1))) for most in (ROWS, BLOCKS))
-        self.norms: dict[str, Tensor] = {}
+        self.ranks: dict[str, PairRanks] = {}
         self.names: dict[tuple[str | None, int], list[str]] = {}  # by block and number of channels; None: of all blocks
         for name, packed in checkpoint.layers.items():
             self.names.setdefault((block_of(name), packed.out_features), []).append(name)
@@ -60,13 +66,13 @@ class References:
             elif t.ndim == 2 and "embed" in name.lower():
                 self.names.setdefault((None, t.shape[-1]), []).append(name)
 
-    def of(self, name: str, k: int) -> list[Tensor]:
-        """The log norms of a layer's K input channels; no more than REFERENCES of a kind."""
+    def of(self, name: str, k: int) -> list[PairRanks]:
+        """The ranks of a layer's K input channels; no more than REFERENCES of a kind."""
         names = [*self.names.get((block_of(name), k), [])[:REFERENCES], *self.names.get((None, k), [])[:REFERENCES]]
         for other in names:
-            if other not in self.norms:
-                self.norms[other] = self.norms_of(other, k)
-        return [self.norms[other] for other in names if other != name]
+            if other != name and other not in self.ranks:
+                self.ranks[other] = pair_ranks(self.norms_of(other, k))
+        return [self.ranks[other] for other in names if other != name]
 
     def norms_of(self, name: str, k: int) -> Tensor:
         if name in self.checkpoint.layers:
@@ -81,26 +87,30 @@ def block_of(name: str) -> str:
     return match[0] if match else ""
 
 
-def order(columns: Tensor, other: Tensor) -> str | None:
+def pair_ranks(norms: Tensor) -> PairRanks:
+    """Ranks of the sums and of the differences of each pair of channels."""
+    first, second = norms.view(-1, 2).T
+    return unit_ranks(first + second), unit_ranks(first - second)
+
+
+def order(columns: PairRanks, other: PairRanks) -> str | None:
     """The verdict of one reference."""
-    (c0, c1), (r0, r1) = columns.view(-1, 2).T, other.view(-1, 2).T
-    sums, differences = deviations(c0 + c1, r0 + r1), deviations(c0 - c1, r0 - r1)
+    sums, differences = (deviations(x, y) for x, y in zip(columns, other, strict=True))
     if abs(sums) < SIGMAS or abs(differences) < SIGMAS:
         return None
     return "in order" if sums * differences > 0 else "reversed"
 
 
 def deviations(x: Tensor, y: Tensor) -> float:
-    """Spearman's rank correlation, over its standard deviation for independent x and y."""
-    x, y = ranks(x), ranks(y)
-    largest = float((x.square().sum() * y.square().sum()).sqrt())
-    return float((x * y).sum()) / largest * (len(x) - 1) ** 0.5 if largest else 0.0
+    """Spearman's rank correlation, over its standard deviation for independent x and y, of unit ranks."""
+    return float(x.dot(y)) * (len(x) - 1) ** 0.5
 
 
-def ranks(x: Tensor) -> Tensor:
-    """Ranks with the mean 0; equal values share theirs."""
+def unit_ranks(x: Tensor) -> Tensor:
+    """Ranks with the mean 0, as a vector of length 1; 0 if all values are equal. Equal values share their rank."""
     _, index, counts = x.unique(return_inverse=True, return_counts=True)
-    return (counts.cumsum(0) - (counts - 1) / 2.0 - (len(x) + 1) / 2.0).double()[index]
+    ranks = (counts.cumsum(0) - (counts - 1) / 2.0 - (len(x) + 1) / 2.0)[index]
+    return ranks / ranks.norm().clamp(min=0.25)  # 0.5 is the least of ranks that are not equal
 
 
 def log_norms(t: Tensor) -> Tensor:

@@ -29,7 +29,10 @@ except ImportError:  # Python 3.10
 MOST_PATTERN = 2**14  # characters
 MOST_INSTRUCTIONS = 2**12  # a repeat of up to n times counts n times
 MOST_NAME = 2**10  # characters
-MOST_STEPS = 3 * 10**7  # of an expression over all names of a checkpoint: some 10 s
+MOST_STEPS = 10**8  # of all patterns of a configuration over all names of a checkpoint: some 20 s
+# Steps of 0.2 us: to read a character of a pattern, to add an instruction, to find a name among literal ones.
+READING, ADDING, FINDING = 16, 8, 16
+WILDCARDS = 128  # comparisons of re's own match for a step, at worst a character of the name with one of the pattern
 
 SINGLE = (constants.LITERAL, constants.NOT_LITERAL, constants.ANY, constants.IN)
 TYPE_FLAGS = re.ASCII | re.LOCALE | re.UNICODE
@@ -45,38 +48,61 @@ class Pattern(Protocol):
     def match(self, string: str) -> object: ...
 
 
-def by_wildcards(where: str, pattern: str) -> Pattern:
+class Work:
+    """The steps that all patterns of a configuration may take together, and their tests of single characters."""
+
+    def __init__(self) -> None:
+        self.steps = MOST_STEPS
+        self.single: dict[str, Callable[[str, int], Any]] = {}
+
+    def take(self, steps: int, pattern: str) -> None:
+        """Counts steps; `pattern` is for the error message."""
+        self.steps -= steps
+        if self.steps < 0:
+            raise _C.Error(
+                f"{pattern}: is where the patterns of the configuration, on the names of this checkpoint, have taken "
+                f"{MOST_STEPS} steps; must take fewer"
+            )
+
+
+def by_wildcards(where: str, pattern: str, work: Work) -> Pattern:
     """*, ? and [...] have the meaning of fnmatch, whose regular expression does not try another place for a "*" that
     has matched: its time is quadratic at most.
 
     Args:
         where: the pattern's place in a configuration.
+        work: of the configuration.
     """
     check_length(where, pattern)
+    own = f"{where}: {shown(pattern)}"
+    work.take(READING * len(pattern), own)
     try:
-        return Limited(re.compile(fnmatch.translate(pattern)))
+        return Limited(Wildcards(own, re.compile(fnmatch.translate(pattern)), len(pattern), work))
     except (re.error, OverflowError, RecursionError) as error:
-        raise _C.Error(f"{where}: {shown(pattern)} is no pattern: {error}") from None
+        raise _C.Error(f"{own} is no pattern: {error}") from None
 
 
-def by_regex(where: str, pattern: str) -> Pattern:
+def by_regex(where: str, pattern: str, work: Work) -> Pattern:
     """A regular expression, matched from the start of a name.
 
     Args:
         where: the pattern's place in a configuration.
+        work: of the configuration.
 
     Raises:
         nvfp4.Error: the pattern is none, or is too long, or has what can take exponential time. `match` raises it for a
             name that is too long, and where names take too many steps.
     """
     check_length(where, pattern)
+    own = f"{where}: {shown(pattern)}"
+    work.take(READING * len(pattern), own)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sets inside sets
             tree = parser.parse(pattern.removeprefix("re:"))
-        return Limited(Automaton(f"{where}: {shown(pattern)}", tree, tree.state.flags, Limits()))
+        return Limited(Automaton(own, tree, tree.state.flags, Limits(work)))
     except (re.error, OverflowError, RecursionError) as error:
-        raise _C.Error(f"{where}: {shown(pattern)} is no regular expression: {error}") from None
+        raise _C.Error(f"{own} is no regular expression: {error}") from None
 
 
 class Limited:
@@ -91,6 +117,17 @@ class Limited:
         return self.pattern.match(string)
 
 
+class Wildcards:
+    """A pattern with re's own match, of which it counts the comparisons."""
+
+    def __init__(self, pattern: str, own: re.Pattern[str], length: int, work: Work) -> None:
+        self.pattern, self.own, self.length, self.work = pattern, own.match, length, work
+
+    def match(self, string: str) -> object:
+        self.work.take(1 + len(string) * self.length // WILDCARDS, self.pattern)
+        return self.own(string)
+
+
 def check_length(where: str, pattern: str) -> None:
     if len(pattern) > MOST_PATTERN:
         raise _C.Error(f"{where}: {shown(pattern)} has {len(pattern)} characters; must have at most {MOST_PATTERN}")
@@ -99,19 +136,14 @@ def check_length(where: str, pattern: str) -> None:
 class Limits:
     """What an expression and those inside its assertions may use together."""
 
-    def __init__(self) -> None:
-        self.instructions, self.steps = MOST_INSTRUCTIONS, MOST_STEPS
-        self.single: dict[str, Callable[[str, int], Any]] = {}
+    def __init__(self, work: Work) -> None:
+        self.instructions, self.work = MOST_INSTRUCTIONS, work
 
-    def instruction(self) -> None:
+    def instruction(self, pattern: str) -> None:
         self.instructions -= 1
         if self.instructions < 0:
             raise re.error(f"it has more than {MOST_INSTRUCTIONS} instructions")
-
-    def step(self, count: int, pattern: str) -> None:
-        self.steps -= count
-        if self.steps < 0:
-            raise _C.Error(f"{pattern} takes more than {MOST_STEPS} steps")
+        self.work.take(ADDING, pattern)
 
 
 class Automaton:
@@ -129,7 +161,7 @@ class Automaton:
     # ---- instructions ----
 
     def add(self, *instruction: Any) -> int:
-        self.limits.instruction()
+        self.limits.instruction(self.pattern)
         self.instructions.append(instruction)
         return len(self.instructions) - 1
 
@@ -137,7 +169,7 @@ class Automaton:
         self.instructions[at] = (SPLIT, targets)
 
     def sequence(self, tree: Any) -> None:
-        self.limits.instruction()  # what is empty can be repeated too
+        self.limits.instruction(self.pattern)  # what is empty can be repeated too
         for operator, argument in tree:
             self.item(operator, argument)
 
@@ -171,12 +203,13 @@ class Automaton:
     def tested(self, operator: Any, argument: Any) -> Callable[[str, int], Any]:
         """re's own match of a single item, at an index of a name."""
         key = f"{operator} {argument} {self.flags}"
-        if key not in self.limits.single:
+        single = self.limits.work.single
+        if key not in single:
             state = parser.State()
             state.flags = self.flags
             tree = parser.SubPattern(state, [(operator, argument)])
-            self.limits.single[key] = compiler.compile(tree).match
-        return self.limits.single[key]
+            single[key] = compiler.compile(tree).match
+        return single[key]
 
     def branch(self, branches: Sequence[Any]) -> None:
         split = self.add(SPLIT, ())
@@ -220,9 +253,10 @@ class Automaton:
             if following is None:
                 following = self.advance(current, name, at, seen, key)
             if following <= DEAD:
-                return following == MATCHED
+                break
             current, before = following, key[2]
-        return False
+        self.limits.work.take(at - start + 1, self.pattern)
+        return following == MATCHED
 
     def advance(
         self, current: int, name: str, at: int, seen: dict[tuple[int, int], bool], key: tuple[int, str, str]
@@ -249,7 +283,7 @@ class Automaton:
                     following.add(state + 1)
                 else:
                     stack.append(state + 1)
-        self.limits.step(len(done), self.pattern)
+        self.limits.work.take(len(done), self.pattern)
         if result is None:
             states = tuple(sorted(following))
             result = self.sets.setdefault(states, len(self.states))

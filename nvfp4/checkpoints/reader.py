@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4._text import shown
-from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, modelopt, others, torchao
+from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, fp8, kv_cache, modelopt, others, torchao
 from nvfp4.checkpoints.claims import check_unclaimed, grouped, has_scale, keep, other_kind
 from nvfp4.checkpoints.comfy_kitchen import swap_nibbles
 from nvfp4.checkpoints.common import (
@@ -36,23 +36,11 @@ from nvfp4.checkpoints.layouts import HINT, SWIZZLED, layout_of
 from nvfp4.checkpoints.names import Modules
 from nvfp4.checkpoints.nibbles import order_of
 from nvfp4.checkpoints.parts import files_of, find_index, parts_of, unread_files, weight_map
+from nvfp4.fp8 import Fp8Linear, Fp8Tensors
 from nvfp4.linear import Linear
-from nvfp4.modules import large
-from nvfp4.packed import PackedLinear
+from nvfp4.modules import as_linear, is_plain, large
+from nvfp4.packed import PackedLinear, prefix_errors
 
-# Names of scales beside a layer.
-GLOBAL = ("k_global_scale", "v_global_scale", "q_global_scale")
-KV_CACHE = (
-    *GLOBAL,
-    "k_scale",
-    "v_scale",
-    "kv_scale",
-    "q_scale",
-    "prob_scale",
-    "k_zero_point",
-    "v_zero_point",
-    "q_zero_point",
-)
 HF_QUANT = "hf_quant_config.json"
 ACTIVATIONS = {W4A4: "nvfp4", W4A4_DYNAMIC: "nvfp4", W4A16: None, AUTO: AUTO}
 FORMATS = {compressed_tensors.NAME: compressed_tensors, modelopt.NAME: modelopt}
@@ -209,6 +197,8 @@ def read_recipe(folder: Path) -> Recipe | None:
     name = HF_QUANT if HF_QUANT in given else "config.json"
     if name not in given:
         return None
+    if given.get("config.json", {}).get("config_groups") and not describes(unwrapped(given[name])):
+        name = "config.json"
     try:
         method = modelopt.NAME if name == HF_QUANT else given[name].get("quant_method")
         if method == modelopt.FP8 and modelopt.has_nvfp4(given[name]):
@@ -218,6 +208,12 @@ def read_recipe(folder: Path) -> Recipe | None:
         return FORMATS[str(method)].recipe(given[name])
     except _C.Error as error:
         raise _C.Error(f"{folder / name}: {error}") from None
+
+
+def unwrapped(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of hf_quant_config.json that describes layers."""
+    own = config.get("quantization")
+    return own if isinstance(own, Mapping) else config
 
 
 def describes(config: Mapping[str, Any]) -> bool:
@@ -258,6 +254,7 @@ def sort(
         unwanted, gather: as of read; a module whose tensors are all unwanted may be quantized in any way.
     """
     checkpoint = Checkpoint(recipe.format, skipped=dict(recipe.options))
+    cache: dict[str, Tensor] = {}
     modules, names = grouped(tensors)
     check_marks(recipe, modules, errors)
     for module, own in modules.items():
@@ -268,17 +265,19 @@ def sort(
         if reason is not None:
             checkpoint.skipped[module] = reason
             continue
-        for local in [local for local in own if local in KV_CACHE]:
-            checkpoint.skipped[names[module, local]] = "is a scale of the KV cache, which nvfp4 does not have"
-            del own[local]
+        for local in [local for local in own if local in kv_cache.NAMES]:
+            checkpoint.skipped[names[module, local]] = kv_cache.REASON
+            cache[names[module, local]] = own.pop(local)
         verdict, other, ours = recipe.look(module), other_kind(own), is_layer(recipe.format, own)
+        named = (verdict.subtree if verdict.mode is None else verdict.mode, *verdict.others)
+        if (eight := fp8.chosen(own, named)) is not None:
+            checkpoint.why[module] = verdict.why
+            with noted(module, errors), prefix_errors(module):
+                checkpoint.fp8[module] = fp8.read(own, recipe.format, eight, wanted is None)
+            continue
         mode = verdict.subtree if ours and verdict.mode is None and verdict.subtree else verdict.mode
-        if (
-            mode is not None
-            and mode not in ACTIVATIONS
-            and ours
-            and compressed_tensors.contradicts(recipe.format, mode)
-        ):
+        excluded = mode is not None and (mode in fp8.ACTIVATIONS or compressed_tensors.contradicts(mode))
+        if ours and excluded and mode not in ACTIVATIONS:
             mode = next((other for other in verdict.others if other in ACTIVATIONS), None)
             if mode is None:
                 with noted(module, errors):
@@ -306,6 +305,7 @@ def sort(
             checkpoint.skipped[module] = f"is quantized in another way: {other}"
             checkpoint.why[module] = verdict.why
         keep(checkpoint, module, own, names)
+    checkpoint.kv_cache = kv_cache.KvCache(recipe.format, cache, recipe.kv_cache)
     check_unclaimed(checkpoint, errors)
     return checkpoint
 
@@ -341,9 +341,10 @@ def gather_layer(
 
 
 def report_dense(checkpoint: Checkpoint) -> None:
-    """Notes the large tensors that are in no NVFP4 layer."""
+    """Notes the large tensors that are in no NVFP4 or FP8 layer."""
     checkpoint.other_bytes = sum(t.nbytes for t in checkpoint.tensors.values())
-    checkpoint.dense = large(checkpoint.tensors, checkpoint.packed_bytes + checkpoint.other_bytes)
+    everything = checkpoint.packed_bytes + checkpoint.fp8_bytes + checkpoint.other_bytes
+    checkpoint.dense = large(checkpoint.tensors, everything)
 
 
 def check_marks(recipe: Recipe, modules: Mapping[str, Any], errors: dict[str, str] | None) -> None:
@@ -378,19 +379,24 @@ def is_layer(format_name: str, own: Mapping[str, Tensor]) -> bool:
 # ---- a model's layers ----
 
 
-def check_layer(name: str, packed: PackedLinear, modules: Mapping[str, torch.nn.Module]) -> None:
+def check_layer(name: str, packed: PackedLinear | Fp8Tensors, modules: Mapping[str, torch.nn.Module]) -> None:
     old = modules.get(name)
     if old is None:
         stack = name.partition(".experts.")[0] + ".experts"
         if ".experts." in name and stack in modules:
             kind = type(modules[stack]).__name__
+            if isinstance(packed, Fp8Tensors):
+                raise _C.Error(f"{name}: is one of the experts of a {kind} in the model and FP8; must be NVFP4")
             raise _C.Error(f"{name}: is one of the experts of a {kind} in the model, which nvfp4 does not know")
         raise _C.Error(f"{name}: is a layer of the checkpoint but no module of the model")
-    if type(old) is not torch.nn.Linear and type(old) is not Linear:
+    if not is_plain(old) and type(old) not in (Linear, Fp8Linear):
         raise _C.Error(f"{name}: is a {type(old).__name__} in the model; must be a torch.nn.Linear")
     if not name:
-        raise _C.Error("model: is the layer itself; use nvfp4.Linear.from_packed")
-    ours, theirs = (packed.out_features, packed.in_features), (old.out_features, old.in_features)
+        kind = "Linear" if isinstance(packed, PackedLinear) else "Fp8Linear"
+        raise _C.Error(f"model: is the layer itself; use nvfp4.{kind}.from_packed")
+    dense = old if isinstance(old, Fp8Linear) else as_linear(old)
+    assert dense is not None
+    ours, theirs = (packed.out_features, packed.in_features), (dense.out_features, dense.in_features)
     if ours != theirs:
         raise _C.Error(f"{name}: is {ours[0]} x {ours[1]} (N x K); must be {theirs[0]} x {theirs[1]} for the model")
     if (packed.bias is None) != (old.bias is None):

@@ -9,28 +9,31 @@ Everything is checked first and written into a temporary folder, which is rename
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from nvfp4 import _C
+from nvfp4 import _C, _text
 from nvfp4._text import shown
-from nvfp4.checkpoints import compressed_tensors, modelopt
+from nvfp4.checkpoints import compressed_tensors, fp8, kv_cache, modelopt
 from nvfp4.checkpoints import experts as mixtures
-from nvfp4.checkpoints.common import W4A4, W4A4_DYNAMIC, W4A16
+from nvfp4.checkpoints.common import W4A4, W4A4_AWQ, W4A4_DYNAMIC, W4A16, W4A16_AWQ
 from nvfp4.checkpoints.output import check_target, copy, target
 from nvfp4.checkpoints.parts import INDEX
 from nvfp4.checkpoints.reader import FORMATS
 from nvfp4.experts import Experts, left_out_of_state
+from nvfp4.fp8 import Fp8Linear, Fp8Tensors
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart
-from nvfp4.packed import PackedLinear
+from nvfp4.packed import PackedLinear, prefix_errors, short
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -43,14 +46,31 @@ class SaveReport:
         format (str): "modelopt" or "compressed-tensors".
         files (dict of int): the names of the *.safetensors files, each with its bytes of tensors.
         layers (list of str): the names of the NVFP4 layers.
+        fp8 (list of str): the names of the FP8 layers.
         rounded (dict of float): the global scales that nvfp4.load does not give back to the bit, with their relative
             error, at most 2^-23. Only compressed-tensors has such scales: it stores a divisor, the rounded reciprocal.
+        skipped (dict of str): the names of tensors that are not written, with the reason: scales of a KV cache that
+            were read from the other format.
+        expanded (dict of int): the tensors with fewer values in memory than in their shape (torch.Tensor.expand), with
+            their bytes in the file, which holds all values.
     """
 
     format: str
     files: dict[str, int] = field(default_factory=dict)
     layers: list[str] = field(default_factory=list)
+    fp8: list[str] = field(default_factory=list)
     rounded: dict[str, float] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    expanded: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        rows = [(name, str(count)) for name, count in self.files.items()]
+        table = _text.plain(("file", "bytes"), rows, (True, False))
+        counts = f"{self.format}: {len(self.layers)} NVFP4 layers"
+        counts += f", {len(self.fp8)} FP8 layers" if self.fp8 else ""
+        rounded = [f"rounded: {name}: relative error {error:.1e}" for name, error in self.rounded.items()]
+        skipped = [f"skipped: {name}: {reason}" for name, reason in self.skipped.items()]
+        return "\n".join([table, counts, *rounded, *skipped])
 
 
 def save(
@@ -59,12 +79,13 @@ def save(
     """Writes a model with NVFP4 layers as a checkpoint, which nvfp4.load and the format's other readers read.
 
     Args:
-        model (torch.nn.Module): a model that has nvfp4.Linear layers or nvfp4.Experts, which are stored in the format.
-            Experts have the names and the layout with which they were read.
+        model (torch.nn.Module): a model that has nvfp4.Linear layers or nvfp4.Experts, which are stored in the format,
+            and so are its nvfp4.Fp8Linear layers. Experts have the names and the layout with which they were read.
             Layers that quantize_model joined are stored one by one.
             All other tensors of the state dict are stored as they are. A tensor with several names is stored once,
             under the first.
-            `model.config`, a dict or an object with `to_dict`, is written into config.json.
+            `model.config`, a dict or an object with `to_dict`, is written into config.json. NaN and infinities in it,
+            which JSON does not have, are written as transformers writes them: {"__float__": "NaN"}.
         path (str or PathLike): a folder that is new or empty.
         format (str, optional): "modelopt" or "compressed-tensors". Default: "modelopt".
             ModelOpt cannot store W4A4 without an input_global_scale. compressed-tensors stores it as `dynamic: true`.
@@ -72,17 +93,22 @@ def save(
             "5GB".
             A file holds no more tensors than that, except a tensor that is larger by itself.
 
+    FP8 layers and the scales of a KV cache are stored as nvfp4.load read them, if it read them from this format.
+    ModelOpt has no FP8 layers with dynamic scales of the whole input or of blocks, and compressed-tensors no
+    pre_quant_scale.
+
     The function needs safetensors. Weights and block scales are stored byte for byte, [N, K/2] uint8 and [N, K/16]
     float8_e4m3fn in the linear layout. ModelOpt stores the global scales as they are. compressed-tensors stores their
-    rounded reciprocals: a scale that nvfp4.load read from compressed-tensors survives, any other may change by 2^-23 of
-    its value.
+    rounded reciprocals: a scale that quantize_model made, or that nvfp4.load read from compressed-tensors, survives.
+    Any other may change by 2^-23 of its value.
 
     Returns:
         A SaveReport.
 
     Raises:
         nvfp4.Error: an argument breaks a rule, the model has no NVFP4 layer or is one itself, a tensor is on the meta
-            device, or a layer cannot be stored: the message names it. Nothing is written then.
+            device or sparse or of a dtype that safetensors does not store, or a layer cannot be stored: the message
+            names it. Nothing is written then.
 
     Example:
         >>> import nvfp4, tempfile, torch
@@ -95,7 +121,8 @@ def save(
     check_format(format)
     limit = shard_bytes(max_shard_size)
     layers, experts, tensors, ignore = collect(model)
-    return write(Path(path), format, layers, tensors, ignore, config_of(model), limit, experts=experts)
+    cache = kv_cache.of(model)
+    return write(Path(path), format, layers, tensors, ignore, config_of(model), limit, cache=cache, experts=experts)
 
 
 # ---- the model ----
@@ -103,16 +130,16 @@ def save(
 
 def collect(
     model: torch.nn.Module,
-) -> tuple[dict[str, PackedLinear], dict[str, Experts], dict[str, Tensor], list[str]]:
-    """The NVFP4 layers, the modules of experts, the other tensors of the state dict, and the names of the other linear
-    layers."""
-    layers: dict[str, PackedLinear] = {}
+) -> tuple[dict[str, PackedLinear | Fp8Tensors], dict[str, Experts], dict[str, Tensor], list[str]]:
+    """The NVFP4 and FP8 layers, the modules of experts, the other tensors of the state dict, and the names of the other
+    linear layers."""
+    layers: dict[str, PackedLinear | Fp8Tensors] = {}
     experts: dict[str, Experts] = {}
     inside: set[str] = set()
     ignore: list[str] = []
     stored: set[int] = set()
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, (Linear, FusedPart, Experts)):
+        if isinstance(module, (Linear, FusedPart, Fp8Linear, Experts)):
             if not name:
                 raise _C.Error(f"model: is a {type(module).__name__} itself; must be a module that has it as a child")
             if not is_under(name, inside):  # not the layer inside a FusedPart
@@ -126,7 +153,7 @@ def collect(
         elif isinstance(module, torch.nn.Linear):
             ignore.append(name)
     ignore += routers(model)
-    if not layers and not experts:
+    if not experts and not any(isinstance(packed, PackedLinear) for packed in layers.values()):
         raise _C.Error("model: has no nvfp4.Linear and no nvfp4.Experts; must have 1 or more")
     tensors: dict[str, Tensor] = {}
     seen: set[Any] = set()
@@ -137,6 +164,8 @@ def collect(
             continue
         if not isinstance(t, Tensor):
             raise _C.Error(f"{name}: is of type {type(t).__name__}; must be a torch.Tensor")
+        if t.layout != torch.strided or t.is_nested:
+            raise _C.Error(f"{name}: layout is {'nested' if t.is_nested else short(t.layout)}; must be strided")
         key = (t.device, t.data_ptr(), t.dtype, t.shape, t.stride()) if t.numel() and not t.is_meta else id(t)
         if key not in seen:
             seen.add(key)
@@ -189,20 +218,27 @@ def check_format(format: str) -> None:
         raise _C.Error(f"format: is {format!r}; must be {' or '.join(map(repr, FORMATS))}")
 
 
-def mode_of(packed: PackedLinear | Experts) -> str:
+Mode: TypeAlias = "str | fp8.Fp8Mode"
+
+
+def mode_of(packed: PackedLinear | Fp8Tensors | Experts) -> Mode:
     if isinstance(packed, Experts):
         return packed.mode
+    if isinstance(packed, Fp8Tensors):
+        return fp8.mode_of(packed)
     if packed.activations is None:
-        return W4A16
-    return W4A4_DYNAMIC if packed.input_global_scale is None else W4A4
+        return W4A16 if packed.pre_quant_scale is None else W4A16_AWQ
+    if packed.input_global_scale is None:
+        return W4A4_DYNAMIC
+    return W4A4 if packed.pre_quant_scale is None else W4A4_AWQ
 
 
 def quantization_configs(
-    format: str, layers: Mapping[str, str], ignore: Iterable[str], experts: Collection[str] = ()
+    format: str, layers: Mapping[str, Mode], ignore: Iterable[str], experts: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """`quantization_config` of config.json, and the content of hf_quant_config.json if the format has one; of layers
     with their modes, of which some are modules of experts."""
-    modes: dict[str, list[str]] = {}
+    modes: dict[Mode, list[str]] = {}
     for name, mode in layers.items():
         modes.setdefault(mode, []).append(name)
     # With one mode the class is the target, as the producers write it; else vLLM would take a group by its class
@@ -235,15 +271,16 @@ def shard_bytes(size: int | str) -> int:
 def write(
     path: Path,
     format: str,
-    layers: Mapping[str, PackedLinear],
+    layers: Mapping[str, PackedLinear | Fp8Tensors],
     tensors: Mapping[str, Tensor],
     ignore: Iterable[str],
     config: Mapping[str, Any],
     limit: int,
     files: Iterable[Path] = (),
+    cache: kv_cache.KvCache | None = None,
     experts: Mapping[str, Experts] | None = None,
 ) -> SaveReport:
-    """Writes a checkpoint's folder, with copies of other files; see save."""
+    """Writes a checkpoint's folder, with copies of other files and the scales of a KV cache; see save."""
     try:
         import safetensors.torch
         from safetensors import SafetensorError
@@ -251,18 +288,33 @@ def write(
         raise ModuleNotFoundError("nvfp4.save needs safetensors: pip install safetensors", name="safetensors") from None
     check_target(path)
     experts = experts or {}
-    report = SaveReport(format, layers=[*layers, *experts])
+    report = SaveReport(format)
+    for name, packed in layers.items():
+        (report.layers if isinstance(packed, PackedLinear) else report.fp8).append(name)
+    report.layers += experts
     stored = dict(tensors)
     for name, mixture in experts.items():
         stored |= expert_tensors(name, mixture, report)
     for name, packed in layers.items():
         stored |= packed_tensors(name, packed, report)
+    if cache is not None and cache.format == format:
+        stored |= cache.scales
+    elif cache is not None:
+        report.skipped |= dict.fromkeys(cache.scales, f"is a scale of the KV cache, as {cache.format} stores it")
     for name, t in stored.items():
         if t.is_meta:
             raise _C.Error(f"{name}: is on the meta device; must have values")
-    both: dict[str, PackedLinear | Experts] = {**layers, **experts}
-    modes = {name: mode_of(packed) for name, packed in both.items()}
+        if t.is_quantized or not is_stored(t.dtype):
+            raise _C.Error(f"{name}: dtype is {short(t.dtype)}; must be one that safetensors stores")
+        if t.nbytes > t.untyped_storage().nbytes():
+            report.expanded[name] = t.nbytes
+    modes = {name: mode_of(packed) for name, packed in (*layers.items(), *experts.items())}
     quantization, other = quantization_configs(format, modes, ignore, experts)
+    if cache is not None and cache.format == format:
+        entries, more = cache.configs()
+        quantization |= entries
+        if other is not None:
+            other["quantization"] |= more
     texts = {"config.json": {**config, "quantization_config": quantization}}
     if other is not None:
         texts["hf_quant_config.json"] = other
@@ -272,7 +324,9 @@ def write(
         where = {key: name for name, keys in shards.items() for key in keys}
         texts[INDEX] = {"metadata": {"total_size": sum(report.files.values())}, "weight_map": where}
     try:
-        encoded = {name: json.dumps(content, indent=2) + "\n" for name, content in texts.items()}
+        encoded = {
+            name: json.dumps(finite(content), indent=2, allow_nan=False) + "\n" for name, content in texts.items()
+        }
     except (TypeError, ValueError) as error:
         raise _C.Error(f"model.config: cannot be written as JSON: {error}") from None
 
@@ -290,8 +344,32 @@ def write(
     return report
 
 
-def packed_tensors(name: str, packed: PackedLinear, report: SaveReport) -> dict[str, Tensor]:
+@functools.cache
+def is_stored(dtype: torch.dtype) -> bool:
+    """Whether safetensors stores tensors of this dtype."""
+    import safetensors.torch
+
+    try:
+        safetensors.torch.save({"t": torch.empty(0, dtype=dtype)})
+    except (KeyError, ValueError, TypeError, RuntimeError, safetensors.SafetensorError):
+        return False
+    return True
+
+
+def finite(content: Any) -> Any:
+    """Content of JSON, with NaN and infinities as transformers' configurations write them."""
+    if isinstance(content, float) and not math.isfinite(content):
+        return {"__float__": "NaN" if math.isnan(content) else "Infinity" if content > 0 else "-Infinity"}
+    if isinstance(content, Mapping):
+        return {key: finite(value) for key, value in content.items()}
+    return [finite(value) for value in content] if isinstance(content, (list, tuple)) else content
+
+
+def packed_tensors(name: str, packed: PackedLinear | Fp8Tensors, report: SaveReport) -> dict[str, Tensor]:
     """A layer's tensors by their full names. Notes global scales that change."""
+    if isinstance(packed, Fp8Tensors):
+        with prefix_errors(name):
+            return {f"{name}.{key}": t for key, t in fp8.write(packed, report.format).items()}
     if report.format == modelopt.NAME and mode_of(packed) == W4A4_DYNAMIC:
         raise _C.Error(
             f"{name}: is W4A4 without an input_global_scale; {report.format} cannot store that: calibrate the layer, "
@@ -329,7 +407,8 @@ def expert_tensors(name: str, experts: Experts, report: SaveReport) -> dict[str,
 
 
 def split(tensors: Mapping[str, Tensor], limit: int) -> dict[str, list[str]]:
-    """File names with the names of their tensors, in the order of the tensors."""
+    """File names with the names of their tensors, in the order of the tensors. huggingface_hub splits alike, but need
+    not be installed."""
     shards: list[list[str]] = []
     room = 0
     for name, t in tensors.items():

@@ -87,7 +87,7 @@ def write(packed: PackedLinear, is_swizzled_scales: bool = False) -> dict[str, T
     tensors = {
         "_weight_qdata": packed.weight,
         "_weight_scale": scale,
-        "_weight_per_tensor_scale": one_scale(NAME, packed.weight_global_scale),
+        "_weight_per_tensor_scale": one_scale(NAME, packed),
         "_weight_act_per_tensor_scale": packed.input_global_scale,
         "bias": packed.bias,
     }

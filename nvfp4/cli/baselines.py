@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .. import gemm, swizzle
-from .machine import available_memory, kernel, last_level_cache, need_torch
+from .machine import free_memory, has_bf16, kernel, last_level_cache, need_torch
 from .shapes import Shape
 from .show import Failure
 from .timing import BACK_TO_BACK_CALLS, Implementation
@@ -41,7 +41,17 @@ NOTES = {"fp8": "not exact: rounds to e4m3"}
 
 
 def default_kinds(device: torch.device) -> list[str]:
-    return ["fp16", "fp8", "dequant"] if device.type == "cuda" else ["bf16", "fp32", "dequant"]
+    if device.type == "cuda":
+        return ["fp16", "fp8", "dequant"]
+    return ["bf16", "fp32", "dequant"] if has_bf16() else ["fp32", "dequant"]
+
+
+def dequantized_type(device: torch.device) -> torch.dtype:
+    """The type in which "dequantize + matmul" multiplies: the fastest."""
+    torch = need_torch()
+    if device.type == "cuda":
+        return torch.float16
+    return torch.bfloat16 if has_bf16() else torch.float32
 
 
 def unavailable(kind: str, device: torch.device) -> str:
@@ -127,7 +137,7 @@ def prepare(
     call: Callable[[int], Tensor]
     for kind in kinds:
         if kind == "dequant":
-            table = pair_table(torch.float16 if device.type == "cuda" else torch.bfloat16, device)
+            table = pair_table(dequantized_type(device), device)
             call, count = partial(dequantize_and_matmul, packed, table), len(packed)
         else:
             call, count = WIDE[kind](packed, sets[kind], results, device), sets[kind]
@@ -240,11 +250,10 @@ def rotation(sizes: dict[str, int], device: torch.device, most: int = MAX_SETS) 
         wanted = {
             name: min(BACK_TO_BACK_CALLS, max(3, math.ceil(L2_MULTIPLE * l2 / size))) for name, size in sizes.items()
         }
-        free = cuda.mem_get_info(device)[0]
     else:
         cache = last_level_cache() or 64 * 2**20
         wanted = {name: 1 + math.ceil(cache / size) for name, size in sizes.items()}
-        free = available_memory()
+    free = free_memory(device)
     total = sum(wanted[name] * size for name, size in sizes.items())
     share = min(1.0, free / 2 / total)
     sets = {name: max(1, min(most, int(count * share))) for name, count in wanted.items()}

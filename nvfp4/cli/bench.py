@@ -7,6 +7,7 @@ Shapes are a set (--set) or a list (--shapes). Sets:
   linear           the ranked (N, K) at M = 1 to 1024, as layers
   monotone         layers of four models at M = 1 to 512; benchmarks/monotone.py finds where fewer rows take longer
   models           all linear layers of one decoder block of four models, with their sums, as layers
+  experts          layers of experts of four models, whole; --m are tokens
 --m replaces the M of a set. "As layers" means that nvfp4.Linear with bf16 activations is timed instead of the product,
 against torch's bf16 layer: once in W4A4, where each call quantizes the activations with a static scale, and once in
 W4A16.
@@ -38,7 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from . import files, layers, machine, plot, report, show, timing, tune
+from . import experts, files, layers, limits, machine, plot, report, show, timing, tune
 from .baselines import KINDS, L2_MULTIPLE, NAMES, Bench, default_kinds, prepare, unavailable
 from .shapes import OF_LAYERS, SETS, Shape, layer_of, task_shapes
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 HOST_SHAPE = Shape(1, 16, 64)  # negligible arithmetic
 HOST_ROUNDS = 20
+CPU_S = 20.0  # of single calls, and of back-to-back calls, on a CPU without --repeat
 STDOUT = "-"
 
 Prepare = Callable[..., Bench]  # of a shape; run and max_sets by name
@@ -60,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"time this backend ({machine.backends()}) instead of the chosen one; repeat it for several in one run",
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--set", choices=SETS, help="the shapes to time (default: ranked)")
+    which.add_argument("--set", choices=[*SETS, "experts"], help="the shapes to time (default: ranked)")
     which.add_argument("--shapes", type=shape_list, metavar="MxNxK,...", help="time these shapes instead")
     which.add_argument("--from", dest="stored", metavar="FILE", help="time nothing, and report a run that --json wrote")
     parser.add_argument("--m", type=size_list, metavar="M,...", help="rows of A, instead of those of the set")
@@ -68,14 +70,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against",
         type=kind_list,
         metavar="BASELINE,...",
-        help=f"baselines out of {', '.join(KINDS)}, or none (default: fp16,fp8,dequant on a GPU, bf16,fp32,dequant on "
-        "a CPU)",
+        help=f"baselines out of {', '.join(KINDS)}, or none (default: fp16,fp8,dequant on a GPU, fp32,dequant on a "
+        "CPU, and bf16 if it has instructions for it)",
     )
     parser.add_argument(
         "--repeat",
         type=size,
         metavar="R",
-        help="rounds per shape (default: 200 on a GPU, 50 on a CPU, 100 with --tune)",
+        help="rounds per shape (default: 200 on a GPU, 100 with --tune; on a CPU up to 50, but all in a minute or so)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs (default: 0)")
     parser.add_argument(
@@ -134,6 +136,8 @@ def run(args: argparse.Namespace) -> int:
         raise show.CommandError("--m goes with --set: --shapes has its own M")
     if args.tune:
         return run_tune(args)
+    if args.set == "experts":
+        return experts.run(args)
     for path in (args.json, args.csv, args.plot):
         if path not in (None, STDOUT) and not Path(path).parent.is_dir():
             raise show.CommandError(f"{path}: there is no folder {Path(path).parent}")
@@ -151,10 +155,20 @@ def run(args: argparse.Namespace) -> int:
     backends = args.backend or [None]
     device = pick_target(backends).device
     shapes = args.shapes or SETS[args.set or "ranked"](args.m)
+    check_memory(shapes, device)
     with machine.need_torch().cuda.device(device) if device.type == "cuda" else nullcontext():
         clock: timing.Clock = timing.DeviceClock(device) if device.type == "cuda" else timing.HostClock()
         deliver(measure(args, shapes, device, backends, clock), args)
     return 0
+
+
+def check_memory(shapes: list[Shape], device: torch.device) -> None:
+    """Rejects a shape that the device cannot hold even in NVFP4, before anything is timed."""
+    free = machine.free_memory(device)
+    for shape in shapes:
+        if shape.bytes > free:
+            least, have = show.si(shape.bytes, "B"), show.si(free, "B")
+            raise show.CommandError(f"{shape}: takes {least} at least, but {have} are free: name smaller sizes")
 
 
 def preparation(
@@ -208,7 +222,9 @@ def measure(
     repeat = args.repeat or (200 if on_gpu else 50)
     kinds = default_kinds(device) if args.against is None else args.against
     kinds = [] if args.set in OF_LAYERS else kinds
-    left_out = {NAMES[kind]: why for kind in kinds if (why := unavailable(kind, device))}
+    slow = args.against is None and args.set not in OF_LAYERS and not on_gpu and not machine.has_bf16()
+    left_out = {NAMES["bf16"]: "this CPU has no bf16 instructions; --against bf16 times it"} if slow else {}
+    left_out |= {NAMES[kind]: why for kind in kinds if (why := unavailable(kind, device))}
     kinds = [kind for kind in kinds if NAMES[kind] not in left_out]
 
     prepare_shape = preparation(args, device, backends, kinds)
@@ -217,14 +233,15 @@ def measure(
     with show.progress(len(shapes) + 1) as step:
         for shape in shapes:
             step(f"bench {shape}")
-            bench = prepare_shape(shape, run=run_id)
+            bench = prepared(prepare_shape, shape, run=run_id)
             rotates = rotates and bench.cold
             left_out |= {name: why for name, why in bench.left_out.items() if name not in left_out}
-            timing.run_single_call_rounds(bench.implementations, clock, repeat)
-            timing.run_back_to_back_rounds(bench.implementations, clock, max(timing.MIN_ROUNDS, repeat // 10))
+            budget = timing.BUDGET_S if on_gpu or args.repeat else CPU_S / len(shapes) / len(bench.implementations)
+            timing.run_single_call_rounds(bench.implementations, clock, repeat, budget)
+            timing.run_back_to_back_rounds(bench.implementations, clock, max(timing.MIN_ROUNDS, repeat // 10), budget)
             results.append(result_of(shape, bench.implementations, run_id))
         step("bench: limits of the hardware")
-        limits = limits_of(device, clock)
+        found = limits.measure(device, clock, results, args.set in OF_LAYERS)
         host = host_costs(results) if on_gpu else host_costs_on_cpu(prepare_shape, clock)
     measured_under = conditions(device, clock, rotates)
     if before is not None:
@@ -237,11 +254,26 @@ def measure(
         "set": None if args.shapes else args.set or "ranked",
         "device": device.type,
         "conditions": measured_under,
-        "limits": limits,
+        "limits": found,
         "left_out": left_out,
         "host": host,
         "results": results,
     }
+
+
+def prepared(prepare_shape: Prepare, shape: Shape, **options: Any) -> Bench:
+    """The implementations of a shape; an error message if they do not fit into memory."""
+    torch = machine.need_torch()
+    try:
+        return prepare_shape(shape, **options)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        reason = error
+    except RuntimeError as error:
+        if "allocate" not in str(error):
+            raise
+        reason = error
+    text = str(reason).partition("\n")[0] or "out of memory"
+    raise show.CommandError(f"{shape}: does not fit into memory: {text}") from None
 
 
 def command(args: argparse.Namespace) -> str:
@@ -292,18 +324,6 @@ def spread(samples: list[float]) -> dict[str, Any]:
 def rounded(values: timing.Spread) -> dict[str, Any]:
     """Rounded to five digits: no clock used here is more precise."""
     return {name: value if name == "samples" else float(f"{value:.5g}") for name, value in asdict(values).items()}
-
-
-def limits_of(device: torch.device, clock: timing.Clock) -> dict[str, Any]:
-    """The rates behind the floor, measured in this run: the best of some copies and of some large torch products."""
-    torch = machine.need_torch()
-    dtype, name, size = (torch.float16, "fp16", 8192) if device.type == "cuda" else (torch.bfloat16, "bf16", 2048)
-    rate = timing.matmul_rate(clock, device, dtype, size, repeat=10)
-    return {
-        "bytes_per_s": float(f"{clock.copy_bandwidth(20):.4g}"),
-        "flops_per_s": float(f"{rate:.4g}"),
-        "flops_of": f"torch {name} matmul of {size} x {size} x {size}",
-    }
 
 
 def host_costs(results: list[dict[str, Any]]) -> dict[str, Any]:

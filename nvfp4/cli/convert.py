@@ -2,8 +2,8 @@
 
 Weights and block scales keep their bytes: nothing is decoded. The global scales of the two formats are reciprocals of
 each other, each rounded once; the command says how many of them nvfp4.load reads with other bits than before. Files
-without weights are copied. Scales of a KV cache are left out. A checkpoint with layers that are quantized in another
-way, such as FP8, is rejected.
+without weights are copied. Scales of a KV cache are left out. FP8 layers are converted too, if the other format has
+such layers. A checkpoint with layers that are quantized in another way is rejected.
 
 Exit status: 0 done, 2 the checkpoint cannot be read or converted: nothing is written.
 """
@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
     for name, reason in read.skipped.items():
         print(show.printable(f"left out: {name}: {reason}"))
     size = show.si(sum(wrote.files.values()), "B")
-    print(f"{read.format} to {wrote.format}: {len(wrote.layers)} layers, {size} in {len(wrote.files)} files")
+    layers = f"{len(wrote.layers)} layers" + (f", {len(wrote.fp8)} FP8 layers" if wrote.fp8 else "")
+    print(f"{read.format} to {wrote.format}: {layers}, {size} in {len(wrote.files)} files")
     if wrote.rounded:
         largest = max(wrote.rounded.values())
         print(f"global scales that changed: {len(wrote.rounded)}, by at most {largest:.2g} of their value")

@@ -1,9 +1,10 @@
-"""Show a checkpoint's NVFP4 layers and what is odd in them.
+"""Show a checkpoint's NVFP4 and FP8 layers and what is odd in them.
 
 The table shows the mode, the shape and the scales of each layer: the least and the largest block scale, and how many
 are 0 or 448. Global scales are multipliers. A layer is damaged if it would compute something else: block scales are NaN
 or negative, a block of values has the scale 0, nibbles look reversed, or a tensor is missing or has a wrong shape. A
 packed tensor that belongs to no layer is damage too, and a configuration that describes layers which are not there.
+FP8 layers have a table of their own; one whose weight has a NaN is damaged.
 Notes name what is unusual but not wrong, such as q, k and v with different global scales, and what nvfp4.load skips.
 
 To find the order of nibbles, the command compares a layer with tensors that have the same channels and are not packed
@@ -23,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 from . import machine, show
 
 if TYPE_CHECKING:
-    from ..checkpoints.inspect import Inspection, LayerReport
+    from ..checkpoints.inspect import Fp8Report, Inspection, LayerReport
 
 COLUMNS = ["<layer", "<mode", "N x K", "block scales", "0", "448", "global", "input", "<nibbles", "<odd"]
+FP8_COLUMNS = ["<layer", "<mode", "N x K", "<a scale per", "scales", "input", "<odd"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,9 +65,11 @@ def plain(value: Any) -> Any:
 
 def report(path: str, found: Inspection, why: bool = False) -> None:
     show.table(f"{path}: {found.format}, {len(found.layers)} NVFP4 layers", COLUMNS, [row(x) for x in found.layers])
-    for layer in found.layers:
-        for text in layer.damage:
-            print(show.printable(f"DAMAGE: {layer.name}: {text}"))
+    if found.fp8:
+        show.table(f"{path}: {len(found.fp8)} FP8 layers", FP8_COLUMNS, [fp8_row(x) for x in found.fp8])
+    for own in found.all_layers:
+        for text in own.damage:
+            print(show.printable(f"DAMAGE: {own.name}: {text}"))
     for message in found.errors.values():
         print(show.printable(f"DAMAGE: {message}"))
     for layer in found.layers:
@@ -77,12 +81,25 @@ def report(path: str, found: Inspection, why: bool = False) -> None:
         print(show.printable(f"skipped: {name}: {reason}"))
     for name, count in found.dense.items():
         print(show.printable(f"dense: {name}: {show.si(count, 'B')}"))
-    packed, other = show.si(found.packed_bytes, "B"), show.si(found.other_bytes, "B")
-    print(f"total: {packed} in NVFP4 layers, {other} in other tensors")
+    total = f"total: {show.si(found.packed_bytes, 'B')} in NVFP4 layers, "
+    total += f"{show.si(found.fp8_bytes, 'B')} in FP8 layers, " if found.fp8 else ""
+    print(f"{total}{show.si(found.other_bytes, 'B')} in other tensors")
     for name, text in found.why.items() if why else ():
         print(show.printable(f"why: {name}: {text}"))
-    damaged = sum(bool(layer.damage) for layer in found.layers) + len(found.errors)
-    print(f"{damaged} of {len(found.layers) + len(found.errors)} layers are damaged")
+    damaged = sum(bool(layer.damage) for layer in found.all_layers) + len(found.errors)
+    print(f"{damaged} of {len(found.all_layers) + len(found.errors)} layers are damaged")
+
+
+def fp8_row(layer: Fp8Report) -> list[str]:
+    return [
+        layer.name,
+        layer.mode,
+        "x".join(map(str, layer.shape)),
+        layer.per,
+        f"{layer.scales[0]:.3g}..{layer.scales[1]:.3g}",
+        "-" if layer.input_scale is None else f"{layer.input_scale:.3g}",
+        "DAMAGE" if layer.damage else "",
+    ]
 
 
 def row(layer: LayerReport) -> list[str]:

@@ -106,11 +106,21 @@ def cpu_name() -> str:
     return cpu_field("model name") or platform.processor() or platform.machine()
 
 
+def cpu_flags() -> set[str]:
+    return set(cpu_field("flags").split()) | set(cpu_field("Features").split())
+
+
 def cpu_features() -> str:
     """The CPU's instruction sets that matter for small-integer and bf16 products."""
-    flags = set(cpu_field("flags").split()) | set(cpu_field("Features").split())
     known = ("avx2", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimddp", "i8mm", "bf16")
+    flags = cpu_flags()
     return " ".join(feature for feature in known if feature in flags) or "no vector extension known to us"
+
+
+def has_bf16() -> bool:
+    """Whether the CPU has instructions for bf16 products. Without them torch's take a hundred times as long as fp32's:
+    on an EPYC with AVX2 alone 3.2 GFLOP/s instead of 129."""
+    return not cpu_flags().isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def clocks(device: torch.device) -> str:
@@ -148,3 +158,8 @@ def available_memory() -> int:
     except OSError:
         pass
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of a GPU's or of the host's memory that are available."""
+    return int(need_torch().cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory()

@@ -61,19 +61,25 @@ def notes(report: Report) -> dict[str, str]:
 
 
 def floor(report: Report, shape: Shape) -> float:
-    """Seconds, the larger of two: the bytes at the measured copy bandwidth, the operations at the rate measured."""
+    """Seconds, the larger of two: the bytes and the operations at the rates measured (limits.py)."""
     limits = report["limits"]
     return max(bytes_of(report, shape) / limits["bytes_per_s"], shape.operations / limits["flops_per_s"])
 
 
 def bytes_of(report: Report, shape: Shape) -> int:
-    return shape.layer_bytes if report["set"] in OF_LAYERS else shape.bytes
+    return least_bytes(shape, report["set"] in OF_LAYERS)
+
+
+def least_bytes(shape: Shape, of_layers: bool) -> int:
+    """The bytes that a product, or a layer, moves at least."""
+    return shape.layer_bytes if of_layers else shape.bytes
 
 
 def floor_text(report: Report) -> str:
     limits = report["limits"]
     copy, rate = screen.si(limits["bytes_per_s"], "B/s"), screen.si(limits["flops_per_s"], "FLOP/s")
-    return f"bytes at {copy} (a copy, read and written) or 2MNK at {rate} ({limits['flops_of']}), the best of this run"
+    of = limits.get("bytes_of", "a copy, read and written")  # 0.2.0 wrote no other
+    return f"bytes at {copy} ({of}) or 2MNK at {rate} ({limits['flops_of']}), the best of this run"
 
 
 def caches(report: Report) -> str:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 FLUSH_BYTES = 512 * 2**20  # several times the L2 of any GPU so far
 MAX_WRITES = 512  # of the flush buffer before one timing: 40 ms of a B200, and the driver queues 1024 launches
 MAX_TRIES = 32  # of a single call that the host does not enqueue in time: up to 128 writes
-MIN_ROUNDS = 3
-BUDGET_S = 8.0  # an implementation that would take longer skips rounds, evenly
+MIN_ROUNDS, MIN_CALLS = 3, 2
+BUDGET_S = 8.0  # of the single calls of an implementation
 BACK_TO_BACK_CALLS = 50  # as the competition has it
 BACK_TO_BACK_S = 0.25  # fewer calls where 50 would take longer
 PAUSE_S = 0.02  # OpenMP's threads spin for milliseconds after a call, on cores that the next implementation needs
@@ -52,7 +52,7 @@ class Implementation:
     stride: int = 1
 
     def back_to_back_calls(self) -> int:
-        return max(MIN_ROUNDS, min(BACK_TO_BACK_CALLS, int(BACK_TO_BACK_S / max(self.estimate, 1e-9))))
+        return max(MIN_CALLS, min(BACK_TO_BACK_CALLS, int(BACK_TO_BACK_S / max(self.estimate, 1e-9))))
 
 
 @dataclass(frozen=True)
@@ -189,11 +189,17 @@ def matmul_rate(clock: Clock, device: torch.device, dtype: torch.dtype, size: in
     return 2 * size**3 / min(clock.run([lambda: torch.matmul(a, b, out=out)] * repeat))
 
 
-def run_single_call_rounds(implementations: Sequence[Implementation], clock: Clock, repeat: int) -> None:
-    """Runs `repeat` rounds of single calls; in each, every implementation that does not skip the round runs once."""
+def run_single_call_rounds(
+    implementations: Sequence[Implementation], clock: Clock, repeat: int, budget: float = BUDGET_S
+) -> None:
+    """Runs `repeat` rounds of single calls; in each, every implementation that does not skip the round runs once.
+
+    Args:
+        budget: seconds of an implementation; one that would take longer skips rounds, evenly.
+    """
     for implementation in implementations:
         implementation.estimate = clock.warm_up(implementation.call)
-        affordable = min(repeat, max(MIN_ROUNDS, int(BUDGET_S / max(implementation.estimate, 1e-9))))
+        affordable = min(repeat, max(MIN_ROUNDS, int(budget / max(implementation.estimate, 1e-9))))
         # A power of two, so that the rounds of a slow one are among those of any that is faster.
         implementation.stride = 2 ** math.floor(math.log2(repeat / affordable))
     for turn in range(repeat):
@@ -203,8 +209,17 @@ def run_single_call_rounds(implementations: Sequence[Implementation], clock: Clo
             implementation.single_call[turn] = seconds
 
 
-def run_back_to_back_rounds(implementations: Sequence[Implementation], clock: Clock, rounds: int) -> None:
-    """Runs `rounds` rounds of consecutive calls, after the single calls. Each round continues with the next inputs."""
+def run_back_to_back_rounds(
+    implementations: Sequence[Implementation], clock: Clock, rounds: int, budget: float = math.inf
+) -> None:
+    """Runs `rounds` rounds of consecutive calls, after the single calls. Each round continues with the next inputs.
+
+    Args:
+        budget: seconds of the slowest implementation, for which there may be fewer rounds.
+    """
+    slowest = max(each.estimate * each.back_to_back_calls() for each in implementations)
+    if rounds * slowest > budget:
+        rounds = max(MIN_ROUNDS, int(budget / slowest))
     for turn in range(rounds):
         for implementation in rotated(implementations, turn):
             count = implementation.back_to_back_calls()

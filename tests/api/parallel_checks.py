@@ -119,6 +119,23 @@ def exact_sums_give_one_ranks_bits(ranks: Ranks) -> None:
 
 
 @check
+def a_pre_quant_scale_is_split_along_k(ranks: Ranks) -> None:
+    """Powers of two, so that the scaled input is exact."""
+    for activations, static in MODES:
+        layer = ranks.layer(activations, static)
+        x = ranks.integers(2, 15, K).to(ranks.device, torch.bfloat16)
+        want = layer(x)
+        scale = 2.0 ** torch.randint(-2, 3, (K,), generator=ranks.generator)
+        layer.pre_quant_scale = scale.to(ranks.device, torch.bfloat16)
+        x = x / layer.pre_quant_scale
+        assert same(layer(x), want)
+        columns = parallelize(copy.deepcopy(layer), ranks.mesh, ColwiseParallel())
+        assert same(columns(x), ranks.own(want))
+        rows = parallelize(copy.deepcopy(layer), ranks.mesh, RowwiseParallel())
+        assert same(rows(ranks.own(x)), want)
+
+
+@check
 def random_numbers_stay_within_the_bound(ranks: Ranks) -> None:
     """K additions at most, R - 1 of them between ranks, alpha, bias, and one rounding. By rows of the weight: the bits
     of one rank with these rows, and on a CPU, where no order depends on N, the bits of the whole layer."""
@@ -292,6 +309,8 @@ def a_plan_splits_a_model(ranks: Ranks) -> None:
         kept = model.attn["q_proj"].linear.weight if fuse else model.attn["q_proj"].weight
         assert kept.shape[0] == (3 * width if fuse else width)
         error("layer: is part", lambda model=model: nvfp4.save(model, "never", "modelopt"))
+        error("layer: is part", model.attn["o_proj"].to_linear)
+        error("attn.q_proj: is a ColwiseLinear; must be", lambda model=model: nvfp4.dequantize_model(model))
         error("module: is split already", lambda model=model: parallelize(model, ranks.mesh, plan()))
         state = {name: t.clone() for name, t in model.attn.state_dict().items()}
         copy.deepcopy(model.attn).load_state_dict(state)
@@ -302,6 +321,19 @@ def a_plan_splits_a_model(ranks: Ranks) -> None:
     with torch.no_grad():
         model.attn["k_proj"](x)
         error("layer: is joined with layers that a parallel plan splits", lambda: model.attn["v_proj"](x))
+
+
+@check
+def recorded_w4a4_runs_and_its_backward_raises(ranks: Ranks) -> None:
+    for style in (ColwiseParallel, RowwiseParallel):
+        x = ranks.integers(3, K).to(ranks.device)
+        layer = parallelize(ranks.layer("nvfp4", True), ranks.mesh, style())
+        given = ranks.own(x) if style is RowwiseParallel else x
+        with torch.no_grad():
+            want = layer(given)
+        y = layer(given.clone().requires_grad_())
+        assert same(y.detach(), want)
+        error("activations: is 'nvfp4' (W4A4), which has no gradient", y.sum().backward)
 
 
 @check
@@ -488,6 +520,18 @@ def a_plan_that_does_not_fit_changes_nothing(ranks: Ranks) -> None:
     for plan in ({"layers.down": RowwiseParallel()}, {"layers.up": ColwiseParallel()}):  # sliced, and whole
         error("layers.down.weight_scale: is nan at row 3, column 0",
               lambda plan=plan: nvfp4.load(tensors, model, mesh=mesh, plan=plan))  # fmt: skip
+    import safetensors.torch as safetensors
+
+    for key in ("weight_scale_2", "bias", "weight_scale", "weight"):
+        tensors.pop(f"layers.up.{key}")
+    tensors["layers.up.weight"] = torch.ones(1030, 256).to(torch.float8_e4m3fn)
+    tensors |= {"layers.up.weight_scale": torch.ones(1030), "layers.up.bias": torch.zeros(1030)}
+    layers = {"layers.up": "FP8_PER_CHANNEL_PER_TOKEN", "layers.down": "W4A16_NVFP4"}
+    layers = {name: {"quant_algo": algorithm} for name, algorithm in layers.items()}
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    safetensors.save_file(tensors, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    error("plan: has layers.up, which is FP8 and cannot be split", load(layers_up=ColwiseParallel()))
     error("plan: and mesh must be given together", lambda: nvfp4.load(path, model, mesh=mesh))
     error("plan: is given without a model", lambda: nvfp4.load(path, mesh=mesh, plan={}))
     assert all(t.data_ptr() == before[name][0] and same(t, before[name][1]) for name, t in model.state_dict().items())

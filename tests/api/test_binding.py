@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import gc
+import re
 import subprocess
 import sys
 import textwrap
@@ -43,6 +44,7 @@ def output(program: str) -> str:
         ("_tuning", 2),
         ("linear", 3),
         ("model", 4),
+        ("dense", 4),
         ("parallel", 1),
         ("checkpoints.loader", 6),
         ("checkpoints.save", 4),
@@ -224,6 +226,28 @@ def test_views_that_are_not_what_they_claim() -> None:
             nvfp4.custom_kernel(*arguments)
         assert str(error.value) == message
     assert c.isnan().all()
+
+
+@pytest.mark.parametrize("kernel", ["portable", "avx2", "avx512vnni", "amx", "reference", None])
+def test_the_reason_of_a_cpu_kernel_is_one(kernel: str | None) -> None:
+    """Either NVFP4_CPU names it, or the CPU runs no faster one."""
+    setting = "" if kernel is None else f"os.environ['NVFP4_CPU'] = {kernel!r}"
+    program = f"""
+        import os
+        os.environ.pop("NVFP4_CPU", None)
+        {setting}
+        import nvfp4
+        try:
+            plan = nvfp4.info(2, 2, 16)["plan"]
+            print(plan["kernel"], plan["reason"], sep=": ")
+        except nvfp4.Error as error:
+            print(error)
+    """
+    told = output(program).strip()
+    if kernel is None:
+        assert " NVFP4_CPU" not in told and re.fullmatch(r"\w+: the CPU has .*", told), told
+    elif "this CPU has not the instructions" not in told:
+        assert told == f"{kernel}: NVFP4_CPU asks for it"
 
 
 def test_only_names_are_renamed() -> None:

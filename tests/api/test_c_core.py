@@ -29,7 +29,7 @@ ISA = {
     "amx.c": "amx_tile",
 }
 # Programs that put functions of their own in place of the C library's.
-WRAPPED = {"test_allocations": [f"-Wl,--wrap={name}" for name in ("calloc", "realloc", "aligned_alloc")]}
+WRAPPED = {"test_allocations": [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc", "aligned_alloc")]}
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
 
 

@@ -6,18 +6,20 @@ division rounds by at most U of its result, so values differ by at most the numb
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from bounds import U
+from conftest import FULL
 from torch import Tensor
 
 import nvfp4
 from nvfp4 import reference
 from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, gguf, modelopt, torchao
-from nvfp4.packed import PackedLinear
+from nvfp4.packed import PackedLinear, invertible
 
 FP8 = torch.float8_e4m3fn
 N, K = 40, 192
@@ -107,6 +109,37 @@ def test_divisors_round_trip_within_a_unit_in_the_last_place(packed: PackedLinea
             assert close(getattr(again, name), getattr(packed, name), 2)
     exact = PackedLinear(packed.weight, packed.weight_scale, torch.tensor(0.25), bias=packed.bias, activations=None)
     assert equal(compressed_tensors.read(compressed_tensors.write(exact)), exact)
+
+
+def test_global_scales_that_divisors_keep() -> None:
+    """Each significand and each power of two: the number or a neighbour is the reciprocal of its reciprocal. For some
+    numbers the change is needed."""
+    numbers = torch.arange(1 << 23, dtype=torch.int32)
+    for exponent in (-127, -126, -64, -11, 0, 1, 63, 118) if FULL else (-11,):
+        x = (numbers + ((exponent + 127) << 23)).view(torch.float32)
+        x = x[x.reciprocal().isfinite() & (x > 0)]
+        scale = invertible(x)
+        assert torch.equal(scale.reciprocal().reciprocal(), scale)
+        steps = (scale.view(torch.int32) - x.view(torch.int32)).abs()
+        assert int(steps.max()) <= 1 and (exponent < -125 or 0.1 < float((steps > 0).double().mean()) < 0.2)
+    powers = 2.0 ** torch.arange(-126, 118)
+    assert torch.equal(invertible(powers), powers)
+    tiny = torch.tensor([1e-45, 2e-39])  # an infinite reciprocal, which no format of divisors stores
+    assert torch.equal(invertible(tiny), tiny)
+
+
+def test_global_scales_made_of_data_survive_divisors(generator: torch.Generator) -> None:
+    """Scales of weights and of calibration, with amax anywhere."""
+    model = torch.nn.ModuleList(torch.nn.Linear(16, 1, bias=False) for _ in range(200))
+    for layer in model:
+        layer.weight.data = torch.randn(1, 16, generator=generator) * 10 ** (
+            20 * torch.rand((), generator=generator) - 10
+        )
+    inputs = torch.randn(200, 1, 16, generator=generator).exp()
+    nvfp4.quantize_model(model, calibrate=lambda model: [layer(x) for layer, x in zip(model, inputs)])
+    for layer in model:
+        packed = layer.packed()
+        assert equal(compressed_tensors.read(compressed_tensors.write(packed)), packed)
 
 
 def test_modes_follow_the_tensors_or_the_argument(packed: PackedLinear) -> None:
@@ -311,7 +344,7 @@ def test_modes_of_compressed_tensors() -> None:
     }
     mode = compressed_tensors.recipe(config).mode
     names = ("lm_head", "model.vision.q", "model.1.up_proj", "model.1.down_proj", "model.0.down_proj")
-    assert [mode(name) for name in names] == [None, None, "W4A4", "W4A16", "8-bit float"]
+    assert [mode(name) for name in names] == [None, None, "W4A4", "W4A16", "FP8 W8A16"]
     assert compressed_tensors.recipe({}).mode("a") is None
 
 
@@ -327,7 +360,7 @@ def test_modes_of_modelopt() -> None:
     layers = {"a": {"quant_algo": "NVFP4", "group_size": 16}, "b": {"quant_algo": "FP8"}}
     layers["c"] = {"quant_algo": "W4A16_NVFP4", "group_size": 16}
     mode = modelopt.recipe({"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}).mode
-    assert [mode(name) for name in "abcd"] == ["W4A4", "FP8", "W4A16", None]
+    assert [mode(name) for name in "abcd"] == ["W4A4", "FP8 W8A8", "W4A16", None]
 
 
 # ---- errors ----
@@ -339,14 +372,19 @@ def test_errors_name_tensor_rule_and_value(generator: torch.Generator) -> None:
     opt = {"weight": weight, "weight_scale": scale, "weight_scale_2": one}
     ct = {"weight_packed": weight, "weight_scale": scale, "weight_global_scale": one[None]}
     fused = PackedLinear(weight, scale, vector)
+    awq = PackedLinear(torch.zeros(4, 32, dtype=torch.uint8), scale, one, pre_quant_scale=torch.ones(64))
     store = "stores one scale for a layer: write the layers before they are fused"
     calls = {
         "weight_scale_2: is missing; a layer of modelopt has weight, weight_scale, weight_scale_2": lambda: (
             modelopt.read({"weight": weight, "weight_scale": scale})
         ),
-        "pre_quant_scale: is no tensor of an NVFP4 layer of modelopt: "
-        "weight, weight_scale, weight_scale_2, input_scale, bias": lambda: modelopt.read(
-            opt | {"pre_quant_scale": vector}
+        "svdquant_lora_a: is no tensor of an NVFP4 layer of modelopt: "
+        "weight, weight_scale, weight_scale_2, input_scale, pre_quant_scale, bias": lambda: modelopt.read(
+            opt | {"svdquant_lora_a": vector}
+        ),
+        "pre_quant_scale: shape is [4]; must be [64]": lambda: modelopt.read(opt | {"pre_quant_scale": vector}),
+        "pre_quant_scale: is 0; must be positive and finite": lambda: modelopt.read(
+            opt | {"pre_quant_scale": torch.arange(64.0)}
         ),
         "weight_scale_2: dtype is bfloat16; must be float32": lambda: modelopt.read(
             opt | {"weight_scale_2": one.bfloat16()}
@@ -364,8 +402,14 @@ def test_errors_name_tensor_rule_and_value(generator: torch.Generator) -> None:
         f"weight_global_scale: shape is [4]; compressed-tensors {store}": lambda: compressed_tensors.write(fused),
         f"weight_global_scale: shape is [4]; modelopt {store}": lambda: modelopt.write(fused),
         f"weight_global_scale: shape is [4]; GGUF {store}": lambda: gguf.write(fused),
-        "quant_algo: is 'NVFP4_AWQ'; must be one of NVFP4, W4A16_NVFP4, MIXED_PRECISION": lambda: modelopt.recipe(
-            {"quant_algo": "NVFP4_AWQ"}
+        **{
+            f"pre_quant_scale: is there, but {format.NAME} cannot store it: write modelopt": functools.partial(
+                format.write, awq
+            )
+            for format in (compressed_tensors, torchao, gguf, comfy_kitchen)
+        },
+        "quant_algo: is 'NVFP4_SVD'; must be one of NVFP4, W4A16_NVFP4, NVFP4_AWQ, MIXED_PRECISION": lambda: (
+            modelopt.recipe({"quant_algo": "NVFP4_SVD"})
         ),
         "group_size: is 32; must be 16": lambda: modelopt.recipe({"quant_algo": "NVFP4", "group_size": 32}),
         "config_groups.a: is 'NVFP4'; must be a table with targets and weights": lambda: compressed_tensors.recipe(

@@ -13,6 +13,7 @@ import random
 import time
 
 import pytest
+from grouped import Grouped, groupeds
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from moe_problems import Step, steps
@@ -27,11 +28,12 @@ ROUND = 100  # examples of a hypothesis run, which remembers all of them
 def test_generated(target: str, workers: Workers) -> None:
     default = SECONDS / 3 if target.startswith("cpu") else SECONDS
     end = time.monotonic() + float(os.environ.get("NVFP4_GENERATED_SECONDS", default))
-    products, others = gemms(target, VOLUME.get(target, 4e6)), (conversions(target), steps(target))
+    volume = VOLUME.get(target, 4e6)
+    products, others = gemms(target, volume), (groupeds(target, volume), conversions(target), steps(target))
     calls = st.sampled_from([*[products] * 6, *others]).flatmap(lambda strategy: strategy)
     failed, count, rounds = False, 0, 0
 
-    def check(case: Gemm | Conversion | Step) -> None:
+    def check(case: Gemm | Grouped | Conversion | Step) -> None:
         nonlocal failed, count
         if not failed and time.monotonic() > end:  # after a failure it goes on for the smallest one
             pytest.skip("the time is over")  # ends hypothesis's run at once

@@ -59,6 +59,42 @@ def test_first_call_is_captured(cuda: Backend, m: int, n: int, k: int, tmp_path:
     assert result.stdout == "equal\n", result.stderr[-3000:]
 
 
+def test_one_graph_serves_every_routing(cuda: Backend, generator: torch.Generator) -> None:
+    """It is captured where no group has rows. Rows past the last end keep their values."""
+    t, groups, n, k = 70, 8, 72, 96
+
+    def draw(*shape: int, most: int = 256) -> torch.Tensor:
+        return torch.randint(0, most, shape, generator=generator)
+
+    scales = torch.tensor(reference.SCALE_SETS["contest"], dtype=torch.uint8)
+    fixed = {
+        "a": ((draw(40, k, most=25) - 12) / 2).half(),
+        "b": draw(groups, 2, n, k // 2).byte(),
+        "scale_b": reference.swizzle(scales[draw(groups * 2, n, k // 16, most=4)], padding=reference.E4M3_NAN),
+    }
+    routing = {
+        "ends": torch.zeros(groups, dtype=torch.int32),
+        "rows": torch.zeros(t, dtype=torch.int32),
+        "row_scale": torch.zeros(t),
+    }
+    on_gpu = {name: x.cuda() for name, x in (fixed | routing).items()}
+    out = torch.empty(t, 2 * n, dtype=torch.float16, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        nvfp4.grouped_gemm(**on_gpu, scale_a=None, out=out)
+    for i in range(50):
+        last = int(draw(1, most=t + 1)) if i else t
+        routing["ends"] = draw(last, most=groups if i % 3 else 1).bincount(minlength=groups).cumsum(0).int()
+        routing["rows"] = draw(t, most=40).int()
+        routing["row_scale"] = torch.randn(t, generator=generator)
+        for name, x in routing.items():
+            on_gpu[name].copy_(x)
+        out.fill_(torch.nan)
+        graph.replay()
+        expected = nvfp4.grouped_gemm(**fixed, **routing, scale_a=None)[:last]
+        assert torch.equal(out[:last].cpu(), expected) and out[last:].isnan().all()
+
+
 def test_call_does_not_wait(cuda: Backend, generator: torch.Generator) -> None:
     """torch raises on synchronising calls of its own; that a call returns while the stream is busy shows the rest."""
     data = reference.generate_input(16, 512, 1024, 1, seed=5, device="cuda")

@@ -67,15 +67,38 @@ def test_decoding_is_the_whole_text_at_once(example: ModuleType, loaded: Any) ->
 
 def test_what_four_bits_cost(example: ModuleType) -> None:
     """The weights cost a third of the perplexity, the activations another fifth; a wrong scale would cost all."""
-    results = {name: value for name, (value, _) in example.quality(TOKENS).items()}
+    results = {name: value for name, (value, _) in example.quality(TOKENS)}
     assert list(results) == ["fp32", *example.MODES] and results["fp32"] < 20
     for end in ("", " 4/6"):
         assert 1.05 * results["fp32"] < results[f"W4A16{end}"] < 1.7 * results["fp32"]
         assert results[f"W4A16{end}"] < results[f"W4A4{end}"] < 1.6 * results[f"W4A16{end}"]
 
 
+def test_each_figure_is_printed_before_the_next_is_measured(
+    example: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*arguments: Any) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(example, "quantized", stop)
+    monkeypatch.setattr(example, "speeds", lambda *arguments: (1.0, 2.0))
+    monkeypatch.setattr(sys, "argv", ["language_model.py", "--tokens", "64"])
+    with pytest.raises(InterruptedError):
+        example.main()
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["fp32", "perplexity"]]
+    monkeypatch.setattr(sys, "argv", ["language_model.py", "--random"])
+    threads = torch.get_num_threads()
+    with pytest.raises(InterruptedError):
+        example.main()
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
+        ["fp32", "tokens/s"],
+        ["bf16", "tokens/s"],
+    ]
+    assert torch.get_num_threads() == threads
+
+
 def test_sizes_and_speeds(example: ModuleType, loaded: Any) -> None:
-    results = example.speed(loaded[0], prompt=64, decode=1, rounds=1)
+    results = dict(example.speed(loaded[0], prompt=64, decode=1, rounds=1))
     assert list(results) == ["fp32", "bf16", *example.MODES] and min(min(row) for row in results.values()) > 0
     size = {name: row[2:] for name, row in results.items()}
     values = size["bf16"][0] // 2

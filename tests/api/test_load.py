@@ -153,12 +153,12 @@ def test_one_file(tmp_path: Path) -> None:
 
 
 def test_layers_that_are_quantized_otherwise_are_kept_as_they_are() -> None:
-    """FP8 layers of mixed precision."""
+    """MXFP8 and W4A8 layers of mixed precision."""
     tensors = tensors_of(quantized(), "modelopt")
-    fp8 = {"weight": torch.zeros(8, 8).to(torch.float8_e4m3fn), "weight_scale": torch.tensor(1.0)}
+    mxfp8 = {"weight": torch.zeros(8, 32).to(FP8), "weight_scale": torch.ones(8, 1, dtype=torch.uint8)}
     tensors |= {f"w4a8.{name}": t for name, t in modelopt.write(quantized(False).block["up"].packed()).items()}
-    tensors |= {f"fp8.{name}": t for name, t in fp8.items()}
-    layers = {"block.up": "NVFP4", "block.down": "NVFP4", "fp8": "FP8", "w4a8": "W4A8_NVFP4_FP8"}
+    tensors |= {f"mx.{name}": t for name, t in mxfp8.items()}
+    layers = {"block.up": "NVFP4", "block.down": "NVFP4", "mx": "MXFP8", "w4a8": "W4A8_NVFP4_FP8"}
     layers = {name: {"quant_algo": algorithm} for name, algorithm in layers.items()}
     from nvfp4.checkpoints.reader import sort
 
@@ -167,30 +167,24 @@ def test_layers_that_are_quantized_otherwise_are_kept_as_they_are() -> None:
     assert set(checkpoint.layers) == {"block.up", "block.down"}
     assert checkpoint.skipped == {
         "w4a8": "is quantized in another way: W4A8_NVFP4_FP8",
-        "fp8": "is quantized in another way: FP8",
+        "mx": "is quantized in another way: MXFP8",
     }
-    assert {"fp8.weight", "norm.weight"} <= set(checkpoint.tensors)
+    assert {"mx.weight", "norm.weight"} <= set(checkpoint.tensors)
 
 
 def test_two_groups_of_compressed_tensors(tmp_path: Path) -> None:
     """FP8 for the class Linear, which names do not tell from other modules; NVFP4 for some names."""
     tensors = tensors_of(quantized(), "compressed-tensors")
     tensors |= {"q.weight": torch.zeros(8, 8).to(FP8), "q.weight_scale": torch.ones(8, 1)}
+    tensors |= {"q.input_scale": torch.ones(1)}
     config = config_of("compressed-tensors", True)
     fp8 = {"num_bits": 8, "type": "float"}
     groups = config["config_groups"] | {"group_1": {"targets": ["Linear"], "weights": fp8, "input_activations": fp8}}
     groups["group_0"]["targets"] = ["re:block.*"]
     checkpoint = nvfp4.load(write(tmp_path, tensors, config | {"config_groups": groups}))
     assert set(checkpoint.layers) == {"block.up", "block.down"}
-    assert checkpoint.skipped == {"q": "is quantized in another way: 8-bit float"}
-    assert set(checkpoint.tensors) == {
-        "q.weight",
-        "q.weight_scale",
-        "embed.weight",
-        "norm.weight",
-        "norm.bias",
-        "offset",
-    }
+    assert set(checkpoint.fp8) == {"q"} and checkpoint.skipped == {}
+    assert set(checkpoint.tensors) == {"embed.weight", "norm.weight", "norm.bias", "offset"}
 
 
 def test_an_activation_scale_of_its_own_needs_none_stored(tmp_path: Path) -> None:
@@ -261,8 +255,7 @@ DAMAGE: dict[str, Callable[[Tensors, dict[str, Any]], None]] = {
     f"block.up.weight_scale: is missing; {MISSING}": changed(weight_scale=None),
     f"block.up.weight_scale_2: is missing; {MISSING}": changed(weight_scale_2=None),
     f"block.up.input_scale: is missing; {STATIC}": changed(input_scale=None),
-    "block.up.pre_quant_scale: is no tensor of an NVFP4 layer of modelopt: "
-    "weight, weight_scale, weight_scale_2, input_scale, bias": changed(pre_quant_scale=torch.ones(64)),
+    "block.up.pre_quant_scale: shape is [63]; must be [64]": changed(pre_quant_scale=torch.ones(63)),
     "block.up.weight: dtype is int8; must be uint8": changed(weight=lambda t: t.to(torch.int8)),
     "block.up.weight: K is 56; must be a positive multiple of 16": changed(weight=lambda t: t[:, :28].contiguous()),
     "block.up.weight: has 1 dimensions; must have 2 ([N, K/2])": changed(weight=lambda t: t.flatten()),
@@ -277,7 +270,7 @@ DAMAGE: dict[str, Callable[[Tensors, dict[str, Any]], None]] = {
     "block.up.bias: shape is [95]; must be [96]": changed(bias=lambda t: t[:95].clone()),
     "block.down.input_scale: is there, but the layer is W4A16": changed(quant_algo="W4A16_NVFP4"),
     "block.up: the configuration leaves it unquantized, but its tensors are NVFP4": changed(ignore=["block.u*"]),
-    "FOLDER/config.json: quant_algo: is 'FP8'; must be one of NVFP4, W4A16_NVFP4, MIXED_PRECISION": changed(
+    "FOLDER/config.json: quant_algo: is 'FP8'; must be one of NVFP4, W4A16_NVFP4, NVFP4_AWQ, MIXED_PRECISION": changed(
         quant_algo="FP8"
     ),
     "FOLDER/config.json: quant_method is 'gptq'; must be compressed-tensors or modelopt": changed(quant_method="gptq"),

@@ -16,6 +16,7 @@ from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, modelopt
 from nvfp4.checkpoints.convert import convert
 from nvfp4.checkpoints.inspect import inspect
 from nvfp4.checkpoints.names import Modules, Names
+from nvfp4.checkpoints.save import mode_of
 from nvfp4.packed import PackedLinear
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
@@ -183,10 +184,12 @@ def test_quantized_layers_name_a_container(where: str, tmp_path: Path, generator
         (tmp_path / where).write_text(json.dumps({"quantization": config}))
     checkpoint = nvfp4.load(folder)
     assert all(same(checkpoint.layers.pop(name), x) for name, x in experts.items()) and not checkpoint.layers
-    assert checkpoint.skipped == {
-        "layers.0.attn.wq": "is quantized in another way: FP8 by its tensors (float8_e4m3fn)",
-        "mtp.0.ffn.experts.0.w1": "is quantized in another way: MXFP4 by its tensors",
-    }
+    other = {"mtp.0.ffn.experts.0.w1": "is quantized in another way: MXFP4 by its tensors"}
+    if where.startswith("fp8"):  # which says how layers beside the experts are quantized
+        assert [mode_of(checkpoint.fp8.pop("layers.0.attn.wq")).mode] == ["FP8 W8A8 per block"]
+    else:
+        other["layers.0.attn.wq"] = "is quantized in another way: FP8 by its tensors (float8_e4m3fn)"
+    assert checkpoint.skipped == other and not checkpoint.fp8
     found = inspect(folder)
     assert not found.damaged and len(found.layers) == 6
     assert found.why["layers.0.ffn.experts.1.w2"] == (
@@ -330,21 +333,89 @@ def test_dense_tensors_are_named_with_their_bytes(
 
 
 def test_groups_that_overlap(tmp_path: Path, generator: torch.Generator) -> None:
-    """FP8 first: a layer whose tensors are NVFP4 is of the other group that has it as a target, or an error."""
+    """A layer whose tensors are NVFP4 or FP8 is of the group of that kind that has it as a target, or an error."""
     eight = {"num_bits": 8, "type": "float"}
     groups = {"fp8": {"targets": ["re:.*a.*"], "weights": eight, "input_activations": eight}}
     groups["four"] = {"targets": ["re:.*"], "weights": FOUR, "input_activations": FOUR}
     config = {"quant_method": "compressed-tensors", "config_groups": groups}
     layer = packed(generator)
-    tensors = named("a", compressed_tensors.write(layer)) | named("ab", fp8())
-    checkpoint = nvfp4.load(write(tmp_path, tensors, config))
-    assert same(checkpoint.layers["a"], layer)
-    assert checkpoint.skipped == {"ab": "is quantized in another way: 8-bit float"}
+    tensors = named("a", compressed_tensors.write(layer)) | named("ab", fp8() | {"input_scale": torch.ones(1)})
+    for order in (["fp8", "four"], ["four", "fp8"]):
+        config["config_groups"] = {name: groups[name] for name in order}
+        checkpoint = nvfp4.load(write(tmp_path, tensors, config))
+        assert same(checkpoint.layers["a"], layer) and set(checkpoint.fp8) == {"ab"} and checkpoint.skipped == {}
     del groups["four"]
-    fails("a: is 8-bit float by the configuration, but its tensors are NVFP4", write(tmp_path, tensors, config))
+    config["config_groups"] = groups
+    fails("a: is FP8 W8A8 by the configuration, but its tensors are NVFP4", write(tmp_path, tensors, config))
     groups["fp8"] |= {"weights": FOUR}
     skipped = nvfp4.load(write(tmp_path, tensors, config)).skipped
     assert skipped["a"] == "is quantized in another way: 4-bit float in groups of 16 with activations of 8-bit float"
+
+
+EIGHT = {"num_bits": 8, "type": "float"}
+
+
+def by_groups(**groups: Any) -> dict[str, Any]:
+    """MIXED_PRECISION whose layers no quantized_layers names."""
+    return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "config_groups": groups, "ignore": ["no"]}
+
+
+def test_groups_of_modelopt_without_quantized_layers(tmp_path: Path, generator: torch.Generator) -> None:
+    """They say what quantized_layers else does; in hf_quant_config.json there is neither."""
+    layers = {"model.0.up": packed(generator), "model.0.down": packed(generator, False)}
+    tensors = {name: t for layer, own in layers.items() for name, t in named(layer, modelopt.write(own)).items()}
+    tensors |= named("model.0.eight", fp8() | {"input_scale": torch.tensor(0.25)}) | {"no.weight": torch.ones(2, 2)}
+    groups = {
+        "a": {"targets": ["model.0.eight"], "weights": EIGHT, "input_activations": EIGHT},
+        "b": {"targets": ["0.up"], "weights": FOUR, "input_activations": FOUR},
+        "c": {"targets": ["re:.*down"], "weights": FOUR},
+    }
+    folder = write(tmp_path, tensors, by_groups(**groups))
+    for alone in (True, False):
+        if not alone:
+            other = {"quantization": {"quant_algo": "MIXED_PRECISION", "exclude_modules": []}}
+            (folder / "hf_quant_config.json").write_text(json.dumps(other))
+        checkpoint = nvfp4.load(folder)
+        assert all(same(checkpoint.layers[name], own) for name, own in layers.items())
+        assert mode_of(checkpoint.fp8["model.0.eight"]).mode == "FP8 W8A8" and checkpoint.skipped == {}
+        assert checkpoint.why["model.0.up"] == "config_groups.b has the target '0.up' by prefix"
+    convert(folder, tmp_path / "out", "compressed-tensors")
+    assert same(nvfp4.load(tmp_path / "out").layers["model.0.down"], layers["model.0.down"])
+    assert mode_of(nvfp4.load(tmp_path / "out").fp8["model.0.eight"]).mode == "FP8 W8A8"
+
+
+@pytest.mark.parametrize(
+    ("message", "group"),
+    [
+        ("config_groups.b.targets: 'x' matches no layer", {"targets": ["x"], "weights": FOUR}),
+        ("a: is FP8 W8A16 by the configuration, but its tensors are NVFP4", {"targets": ["a"], "weights": EIGHT}),
+        ("a: the configuration leaves it unquantized, but its", {"targets": ["re:(?!a).*|b"], "weights": FOUR}),
+        ("config_groups.b.pre_quant_scale: is True: a scale of", {"weights": FOUR, "pre_quant_scale": True}),
+        ("config_groups.b.lora_rank: is 8: a product of low rank", {"weights": FOUR, "lora_rank": 8}),
+        ("config_groups.b.weights.symmetric: is False; must", {"weights": FOUR | {"symmetric": False}}),
+        ("a.input_scale: is missing; the configuration says W4A4", {"weights": FOUR, "input_activations": FOUR}),
+    ],
+)
+def test_wrong_groups_of_modelopt(
+    message: str, group: dict[str, Any], tmp_path: Path, generator: torch.Generator
+) -> None:
+    tensors = named("a", modelopt.write(packed(generator, False))) | {"b.weight": torch.ones(2, 2)}
+    fails(message, write(tmp_path, tensors, by_groups(b=group)))
+
+
+def test_algorithms_of_modelopt_groups(tmp_path: Path, generator: torch.Generator) -> None:
+    """An algorithm counts before the numbers, except for a dynamic input scale."""
+    tensors = named("a", modelopt.write(packed(generator)))
+    numbers = {"weights": FOUR, "input_activations": FOUR | {"dynamic": True}}
+    folder = write(tmp_path, tensors, by_groups(b=numbers))
+    assert nvfp4.load(folder).layers["a"].input_global_scale is None
+    assert nvfp4.load(write(tmp_path, tensors, by_groups(b={"quant_algo": "NVFP4"}))).layers["a"].activations == "nvfp4"
+    for algorithm in ("NVFP4", "NVFP4_AWQ"):
+        folder = write(tmp_path, tensors, by_groups(b=numbers | {"quant_algo": algorithm}))
+        layer = nvfp4.load(folder).layers["a"]
+        assert layer.activations == "nvfp4" and layer.input_global_scale is None
+    skipped = nvfp4.load(write(tmp_path, tensors, by_groups(b=numbers | {"quant_algo": "NVFP4_SVD"}))).skipped
+    assert skipped == {"a": "is quantized in another way: NVFP4_SVD"}
 
 
 def test_a_configuration_in_the_part_for_text(tmp_path: Path, generator: torch.Generator) -> None:

@@ -51,11 +51,9 @@ WRONG: dict[str, dict[str, Any]] = {
     "sparsity_config.format: is 'sparse-24-bitmask'; must be 'dense'": groups()
     | {"sparsity_config": {"format": "sparse-24-bitmask"}},
     "quantized_layers.a.rotate: is True, an option that nvfp4 does not know": one(rotate=True),
-    "quantized_layers.a.pre_quant_scale: is True: a scale of the inputs before NVFP4": one(pre_quant_scale=True),
     "quantized_layers.a.has_zero_point: is True: a zero point": one(has_zero_point=True),
     "quantized_layers.a.group_size: is 32; must be 16": one(group_size=32),
     "quantized_layers.a.lora_rank: is 8: a product of low rank": one(lora_rank=8),
-    "json: pre_quant_scale: is True: a scale of the inputs": opt(pre_quant_scale=True),
     "config_groups.g.input_activations.rotate: is 1, an option": mixed_group(rotate=1),
     "config_groups.g.rotate: is True, an option": opt_group(rotate=True),
     "config_groups.g.input_activations.rotate: is True, an option": opt_group(
@@ -205,6 +203,61 @@ def test_keys_of_compressed_tensors() -> None:
         assert recipe.mode("a") == ("W4A4" if name == "NVFP4" else "W4A16")
 
 
+def test_targets_are_those_of_compressed_tensors(generator: torch.Generator) -> None:
+    """Random configurations of exact names, regular expressions and the class. Of two regular expressions in different
+    groups its alphabet decides, here and in vLLM the order of the groups: a layer has one at most here."""
+    match = pytest.importorskip("compressed_tensors.utils.match")
+    package = pytest.importorskip("compressed_tensors.quantization")
+    blocks = [
+        torch.nn.ModuleDict({"self_attn": layers("q_proj", "o_proj"), "mlp": layers("up_proj", "down_proj")})
+        for _ in range(3)
+    ]
+    model = torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"layers": torch.nn.ModuleList(blocks)})})
+    model["lm_head"] = torch.nn.Linear(16, 16)
+    linears = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    regexes = [
+        r"re:.*mlp",
+        r"re:.*\.q_proj$",
+        r"re:model\.layers\.[01]\.",
+        "re:lm_head",
+        r"re:.*layers.2.*o_proj",
+        "re:proj",
+    ]
+    inputs = {"W4A4": {"dynamic": "local"}, "W4A4 dynamic": {"dynamic": True}, "W4A16": None}
+
+    def pick(given: list[str], share: float) -> list[str]:
+        return [item for item in given if float(torch.rand((), generator=generator)) < share]
+
+    compared = 0
+    for _ in range(300):
+        drawn = [(target, mode) for mode in inputs for target in pick([*linears, *regexes, "Linear"], 0.1)]
+        group_of = dict(drawn)
+        ignore = pick([*linears, *regexes, "Linear"], 0.05)
+        config_groups = {
+            mode: {
+                "targets": [target for target, own in group_of.items() if own == mode],
+                "weights": FOUR | {"strategy": "tensor_group"},
+                "input_activations": None if numbers is None else FOUR | numbers | {"strategy": "tensor_group"},
+            }
+            for mode, numbers in inputs.items()
+        }
+        config = {"config_groups": config_groups, "ignore": ignore, "format": "nvfp4-pack-quantized"}
+        package.QuantizationConfig.model_validate({**config, "quant_method": "compressed-tensors"})
+        recipe = compressed_tensors.recipe(config)
+        quantized = dict(match.match_named_modules(model, group_of, ignore))
+        for name in linears:
+            matched = match.match_targets(name, model.get_submodule(name), group_of) if name in quantized else []
+            if name not in matched and len({group_of[t] for t in matched if t.startswith("re:")}) > 1:
+                continue
+            assert recipe.mode(name) == (group_of[matched[0]] if matched else None), (name, config)
+            compared += bool(matched)
+    assert compared > 300
+
+
+def layers(*names: str) -> torch.nn.ModuleDict:
+    return torch.nn.ModuleDict({name: torch.nn.Linear(16, 16) for name in names})
+
+
 def test_keys_of_modelopt() -> None:
     utils = pytest.importorskip("modelopt.torch.export.quant_utils")
     convert_config = pytest.importorskip("modelopt.torch.export.convert_hf_config").convert_hf_quant_config_format
@@ -216,8 +269,15 @@ def test_keys_of_modelopt() -> None:
         assert set(own) <= set(options.MODELOPT_LAYER)
     for whole in ({"quantization": content}, convert_config({"quantization": content})):
         recipe = modelopt.recipe(whole)
-        assert [recipe.mode(name) for name in "abcde"] == ["W4A4", "W4A16", "NVFP4_AWQ", "NVFP4_SVD", "FP8"]
+        assert [recipe.mode(name) for name in "abcde"] == ["W4A4", "W4A16", "auto", "NVFP4_SVD", "FP8 W8A8"]
         assert recipe.options == {}
+    groups = convert_config({"quantization": content})  # the same layers, named by groups alone
+    del groups["quantized_layers"]
+    with pytest.raises(nvfp4.Error, match=r"^config_groups.group_3.pre_quant_scale: is True: a scale of the inputs"):
+        modelopt.recipe(groups)
+    del groups["config_groups"]["group_3"]
+    by_groups = [modelopt.recipe(groups).mode(name) for name in "abcde"]
+    assert by_groups[:2] == ["W4A4", "W4A16"] and not {*by_groups[2:]} & {"W4A4", "W4A4 dynamic", "W4A16"}
     single = utils.process_layer_quant_config({"a.quantization": "nvfp4", "a.awq_block_size": 16})
     assert modelopt.recipe(convert_config({"quantization": single})).mode("a") == "W4A4"
 

@@ -35,6 +35,7 @@ FAULTS = {
     "RuntimeError: injected": "raise RuntimeError('injected')",
     "ended by SIGXCPU": "import itertools; all(itertools.count(1))",
     "MemoryError": "bytearray(3 * 10**9)",
+    "ended with status 77": "import os; os._exit(77)",
     "ended by SIGSEGV": "import ctypes; ctypes.string_at(0)",
     "raised, but the model changed": "if args[1:]: args[1].up.bias.data += 1; raise nvfp4.Error('x')",
     "is long, or not printable": "raise nvfp4.Error('\\x1b[2J')",

@@ -372,7 +372,9 @@ def rejected_calls() -> dict[str, Callable[[], Any]]:
     return {
         "gate: dtype is int64; must be float16, bfloat16 or float32": lambda: gated(ids),
         "gate: has 1 dimensions; must have 2, or 3 with a leading batch": lambda: gated(x[0]),
-        "gate: stride of the last dimension is 8; must be 1 (dense rows)": lambda: gated(x.T),
+        "gate: stride of the last dimension is 8; must be 1 (dense rows): pass a copy, .contiguous()": lambda: gated(
+            x.T
+        ),
         "up: dtype is float16; must be that of gate, float32": lambda: gated(x, half),
         "up: is 1 x 3 x 8; must be as gate, 1 x 4 x 8, in 2 dimensions": lambda: gated(x, x[:3]),
         "up: is 1 x 4 x 8; must be as gate, 1 x 4 x 8, in 2 dimensions": lambda: gated(x, x[None]),
@@ -400,14 +402,16 @@ def rejected_calls() -> dict[str, Callable[[], Any]]:
         "ids: has 3 dimensions; must have 2 ([S, k])": lambda: route(ids[None], 4),
         "ids: has 1 dimensions; must have 2, or 3 with a leading batch": lambda: route(ids[0], 4),
         "ids: is missing; must be a tensor": lambda: route(None, 4),
-        "ids: stride of the last dimension is 2; must be 1 (dense rows)": lambda: route(ids.T, 4),
+        "ids: stride of the last dimension is 2; must be 1 (dense rows): pass a copy, .contiguous()": lambda: route(
+            ids.T, 4
+        ),
         "E: is 0; must be between 1 and 1024": lambda: route(ids, 0),
         "E: is 1025; must be between 1 and 1024": lambda: route(ids, 1025),
         "E: is of type float; must be an integer": lambda: route(ids, 4.0),
         "E: is -1; must be between 0 and 2147483647": lambda: route(ids, -1),
         "expert_map: dtype is int64; must be int32": lambda: route(ids, 4, ids[0]),
         "expert_map: has 2 dimensions; must be a vector, [G]": lambda: route(ids, 4, places),
-        "expert_map: stride is 2; must be 1": lambda: route(ids, 4, places[:, 0]),
+        "expert_map: stride is 2; must be 1: pass a copy, .contiguous()": lambda: route(ids, 4, places[:, 0]),
         "y: dtype is int32; must be float16, bfloat16 or float32": lambda: combine(places, places),
         "y: has 3 dimensions; must have 2 ([R, N])": lambda: combine(x[None], places),
         "places: dtype is int64; must be int32": lambda: combine(x, ids),

@@ -11,10 +11,15 @@ import warnings
 import pytest
 
 import nvfp4
-from nvfp4.checkpoints import compressed_tensors, modelopt
-from nvfp4.checkpoints.patterns import by_regex
+from nvfp4.checkpoints import compressed_tensors, modelopt, patterns
+from nvfp4.checkpoints.names import Modules
+from nvfp4.checkpoints.patterns import Pattern, Work
 
 NVFP4 = {"num_bits": 4, "type": "float", "group_size": 16}
+
+
+def by_regex(where: str, pattern: str) -> Pattern:
+    return patterns.by_regex(where, pattern, Work())
 
 
 def drawn(draw: random.Random, depth: int) -> str:
@@ -94,8 +99,9 @@ def test_names_and_steps_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(nvfp4.Error, match=r"^'aaa.* has 2000 characters; must have at most 1024 for patterns$"):
         by_regex("x", "a*").match("a" * 2000)
     monkeypatch.setattr("nvfp4.checkpoints.patterns.MOST_STEPS", 1000)
+    monkeypatch.setattr("nvfp4.checkpoints.patterns.ADDING", 0)
     regex = by_regex("x", "(?:.?(?!b)){20}")
-    with pytest.raises(nvfp4.Error, match=r"^x: '\(\?:.*' takes more than 1000 steps$"):
+    with pytest.raises(nvfp4.Error, match=r"^x: '\(\?:.*': is where .* have taken 1000 steps; must take fewer$"):
         for i in range(1000):
             regex.match(f"a{i}")
 
@@ -118,3 +124,49 @@ def test_thousands_of_names(many: str) -> None:
         assert time.process_time() - before < 1.0
         quantized = 4000 if many == "targets" and format is compressed_tensors else 20_000 - 4000 * (many == "ignore")
         assert found.count("W4A4") == quantized
+
+
+NAMES = [f"model.layers.{i}.mlp.experts.{j}.up_proj" for i in range(40) for j in range(500)]
+MANY: dict[str, list[str]] = {
+    "regular expressions": [f"re:.*layers.{i}.x" for i in range(5000)],
+    "with assertions": [f"re:^(?!.*layers.{i}.up).*$" for i in range(5000)],
+    "wildcards": [f"*layers.{i}.x?" for i in range(5000)],
+    "hard wildcards": ["*" + "[a-z]" * 200 + f"{i}?" for i in range(5000)],
+    "long repeats": [f"re:(a{{60}}){{30}}{i}" for i in range(5000)],
+    "many lengths": [f"{'x' * i}*" for i in range(1, 5000)],
+}
+
+
+@pytest.mark.parametrize("place", ["ignore", "groups"])
+@pytest.mark.parametrize("kind", MANY)
+def test_time_of_all_patterns_together(kind: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """5,000 patterns on 20,000 modules end in an error that names one, within the time of MOST_STEPS."""
+    monkeypatch.setattr("nvfp4.checkpoints.patterns.MOST_STEPS", 2 * 10**6)  # a 50th
+    four = {"weights": NVFP4, "input_activations": NVFP4}
+    config: dict[str, object] = {"config_groups": {"a": {"targets": ["Linear"], **four}}, "ignore": MANY[kind]}
+    if place != "ignore":
+        config = {"config_groups": {str(i): {"targets": [own], **four} for i, own in enumerate(MANY[kind])}}
+    before = time.process_time()
+    with pytest.raises(nvfp4.Error, match=r"^(ignore|config_groups\.\d+\.targets).* have taken 2000000 steps; must"):
+        recipe, modules = compressed_tensors.recipe(config), Modules(NAMES)
+        for names in recipe.names:
+            names.bind(modules)
+        for name in NAMES:
+            recipe.look(name)
+    assert time.process_time() - before < 4
+
+
+def test_patterns_of_large_checkpoints_are_within_the_limit() -> None:
+    """18,432 layers with the longest lists of patterns that producers write, and more."""
+    names = [
+        f"model.layers.{i}.mlp.experts.{j}.{p}_proj" for i in range(48) for j in range(128) for p in ("up", "k", "o")
+    ]
+    ignore = ["lm_head", *(f"model.layers.{i}.self_attn*" for i in range(48)), *(f"*.{i}.mlp.gate" for i in range(48))]
+    ignore += ["re:.*lm_head", "re:.*mlp.gate$", "re:visual.*", "re:.*shared_expert_gate$", "re:^(?!.*proj).*$"]
+    recipe = modelopt.recipe({"quant_algo": "NVFP4", "ignore": ignore})
+    modules = Modules(names)
+    for places in recipe.names:
+        places.bind(modules)
+    assert all(recipe.mode(name) == "W4A4" for name in names)
+    left = {places.work.steps for places in recipe.names}
+    assert len(left) == 1 and left.pop() > patterns.MOST_STEPS * 0.9

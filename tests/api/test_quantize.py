@@ -423,3 +423,64 @@ def test_gpu_and_cpu_agree(cuda: Backend, generator: torch.Generator) -> None:
     x = torch.randn(300, 1040, generator=generator)
     for mine, theirs in zip(nvfp4.quantize(x), nvfp4.quantize(x.cuda()), strict=True):
         assert torch.equal(mine.view(torch.uint8), theirs.cpu().view(torch.uint8))
+
+
+FLOATS = "must be float16, bfloat16 or float32"
+
+
+@pytest.mark.parametrize(
+    ("x", "dtype"),
+    [
+        (torch.zeros(2, 32, dtype=torch.int32), "torch.int32"),
+        (torch.zeros(2, 32, dtype=torch.float64), "torch.float64"),
+        (torch.zeros(2, 32, dtype=torch.uint8), "uint8"),
+        (np.zeros((2, 32), np.int32), "int32"),
+        (np.zeros((2, 32), np.float64), "float64"),
+    ],
+)
+def test_a_dtype_error_lists_what_quantize_takes(x: object, dtype: str) -> None:
+    """Neither uint8 nor float8_e4m3fn, which other arguments may have."""
+    with pytest.raises(nvfp4.Error) as error:
+        nvfp4.quantize(x)
+    assert str(error.value) == f"x: dtype is {dtype}; {FLOATS}"
+
+
+def test_dtype_errors_of_operators_and_other_arguments() -> None:
+    data, scale = nvfp4.quantize(torch.ones(2, 32), scale_layout="linear")
+    with pytest.raises(RuntimeError, match=rf"^x: dtype is torch's number \d+; {FLOATS}"):
+        torch.ops.nvfp4.quantize(
+            torch.zeros(2, 32, dtype=torch.float64), torch.empty(0, dtype=torch.uint8), 1.0, "linear", "amax6"
+        )
+    for message, arguments in {
+        "data: dtype is torch.int16; must be uint8 or float4_e2m1fn_x2": (data.short(), scale),
+        "scale: dtype is torch.int16; must be float8_e4m3fn or uint8": (data, scale.float().short()),
+    }.items():
+        with pytest.raises(nvfp4.Error) as error:
+            nvfp4.dequantize(*arguments, scale_layout="linear")
+        assert str(error.value) == message
+
+
+def test_stride_errors_name_the_remedy() -> None:
+    """Not for what is written: a copy would take the result."""
+    for x in (torch.zeros(32, 16).T, torch.zeros(16, 64)[:, ::2]):
+        with pytest.raises(
+            nvfp4.Error, match=r"^x: stride of the last dimension is \d+; .*: pass a copy, \.contiguous\(\)$"
+        ):
+            nvfp4.quantize(x)
+        nvfp4.quantize(x.contiguous())
+    data, scale = nvfp4.quantize(torch.ones(4, 32), scale_layout="linear")
+    with pytest.raises(nvfp4.Error, match=r"^data: stride of the last dimension is 2; must be 1 \(dense rows\)$"):
+        nvfp4.silu_mul_quantize(
+            torch.ones(4, 64), out=(torch.zeros(4, 32, dtype=torch.uint8)[:, ::2], scale), scale_layout="linear"
+        )
+
+
+def test_what_the_docstring_says_of_small_weights() -> None:
+    """Its first lines: the errors with the default, and with the global scale that they name."""
+    told = nvfp4.quantize.__doc__.partition("Args:")[0]
+    assert "amax_scale(x)" in told and all(number in told for number in ("10.3 %", "9.5 %", "0.001 become zeros"))
+    for sigma, error in ((0.02, 0.103), (0.001, 1.0)):
+        w = torch.randn(2000, 256) * sigma
+        for g, expected in ((1.0, error), (nvfp4.amax_scale(w), 0.095)):
+            again = nvfp4.dequantize(*nvfp4.quantize(w, global_scale=g), global_scale=g)
+            assert abs(float((again - w).norm() / w.norm()) - expected) < 0.001

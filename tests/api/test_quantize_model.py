@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import sys
+import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,7 +73,7 @@ def test_each_layer_is_that_of_from_linear(activations: str | None, real: tuple[
         assert row.shape == (384, 384)
         assert row.error == pytest.approx(relative(w.double(), linear.weight.double()), rel=1e-5)
         assert row.bytes_before == 384 * 384 * 4 + 384 * 4
-        assert row.bytes_after == 384 * 384 // 2 + 384 * 24 + 4 + 384 * 4
+        assert row.bytes_after == 384 * 384 // 2 + 384 * 24 + 4 + 4 + 384 * 4
     assert 0.05 < relative(model(x), real[0](x)) < 0.3
 
 
@@ -214,7 +217,10 @@ def test_skipped_layers_and_why() -> None:
     model.tied = model.lm_head
     report = nvfp4.quantize_model(model.eval())
     assert [row.name for row in report.layers] == ["layer"]
+    in_proj = "is a parameter 96x32 of a MultiheadAttention, no torch.nn.Linear; 12288 bytes stay dense"
     assert report.skipped == {
+        "attention.in_proj_weight": in_proj,
+        "encoder.self_attn.in_proj_weight": in_proj,
         "lm_head": "ignore has 'lm_head'",
         "odd": "in_features is 40, no positive multiple of 16",
         "attention.out_proj": "is a NonDynamicallyQuantizableLinear, which may have a forward of its own",
@@ -249,11 +255,87 @@ def test_what_stays_dense_is_named() -> None:
     assert report.dense == {"experts.gate_up_proj": 32768, "embed.weight": 1280}
     assert report.bytes_before == 64 * 33 * 4 + 32768 + 16 + 1280 + 12
     scales = 512  # one block of the 128x4 layout
-    assert report.bytes_after == 64 * (16 + 4) + scales + 4 + 32768 + 16 + 1280 + 12
+    assert report.bytes_after == 64 * (16 + 4) + scales + 4 + 4 + 32768 + 16 + 1280 + 12
     text = str(report)
     assert "dense: experts.gate_up_proj: 32768 bytes" in text and f"skipped: experts.gate_up_proj: {reason}" in text
     large = nn.ModuleDict({"up": nn.Linear(4096, 8192), "norm": nn.Embedding(32, 8192), "small": nn.Embedding(8, 8192)})
     assert nvfp4.quantize_model(large).dense == {"norm.weight": 1048576}
+
+
+class Mixer(nn.Module):
+    """A product by a class of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel, self.scale = nn.Parameter(torch.zeros(64, 32)), nn.Parameter(torch.zeros(1, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.kernel.T
+
+
+def test_a_large_weight_of_another_class_is_named() -> None:
+    model = nn.ModuleDict({"up": nn.Linear(32, 64), "mixer": Mixer(), "embed": nn.Embedding(64, 32)})
+    report = nvfp4.quantize_model(model)
+    reason = "is a parameter 64x32 of a Mixer, no torch.nn.Linear; 8192 bytes stay dense"
+    assert report.skipped == {"mixer.kernel": reason} and {*report.dense} == {"mixer.kernel", "embed.weight"}
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_layers_that_are_nvfp4_already_are_named(fuse: bool) -> None:
+    model = Attention(32)
+    made = [row.name for row in nvfp4.quantize_model(model, fuse=fuse).layers]
+    before = [t.clone() for t in model.buffers()]
+    report = nvfp4.quantize_model(model)
+    assert not report.layers and report.skipped == dict.fromkeys(made, "is NVFP4 already")
+    assert all(torch.equal(raw(a), raw(b)) for a, b in zip(before, model.buffers()))
+
+
+def test_a_peft_that_does_not_work_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And quantizes all the same. nvfp4.peft registers what merges adapters."""
+    monkeypatch.delitem(sys.modules, "nvfp4.peft", raising=False)
+    fake = types.ModuleType("peft")
+    fake.__version__ = "0.0.1"
+    monkeypatch.setitem(sys.modules, "peft", fake)
+    model = nn.Sequential(nn.Linear(32, 32))
+    with pytest.warns(UserWarning, match="^peft: adapters of NVFP4 layers cannot be merged: peft: is version 0.0.1"):
+        nvfp4.quantize_model(model)
+    assert type(model[0]) is nvfp4.Linear
+
+
+def gpt2() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    tokens = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 1}
+    config = transformers.GPT2Config(n_embd=64, n_inner=96, n_layer=2, n_head=4, n_positions=32, **tokens)
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_the_transposed_layers_of_gpt2(calibrated: bool, tmp_path: Path) -> None:
+    """Conv1D has its weight as [K, N]. Each layer is that of a torch.nn.Linear with W^T, and loads again."""
+    model, ids = gpt2(), torch.arange(24).view(2, 12)
+    dense = {name: m for name, m in model.named_modules() if type(m).__name__ == "Conv1D"}
+    report = nvfp4.quantize_model(model, calibrate=(lambda own: own(ids)) if calibrated else None)
+    assert {row.name: row.shape for row in report.layers} == {name: (m.nf, m.nx) for name, m in dense.items()}
+    assert {*report.skipped} == {"lm_head"} and len(dense) == 8
+    with pytest.raises(nvfp4.Error, match="^model: is a Conv1D itself; must be a module that has it as a child$"):
+        nvfp4.quantize_model(next(iter(dense.values())))
+    for row in report.layers:
+        weight, layer = dense[row.name].weight.detach().t(), model.get_submodule(row.name)
+        linear = nn.Linear(*reversed(row.shape))
+        linear.weight, linear.bias = nn.Parameter(weight.contiguous()), dense[row.name].bias
+        expected = nvfp4.Linear.from_linear(linear, input_global_scale=row.input_global_scale)
+        for name, t in expected.state_dict().items():
+            assert torch.equal(raw(t), raw(layer.state_dict()[name]))
+        assert row.error == pytest.approx(relative(layer.dequantize(), weight), rel=1e-6)
+        assert (row.input_global_scale is not None) == calibrated
+    if calibrated:
+        with torch.no_grad():
+            y = model(ids).logits
+            nvfp4.save(model, tmp_path / "ours")
+            model.save_pretrained(tmp_path / "transformers")
+            nvfp4.load(tmp_path / "ours", loaded := gpt2())
+            read = nvfp4.transformers.load(tmp_path / "transformers")
+            assert torch.equal(loaded(ids).logits, y) and torch.equal(read(ids).logits, y)
 
 
 def test_a_layer_with_two_names_is_quantized_once() -> None:
@@ -305,6 +387,29 @@ def test_hooks_of_replaced_layers_are_kept(fuse: bool) -> None:
         model["k_proj"](x)
     assert called == ["before", "after", "before"]
     assert isinstance(model["k_proj"], FusedPart) == fuse and not model["v_proj"]._forward_pre_hooks
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_hooks_of_accelerate_are_kept(fuse: bool) -> None:
+    """They move a layer's input to its device, where a device_map has several."""
+    hooks = pytest.importorskip("accelerate.hooks", reason=".ci/full installs it")
+    calls = []
+
+    class Recorded(hooks.AlignDevicesHook):  # type: ignore[misc]
+        def pre_forward(self, module: nn.Module, *arguments: object, **keywords: object) -> object:
+            calls.append(module)
+            return super().pre_forward(module, *arguments, **keywords)
+
+    model = nn.ModuleDict({name: nn.Linear(32, 16) for name in ("q_proj", "k_proj", "v_proj")})
+    for layer in model.values():
+        hooks.add_hook_to_module(layer, Recorded(execution_device="cpu", io_same_device=True))
+    expected = {name: nvfp4.Linear.from_linear(layer) for name, layer in model.items()}
+    nvfp4.quantize_model(model, fuse=fuse)
+    x = torch.randint(-3, 4, (2, 32)).float()
+    for name, layer in model.items():
+        assert (type(layer) is FusedPart) == fuse and type(layer._hf_hook) is Recorded
+        torch.testing.assert_close(layer(x), expected[name](x), rtol=1e-6, atol=1e-6)
+    assert calls == [*model.values()]
 
 
 # ---- errors ----

@@ -13,6 +13,7 @@ from bounds import U
 from torch import Tensor, nn
 
 import nvfp4
+from nvfp4.checkpoints import save
 from nvfp4.modules import FusedPart
 from nvfp4.packed import PackedLinear
 
@@ -83,8 +84,7 @@ def files(folder: Path) -> set[str]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("format", FORMATS)
 def test_load_gives_back_what_save_was_given(format: str, mode: str, fuse: bool, tmp_path: Path) -> None:
-    """All bits, but the global scales that the report names: a divisor is a rounded reciprocal. Joined layers are those
-    that were joined."""
+    """All bits: quantize_model chooses global scales that a divisor stores. Joined layers are as before."""
     model, alone, folder = quantized(mode, fuse), quantized(mode), tmp_path / "new" / "folder"
     assert isinstance(model.attention.q_proj, FusedPart) == fuse
     if (format, mode) == ("modelopt", "W4A4 dynamic"):
@@ -95,30 +95,56 @@ def test_load_gives_back_what_save_was_given(format: str, mode: str, fuse: bool,
     report = nvfp4.save(model, folder, format)
     names = ["attention.q_proj", "attention.k_proj", "attention.v_proj", "down"]
     assert report.layers == names and files(folder.parent) == {"folder"}
-    assert list(report.files) == ["model.safetensors"]
+    assert list(report.files) == ["model.safetensors"] and not report.rounded
     again = Model()
     loaded = nvfp4.load(folder, again)
     assert loaded.format == format and list(loaded.layers) == sorted(names) and not loaded.skipped
     assert list(loaded.tensors) == sorted(["embed.weight", "norm.weight", "norm.bias", "part", "steps"])
     assert again.lm_head.weight is again.embed.weight and again.down is again.again
-    scales = ("weight_global_scale", "input_global_scale")
-    changed = set()
     for name in names:
-        before, after = packed(alone, name), loaded.layers[name]
-        assert state(before, scales) == state(after, scales) == state(packed(again, name), scales)
-        for scale in scales:
+        assert state(packed(alone, name)) == state(loaded.layers[name]) == state(packed(again, name))
+    assert torch.equal(again.part, model.part) and torch.equal(again.norm.weight, model.norm.weight)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_global_scales_of_others(format: str, generator: torch.Generator, tmp_path: Path) -> None:
+    """A divisor is a rounded reciprocal, which changes some scales. The report names these and no others, and a
+    checkpoint that was read once is stored and read to the bit."""
+    model = nn.Sequential(*(nn.Linear(16, 4) for _ in range(40)))
+    nvfp4.quantize_model(model, calibrate=lambda model: [layer(torch.ones(1, 16)) for layer in model])
+    for layer in model:
+        for scale in (layer.weight_global_scale, layer.input_global_scale):
+            scale.copy_(torch.rand((), generator=generator) + 1e-3)
+        layer.update_alpha()
+    report, changed = nvfp4.save(model, tmp_path / "first", format), set()
+    loaded = nvfp4.load(tmp_path / "first")
+    for name, after in loaded.layers.items():
+        before = packed(model, name)
+        for scale in ("weight_global_scale", "input_global_scale"):
             ours, theirs = getattr(before, scale), getattr(after, scale)
-            if ours is not None and not torch.equal(ours, theirs):
+            if not torch.equal(ours, theirs):
                 changed.add(f"{name}.{scale}")
                 error = abs(float(theirs.double() / ours.double()) - 1)
                 assert report.rounded[f"{name}.{scale}"] == error <= 2 * U
-    assert changed == set(report.rounded) and (format == "compressed-tensors" or not changed)
-    assert torch.equal(again.part, model.part) and torch.equal(again.norm.weight, model.norm.weight)
-    # A checkpoint that was read once is stored and read to the bit, in either format.
-    second = nvfp4.save(again, tmp_path / "second", format)
-    assert not second.rounded and second.files == report.files
+    assert changed == set(report.rounded) and bool(changed) == (format == "compressed-tensors")
+    nvfp4.load(tmp_path / "first", model)
+    assert not nvfp4.save(model, tmp_path / "second", format).rounded
     for name, layer in nvfp4.load(tmp_path / "second").layers.items():
         assert state(layer) == state(loaded.layers[name])
+
+
+def test_the_report_is_a_table_of_files_and_names_rounded_scales(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(nvfp4.Linear(64, 32, activations=None))
+    model[0].weight_global_scale.fill_(1.0 / 3)
+    model[0].update_alpha()
+    report = nvfp4.save(model, tmp_path, "compressed-tensors")
+    rounded = [f"rounded: {name}: relative error {error:.1e}" for name, error in report.rounded.items()]
+    lines = str(report).splitlines()
+    assert lines[0].split() == ["file", "bytes"] and lines[2].split() == [
+        "model.safetensors",
+        str(*report.files.values()),
+    ]
+    assert lines[3:] == ["compressed-tensors: 1 NVFP4 layers", *rounded]
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -157,6 +183,35 @@ def test_shards(tmp_path: Path) -> None:
             assert f"model-00001-of-{len(report.files):05}.safetensors" in report.files
 
 
+def test_shards_are_those_of_huggingface_hub(generator: torch.Generator) -> None:
+    """The same files, with the same tensors. After a tensor that is larger than the limit, huggingface_hub goes on with
+    the file before it, and we with a new one. The limit holds there too, for all files but that tensor's."""
+    hub = pytest.importorskip("huggingface_hub", reason="comes with transformers")
+
+    def draw(most: int) -> int:
+        return int(torch.randint(1, most + 1, (), generator=generator))
+
+    for i in range(200):
+        sizes, limit = [draw(100) for _ in range(draw(20))], draw(300)
+        if i % 2:
+            limit = max(limit, *sizes)
+        tensors = {f"t{k}": torch.empty(size, dtype=torch.uint8) for k, size in enumerate(sizes)}
+        theirs = hub.split_torch_state_dict_into_shards(tensors, max_shard_size=limit).filename_to_tensors
+        ours = save.split(tensors, limit)
+        if limit >= max(sizes):
+            assert ours == theirs
+        else:
+            assert [name for names in ours.values() for name in names] == [*tensors]
+            for names in ours.values():
+                assert sum(tensors[name].nbytes for name in names) <= limit or len(names) == 1
+    for size in ("5GB", "20KB", "1.5MB", "0.001GB", 4000):
+        for more in (0, 1):  # than fits into one file
+            rows = (save.shard_bytes(size) - 1 + more, 1)
+            tensors = {str(k): torch.empty(n, dtype=torch.uint8, device="meta") for k, n in enumerate(rows)}
+            theirs = hub.split_torch_state_dict_into_shards(tensors, max_shard_size=size).filename_to_tensors
+            assert len(theirs) == 1 + more and save.split(tensors, save.shard_bytes(size)) == theirs
+
+
 def test_the_model_keeps_its_configuration(tmp_path: Path) -> None:
     class Config:
         def to_dict(self) -> dict[str, Any]:
@@ -184,6 +239,12 @@ def with_config(config: Any) -> nn.Module:
     return model
 
 
+def with_buffer(buffer: Tensor) -> nn.Module:
+    model = with_config({})
+    model.register_buffer("b", buffer)
+    return model
+
+
 SIZE = "must be a positive number of bytes, or one with a unit: '5GB'"
 REJECTED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "format: is 'gguf'; must be 'compressed-tensors' or 'modelopt'": (Model, {"format": "gguf"}),
@@ -203,6 +264,20 @@ REJECTED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
         lambda: nn.Sequential(nvfp4.Linear(32, 16, activations=None), nn.Linear(2, 2, device="meta")),
         {},
     ),
+    "b: layout is sparse_coo; must be strided": (lambda: with_buffer(torch.eye(3).to_sparse()), {}),
+    "b: layout is sparse_csr; must be strided": (lambda: with_buffer(torch.eye(3).to_sparse_csr()), {}),
+    "b: layout is nested; must be strided": (
+        lambda: with_buffer(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)),
+        {},
+    ),
+    "b: dtype is complex128; must be one that safetensors stores": (
+        lambda: with_buffer(torch.ones(3, dtype=torch.complex128)),
+        {},
+    ),
+    "b: dtype is quint8; must be one that safetensors stores": (
+        lambda: with_buffer(torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.quint8)),
+        {},
+    ),
     "model.config: cannot be written as JSON: Object of type set is not JSON serializable": (
         lambda: with_config({"a": {1}}),
         {},
@@ -216,6 +291,35 @@ def test_what_is_rejected_writes_nothing(message: str, tmp_path: Path) -> None:
     with pytest.raises(nvfp4.Error) as error:
         nvfp4.save(make(), tmp_path / "a" / "b", **given)
     assert str(error.value) == message and not files(tmp_path)
+
+
+def test_what_json_does_not_have_is_written_as_transformers_does(tmp_path: Path) -> None:
+    """Its configurations hold infinities: time_step_limit of Mamba2."""
+    given = {"a": [0.0, float("inf")], "b": {"c": (-float("inf"), float("nan"))}, "d": 1.5}
+    nvfp4.save(with_config(given), tmp_path)
+
+    def rejected(constant: str) -> None:
+        raise AssertionError(constant)
+
+    config = json.loads((tmp_path / "config.json").read_text(), parse_constant=rejected)
+    tagged = [{"__float__": name} for name in ("Infinity", "-Infinity", "NaN")]
+    assert config["a"] == [0.0, tagged[0]] and config["b"] == {"c": tagged[1:]} and config["d"] == 1.5
+    transformers = pytest.importorskip("transformers")
+    read = transformers.PretrainedConfig.from_pretrained(tmp_path)
+    assert read.a == given["a"] and str(read.b) == "{'c': [-inf, nan]}"
+
+
+def test_expanded_tensors_are_named(tmp_path: Path) -> None:
+    """All their values are written, which may be more than memory has."""
+    buffer = torch.randn(4, 1).expand(4, 1000)
+    model = with_buffer(buffer)
+    model.register_buffer("row", torch.arange(5).expand(1, -1))
+    model.register_buffer("one", torch.ones(1).expand(7))
+    report = nvfp4.save(model, tmp_path)
+    assert report.expanded == {"b": 16_000, "one": 28}
+    stored = safetensors.load_file(tmp_path / "model.safetensors")
+    assert torch.equal(stored["b"], buffer) and torch.equal(stored["one"], torch.ones(7))
+    assert sum(report.files.values()) == sum(t.nbytes for t in stored.values())
 
 
 def test_a_folder_with_files_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,8 +353,8 @@ def llama() -> Any:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_transformers_loads_compressed_tensors(mode: str, tmp_path: Path) -> None:
-    """from_pretrained, whose compressed-tensors decompresses the weights to bf16: its own scales are bf16, before and
-    after the division by a float32 divisor."""
+    """transformers' own reader, whose compressed-tensors decompresses the weights to bf16: its own scales are bf16,
+    before and after the division by a float32 divisor."""
     pytest.importorskip("compressed_tensors")
     transformers = pytest.importorskip("transformers")
     from compressed_tensors.quantization import QuantizationConfig
@@ -262,7 +366,9 @@ def test_transformers_loads_compressed_tensors(mode: str, tmp_path: Path) -> Non
     quantization = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     (group,) = QuantizationConfig.model_validate(quantization).config_groups.values()
     assert (group.input_activations is None) == (mode == "W4A16")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    given = {"quantization_config": transformers.CompressedTensorsConfig(), "dtype": torch.bfloat16}
+    with pytest.warns(UserWarning, match="The `quantization_config` from the model will be used"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **given)
     with torch.no_grad():
         model(ids)  # the first call decompresses
         for name, layer in base.named_modules():

@@ -38,8 +38,12 @@ BAD: dict[str, dict[str, Any]] = {
         "a": torch.zeros(M, N, dtype=torch.uint8),
     },
     "a: dtype is float32; must be uint8, float4_e2m1fn_x2, float16 or bfloat16": {"a": torch.zeros(M, N)},
-    "a: stride of the last dimension is 2; must be 1 (dense rows)": {"a": torch.zeros(M, 2 * N).bfloat16()[:, ::2]},
-    "a: rows are 18 bytes apart; must be 14 (dense) or a multiple of 16": {"a": torch.zeros(M, 9).bfloat16()[:, :N]},
+    "a: stride of the last dimension is 2; must be 1 (dense rows): pass a copy, .contiguous()": {
+        "a": torch.zeros(M, 2 * N).bfloat16()[:, ::2]
+    },
+    "a: rows are 18 bytes apart; must be 14 (dense) or a multiple of 16: pass a copy, .contiguous()": {
+        "a": torch.zeros(M, 9).bfloat16()[:, :N]
+    },
     "b: N is 7 but a has N = 6": {"a": torch.zeros(M, 6).bfloat16()},
     "b: has 2 dimensions but a has 3": {"a": torch.zeros(2, M, N).bfloat16()},
     "scale_a: is given but a is bfloat16; must be absent, its values have no scales": {

@@ -1,5 +1,5 @@
 /* The library from C alone: a product of 2 x 16 by 3 x 16 on the CPU, and what a wrong call is answered.
- * Build it with the C files that nvfp4.h names and -lm -ldl -lpthread. */
+ * csrc/nvfp4.h has the commands that compile it, with and without GPU code. */
 #include <stdio.h>
 #include <string.h>
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/grouped_problem.h"
 #include "common/math.h"
 #include "plan/choose.h"
 
@@ -122,6 +123,13 @@ static inline void name_candidate(const gpu *g, const gemm_problem *p, variant v
              c->name ? c->name : "(null)", c->swap_ab, c->split_k, c->prefetch_stages, c->ctas_per_sm);
 }
 
+/* The traits with the number of groups, of a grouped_problem. */
+static inline gemm_traits traits_of_product(const gemm_problem *p) {
+    gemm_traits t = traits_of(p);
+    if (t.operation >= OP_GROUPED) t.groups = ((const grouped_problem *)p)->groups;
+    return t;
+}
+
 /* ---- candidates ---- */
 
 typedef struct candidate_list {
@@ -140,7 +148,7 @@ static inline plan_settings settings_of(const gemm_candidate *c) {
 
 static inline void list_candidates(int32_t family, const gpu *g, const gemm_problem *p, int garbage,
                                    candidate_list *list) {
-    const gemm_traits t = traits_of(p);
+    const gemm_traits t = traits_of_product(p);
     memset(list->all, garbage, sizeof list->all);
     const gemm_planner *planner = planner_of(family, t.operation, t.a_type);
     list->count = planner ? planner->candidates(&g->props, &t, list->all) : 0;

@@ -1,6 +1,7 @@
 /* Arguments of the public C interface that no front end passes on: undefined bits of `flags`, sizes past 2^31 and
  * quantize's data of another shape are rejected, and the library can tell how a product runs without a GPU. The
  * planners learn that B is constant. Prints "N passed, N failed". */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -70,6 +71,70 @@ static void check_quantized_shape(nvfp4_context *context) {
     expect(data[0][0] == 7 && data[ROWS - 1][COLUMNS - 1] == 7, "none is written");
 }
 
+/* Products of groups: b and scale_b are stacks of E * parts matrices, which the front ends make of more dimensions. */
+static void check_groups(nvfp4_context *context) {
+    enum { R = 3, T = 4, E = 2, PARTS = 3, N = 2, K = 16 };
+    static const uint16_t half_one = 0x3C00;
+    _Alignas(16) static uint16_t a[R][K];
+    static uint8_t b[E * PARTS][N][K / 2], scale_b[E * PARTS][N];
+    static int32_t ends[E] = {1, 3}, rows[T] = {2, 0, 7, 1};
+    static float out[T][PARTS * N], row_scale[T] = {1, 2, 3, 4}, alpha[E * PARTS] = {1, 2, 3, 4, 5, 6};
+    nvfp4_grouped_gemm_args args = NVFP4_GROUPED_GEMM_ARGS;
+    nvfp4_plan plan;
+    expect(args.parts == 1 && args.alpha_value == 1.0f && args.flags == 0 && args.groups == 0 && !args.b_list,
+           "arguments begin so");
+    for (int i = 0; i < R * K; i++) a[i / K][i % K] = half_one;
+    memset(b, 0x22, sizeof b), memset(scale_b, 0x38, sizeof scale_b); /* each value is 1 */
+    args.a = matrix(a, NVFP4_FP16, R, K), args.b = matrix(b, NVFP4_UINT8, E * PARTS * N, K / 2);
+    args.b.ndim = 3, args.b.shape[0] = E * PARTS, args.b.shape[1] = N, args.b.shape[2] = K / 2;
+    args.b.stride[0] = N * K / 2, args.b.stride[1] = K / 2, args.b.stride[2] = 1;
+    args.scale_b = args.b, args.scale_b.data = scale_b, args.scale_b.dtype = NVFP4_E4M3, args.scale_b.shape[2] = 1;
+    args.scale_b.stride[0] = N, args.scale_b.stride[1] = 1;
+    args.scale_layout = NVFP4_LINEAR;
+    args.ends = matrix(ends, NVFP4_INT32, 1, E), args.rows = matrix(rows, NVFP4_INT32, 1, T);
+    args.row_scale = matrix(row_scale, NVFP4_FP32, 1, T), args.alpha = matrix(alpha, NVFP4_FP32, 1, E * PARTS);
+    nvfp4_tensor *const vectors[] = {&args.ends, &args.rows, &args.row_scale, &args.alpha};
+    for (int i = 0; i < 4; i++) {
+        vectors[i]->ndim = 1, vectors[i]->shape[0] = vectors[i]->shape[1], vectors[i]->stride[0] = 1;
+    }
+    args.out = matrix(out, NVFP4_FP32, T, PARTS * N);
+    memset(out, 0x77, sizeof out);
+    const float untouched = out[0][0];
+    static const int32_t wrong[] = {4, 0, -1, INT32_MAX};
+    for (int i = 0; i < 4; i++) {
+        char message[80];
+        args.parts = wrong[i];
+        snprintf(message, sizeof message, "b: has 6 matrices in %d parts; must have as many of each part", wrong[i]);
+        expect(nvfp4_grouped_gemm(context, &args) == NVFP4_INVALID && !strcmp(nvfp4_last_error(), message),
+               "a number of parts that b has not");
+    }
+    args.parts = PARTS, args.flags = 8;
+    expect(nvfp4_grouped_gemm(context, &args) == NVFP4_INVALID && strstr(nvfp4_last_error(), "flags: is 8"),
+           "a flag that does not exist");
+    args.flags = NVFP4_NO_TRANSPOSE_B, args.a.shape[1] = N;
+    args.out.shape[1] = K;
+    expect(nvfp4_grouped_gemm(context, &args) == NVFP4_INVALID &&
+               !strcmp(nvfp4_last_error(),
+                       "b: has 6 matrices in 3 parts; must have one part where flags has NVFP4_NO_TRANSPOSE_B"),
+           "parts of the other product");
+    args.flags = 0, args.a.shape[1] = K, args.out.shape[1] = PARTS * N;
+    args.call.size -= 8;
+    expect(nvfp4_grouped_gemm(context, &args) == NVFP4_INVALID && strstr(nvfp4_last_error(), "size"),
+           "a struct of another version");
+    args.call.size += 8;
+    expect(out[0][0] == untouched && memcmp(out[0], out[1], sizeof out[0]) == 0, "nothing is written");
+    expect(nvfp4_grouped_gemm_plan(context, &args, &plan) == NVFP4_OK && plan.backend == NVFP4_BACKEND_CPU &&
+               !strcmp(plan.name, nvfp4_cpu_kernel()),
+           "the plan of a product of groups on the CPU");
+    expect(nvfp4_grouped_gemm(context, &args) == NVFP4_OK, "it runs");
+    for (int t = 0; t < 3; t++)
+        for (int j = 0; j < PARTS * N; j++) {
+            const float expected = row_scale[t] * 16 * alpha[(t > 0) * PARTS + j / N];
+            expect(t == 2 ? isnan(out[t][j]) : out[t][j] == expected, "a result of its matrix, NaN of no row");
+        }
+    expect(memcmp(&out[3][0], &untouched, sizeof untouched) == 0, "a row past the last end is not written");
+}
+
 int main(void) {
     enum { M = 2, N = 3, K = 16 };
     _Alignas(16) static uint8_t a[M][K / 2], b[N][K / 2];
@@ -114,6 +179,7 @@ int main(void) {
            "a rank is not negative");
     check_shapes(context);
     check_quantized_shape(context);
+    check_groups(context);
     nvfp4_destroy(context);
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;

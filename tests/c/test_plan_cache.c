@@ -53,10 +53,12 @@ static int32_t answer_batch_invariant(const device_props *props, const gemm_trai
 }
 
 static const gemm_planner sm80_all = {
-    .a_types = UINT32_MAX, .candidates = answer_sm80, .batch_invariant = answer_batch_invariant};
-static const gemm_planner sm90_all = {.a_types = UINT32_MAX, .candidates = answer_sm90};
-static const gemm_family sm80 = {.name = "sm80", .planners = {[OP_GEMM] = &sm80_all, [OP_GEMM_NN] = &sm80_all}};
-static const gemm_family sm90 = {.name = "sm90", .planners = {[OP_GEMM] = &sm90_all, [OP_GEMM_NN] = &sm90_all}};
+    .a_types = UINT32_MAX, .takes_by_batch = 1, .candidates = answer_sm80, .batch_invariant = answer_batch_invariant};
+static const gemm_planner sm90_all = {.a_types = UINT32_MAX, .takes_by_batch = 1, .candidates = answer_sm90};
+#define EVERY(planner)                                                                                                 \
+    {[OP_GEMM] = &(planner), [OP_GEMM_NN] = &(planner), [OP_GROUPED] = &(planner), [OP_GROUPED_NN] = &(planner)}
+static const gemm_family sm80 = {.name = "sm80", .planners = EVERY(sm80_all)};
+static const gemm_family sm90 = {.name = "sm90", .planners = EVERY(sm90_all)};
 const gemm_family *const gemm_families[GEMM_FAMILIES] = {[NVFP4_BACKEND_SM80] = &sm80, [NVFP4_BACKEND_SM90] = &sm90};
 
 enum { SM80 = 1 << NVFP4_BACKEND_SM80, SM90 = 1 << NVFP4_BACKEND_SM90 };
@@ -123,6 +125,8 @@ static const field fields[] = {
     FIELD(traits.broadcast_b),
     FIELD(traits.a_type),
     FIELD(traits.operation),
+    FIELD(traits.by_batch),
+    FIELD(traits.groups),
     FIELD(props.compute_capability),
     FIELD(props.sm_count),
     FIELD(props.shared_per_block),
@@ -160,7 +164,7 @@ static void check_fields(void) {
         plan_query y = x;
         unsigned char *bytes = (unsigned char *)&y + fields[i].offset;
         /* The fields that select a planner have few values. */
-        const size_t bits = operation ? 1 : a_type ? 5 : 8 * fields[i].bytes;
+        const size_t bits = operation ? 2 : a_type ? 5 : 8 * fields[i].bytes;
         for (size_t bit = 0; given && bit < bits; bit++) {
             bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
             check_pair(&x, &y, fields[i].name);

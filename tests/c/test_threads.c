@@ -31,19 +31,56 @@ static void rest(void) {
     if (choice == 1) sched_yield();
 }
 
+/* Whether this thread has the pool's lock: it must where it gives it back or waits. A worker that began without the
+ * lock would read the list of jobs while another thread changes it, which no timing shows for certain. */
+static _Thread_local int locked;
+
+static void need_lock(const char *before) {
+    if (locked) return;
+    fprintf(stderr, "%s without the lock\n", before);
+    abort();
+}
+
+static int lock_and_note(pthread_mutex_t *lock) {
+    int result = pthread_mutex_lock(lock);
+    locked = 1;
+    return result;
+}
+
 static int unlock_and_pause(pthread_mutex_t *lock) {
+    need_lock("unlocks");
+    locked = 0;
     int result = pthread_mutex_unlock(lock);
     rest();
     return result;
 }
 
 static int pause_and_wait(pthread_cond_t *condition, pthread_mutex_t *lock) {
+    need_lock("waits");
     rest();
     return pthread_cond_wait(condition, lock);
 }
 
+/* The CPUs that the process may run on, or that there are; affinity < 0: there are more than a cpu_set_t holds. */
+static int affinity;
+static long processors;
+
+static int fake_getaffinity(pid_t process, size_t size, cpu_set_t *set) {
+    if (process != 0 || size != sizeof *set || affinity < 0) return -1;
+    CPU_ZERO(set);
+    for (int i = 0; i < affinity; i++) CPU_SET(3 * i, set);
+    return 0;
+}
+
+static long fake_sysconf(int name) {
+    return name == _SC_NPROCESSORS_ONLN ? processors : -1;
+}
+
 /* A copy of its own: the program is linked with the core. */
+#define pthread_mutex_lock   lock_and_note
 #define pthread_mutex_unlock unlock_and_pause
+#define sched_getaffinity    fake_getaffinity
+#define sysconf              fake_sysconf
 #define pthread_cond_wait    pause_and_wait
 #define parallel_for         paused_parallel_for
 #define threads_available    paused_threads_available
@@ -162,6 +199,24 @@ static int test_fork_during_a_call(void) {
     return status;
 }
 
+/* One CPU at least, also where the system tells nothing. */
+static int test_threads_available(void) {
+    static const struct {
+        int affinity;
+        long processors;
+        int expected;
+    } cases[] = {{5, 64, 5}, {1, 64, 1}, {-1, 2048, 2048}, {-1, 1, 1}, {-1, 0, 1}, {-1, -1, 1}};
+    int wrong = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        affinity = cases[i].affinity, processors = cases[i].processors;
+        const int found = threads_available();
+        if (found == cases[i].expected) continue;
+        printf("%d CPUs of %ld: %d threads, not %d\n", affinity, processors, found, cases[i].expected);
+        wrong = 1;
+    }
+    return wrong;
+}
+
 int main(int count, char **arguments) {
     seed = count > 1 ? strtoull(arguments[1], NULL, 0) : (uint64_t)time(NULL);
     if (count > 2) rounds = 20 * atoi(arguments[2]);
@@ -169,7 +224,7 @@ int main(int count, char **arguments) {
     atomic_int begun = 0;
     parallel_for(2, 2, meet, &begun);
     if (begun != 2) printf("two tasks did not run at the same time\n");
-    int forked = test_fork_during_a_call();
+    int forked = test_fork_during_a_call(), miscounted = test_threads_available();
     pthread_barrier_init(&together, NULL, CALLERS);
     pthread_t threads[CALLERS];
     int wrong[CALLERS] = {0}, total = 0;
@@ -178,5 +233,5 @@ int main(int count, char **arguments) {
     for (int i = 0; i < CALLERS; i++) pthread_join(threads[i], NULL), total += wrong[i];
     printf("seed %llu: %d calls of %d callers, %d tasks wrong\n", (unsigned long long)seed, rounds * CALLERS, CALLERS,
            total);
-    return total != 0 || begun != 2 || forked;
+    return total != 0 || begun != 2 || forked || miscounted;
 }

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import math
 import mmap
 import os
 import re
@@ -138,7 +139,10 @@ def families() -> list[str]:
     """The backends of this GPU."""
     import nvfp4
 
-    capability = nvfp4.info()["devices"][0]["compute_capability"]
+    devices = nvfp4.info()["devices"]
+    if not devices:
+        sys.exit("this machine has no GPU that nvfp4 can use; `python -m nvfp4 info` says why")
+    capability = devices[0]["compute_capability"]
     ends = ((name, row["least_capability"], row["most_capability"] or capability) for name, row in rows().items())
     return [name for name, least, most in ends if least <= capability <= most]
 
@@ -297,6 +301,50 @@ def run_steps() -> int:
     return 4
 
 
+def run_groups(backends: list[str]) -> int:
+    """Returns the number of products of groups that agree with the CPU: by each plan for fp16 and bf16 A, or the
+    program exits. Groups have no, few and many rows, there are rows past the last end, and some are outside of A."""
+    import torch
+
+    import nvfp4
+    from nvfp4 import _C
+
+    calls, n, k = 0, 200, 144
+    forms = itertools.product(backends, (True, False), (("float16", "128x4"), ("bfloat16", "linear")))
+    for backend, transpose_b, (a_type, layout) in forms:
+        operation = "grouped_gemm" if transpose_b else "grouped_gemm_nn"
+        if a_type not in rows()[backend]["operations"].get(operation, []):
+            continue
+        leading, columns = ((3, 2), n) if transpose_b else ((3,), k)
+        matrices = math.prod(leading)
+        scale = torch.tensor([0, 0x38, 0x40, 0x44], dtype=torch.uint8)[torch.randint(0, 4, (matrices, n, k // 16))]
+        tensors = {
+            "a": (torch.randint(-12, 13, (33, k if transpose_b else n)) / 2).to(getattr(torch, a_type)),
+            "b": torch.randint(0, 256, (*leading, n, k // 2), dtype=torch.uint8),
+            "scale_b": nvfp4.swizzle(scale) if layout == "128x4" else scale.view(*leading, n, k // 16),
+            "ends": torch.tensor([70, 70, 79], dtype=torch.int32),
+            "rows": torch.randint(-1, 34, (90,), dtype=torch.int32),
+            "row_scale": torch.randn(90),
+            "alpha": torch.randn(leading),
+            "bias": torch.randn(*leading, columns),
+        }
+        options = {"scale_a": None, "scale_layout": layout, "transpose_b": transpose_b}
+        expected = nvfp4.grouped_gemm(**tensors, **options, backend="cpu")[:79]
+        given = {name: gpu(x) for name, x in tensors.items()}
+        for place in range(4):
+            what = f"{operation} of {a_type} A, {layout}, on {backend}, candidate {place}"
+            under_way.say(f"{calls} products of groups done; {what}")
+            _C.set_candidate(place)
+            try:
+                got = nvfp4.grouped_gemm(**given, **options, backend=backend)[:79].cpu()
+            finally:
+                _C.set_candidate(0)
+            if not torch.equal(got.nan_to_num(nan=7.5), expected.nan_to_num(nan=7.5)):
+                sys.exit(f"{what}: differs from the CPU backend")
+            calls += 1
+    return calls
+
+
 def products(backends: list[str]) -> list[Call]:
     calls = [call for backend in backends for call in first_plans(backend)]
     own = [backend for backend in backends if rows()[backend]["most_capability"]]
@@ -338,7 +386,8 @@ def run(backends: list[str], tool: str) -> int:
     calls = products(backends)
     if tool == STALLED:
         return run_calls([call for call in calls if call.stalls])
-    return run_conversions(tool) + run_calls([call for call in calls if tool != "racecheck" or not call.stalls])
+    others = run_conversions(tool) + run_groups(backends)
+    return others + run_calls([call for call in calls if tool != "racecheck" or not call.stalls])
 
 
 def sanitize(of: str, backends: list[str], limit_s: float) -> tuple[bool, str]:

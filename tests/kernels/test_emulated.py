@@ -59,8 +59,15 @@ def bounds(device: str, family: str) -> Run:
     return Run(f"bounds of {family}", device, ("api/test_gemm_bounds.py", "-k", family), 18)
 
 
+def promises_of_groups() -> Run:
+    """What every kernel adds in one order for."""
+    arguments = ("api/test_grouped_promises.py", "-k", "sm80-float16 and (plans or size or other or without)")
+    return Run("promises of groups", device_of("sm80"), arguments, 4)
+
+
 RUNS = [
     *(run(device_of(name), name) for run in (ragged, bounds) for name in ON_GPU),
+    promises_of_groups(),
     # An emulated sm_120 runs the same PTX as sm_100, where test_decode.py runs on sm80's kernels too.
     *(one_of_each_kind(device) for device in emulate.DEVICES if device != "sm_80" and (FULL or device != "sm_120")),
 ]

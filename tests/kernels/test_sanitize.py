@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 import sanitize
+from emulated import driver
+from interpreter import python
+
+import nvfp4
 
 RUNS = """#!{python}
 import mmap, re, subprocess, sys, time
@@ -99,7 +103,8 @@ def test_calls_that_racecheck_stalls_have_a_process_of_their_own(monkeypatch: py
     ran: list[sanitize.Call] = []
     monkeypatch.setattr(sanitize, "agrees", lambda call: not ran.append(call))
     monkeypatch.setattr(sanitize, "products", lambda backends: [split, whole, split, other])
-    monkeypatch.setattr(sanitize, "run_conversions", lambda tool: 10)
+    monkeypatch.setattr(sanitize, "run_conversions", lambda tool: 6)
+    monkeypatch.setattr(sanitize, "run_groups", lambda backends: 4)
     for tool, calls, conversions in (
         ("racecheck", [whole, other], 10),
         (sanitize.STALLED, [split, split], 0),
@@ -110,3 +115,19 @@ def test_calls_that_racecheck_stalls_have_a_process_of_their_own(monkeypatch: py
     monkeypatch.setattr(sanitize, "agrees", lambda call: call != other)
     with pytest.raises(SystemExit, match="on nvfp4_sm80_gemm_8x32, split 3, candidate 6: differs from the CPU"):
         sanitize.run(["sm90"], "racecheck")
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nvfp4.info", lambda: {"devices": []})
+    monkeypatch.setattr(sys, "argv", ["sanitize.py"])
+    with pytest.raises(SystemExit, match=r"^this machine has no GPU that nvfp4 can use; `python -m nvfp4 info` says"):
+        sanitize.main()
+
+
+@pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+def test_products_of_groups() -> None:
+    """The calls that the tools run agree with the CPU's on an emulated GPU."""
+    code = f"import sys; sys.path.append({str(Path(sanitize.__file__).parent)!r}); import sanitize\n"
+    code += "print(sanitize.run_groups(sanitize.families()))"
+    done = python("-c", code, env={**os.environ, **driver(), "EMULATE_DEVICE": "sm_90"})
+    assert done.stdout == "16\n", done.stdout + done.stderr

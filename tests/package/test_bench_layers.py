@@ -13,7 +13,7 @@ import torch
 
 import nvfp4
 from nvfp4.__main__ import main
-from nvfp4.cli import baselines, layers, report, shapes, timing
+from nvfp4.cli import baselines, layers, limits, report, shapes, timing
 from nvfp4.cli.shapes import Shape
 
 CPU = torch.device("cpu")
@@ -24,7 +24,7 @@ def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "last_level_cache", lambda: 20000)
     monkeypatch.setattr(timing, "FLUSH_BYTES", 2**20)
     monkeypatch.setattr(timing, "PAUSE_S", 0)
-    monkeypatch.setattr(timing, "matmul_rate", lambda *args, **options: 1e9)
+    monkeypatch.setattr(limits, "LARGEST", 256)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import nvfp4
 from nvfp4.__main__ import main
-from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, inspect, modelopt
+from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, inspect, modelopt, nibbles
 from nvfp4.cli import files
 from nvfp4.packed import PackedLinear
 
@@ -114,17 +114,21 @@ def test_reversed_nibbles_are_found(folder: Path, capsys: pytest.CaptureFixture[
     assert [layer["nibbles"] for layer in inspected(folder, capsys)[1]["layers"].values()] == ["in order", None, None]
 
 
+def order(columns: Tensor, other: Tensor) -> str | None:
+    return nibbles.order(nibbles.pair_ranks(columns), nibbles.pair_ranks(other))
+
+
 def test_differences_alone_tell_nothing() -> None:
     """Nor do sums: the sign of each is needed."""
     sums, differences, noise = torch.randn(3, 1000)
     other = torch.stack([noise + differences, noise - differences], -1).flatten()
     for sign in (1, -1):
         columns = torch.stack([sums + sign * differences, sums - sign * differences], -1).flatten()
-        assert inspect.order(columns, other) is None
+        assert order(columns, other) is None
     both = torch.stack([sums + differences, sums - differences], -1).flatten()
-    assert inspect.order(both, both) == inspect.order(-both, both) == "in order"
-    assert inspect.order(both, both.view(-1, 2).flip(-1).flatten()) == "reversed"
-    assert inspect.order(both, torch.ones(2000)) is None
+    assert order(both, both) == order(-both, both) == "in order"
+    assert order(both, both.view(-1, 2).flip(-1).flatten()) == "reversed"
+    assert order(both, torch.ones(2000)) is None
 
 
 def test_nibbles_of_a_real_model() -> None:
@@ -410,6 +414,20 @@ def test_an_old_file_is_whole_or_replaced(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [link, old]
     with pytest.raises(OSError, match="No space left"):
         files.write_text("/dev/full", "new")
+
+
+def test_each_tensor_is_ranked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranking takes more time than comparing: each layer and each reference is ranked once, with nothing else."""
+    layer = nvfp4.Linear.from_linear(nn.Linear(64, 64, bias=False), activations=None).packed()
+    tensors = {f"b.0.layer{i}.{key}": t for i in range(5) for key, t in modelopt.write(layer).items()}
+    tensors |= {"b.0.norm.weight": torch.ones(64), "embed.weight": torch.randn(9, 64)}
+    ranked, ranks = [], nibbles.pair_ranks
+    monkeypatch.setattr(nibbles, "pair_ranks", lambda norms: ranked.append(norms) or ranks(norms))
+    inspect.inspect(tensors, "modelopt")
+    assert len(ranked) == 5 + 7  # columns of each layer; rows of each, the norm and the embedding
+    del ranked[:]
+    inspect.inspect({name: t for name, t in tensors.items() if "layer0" in name}, "modelopt")
+    assert not ranked  # there is nothing to compare with
 
 
 def test_time_is_linear_in_the_number_of_layers() -> None:

@@ -522,6 +522,40 @@ def test_a_build_waits_for_another_one(checkout: Path) -> None:
     assert "no nvcc of CUDA 13 was found" in errors
 
 
+@pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is not installed")
+def test_an_installation_leaves_the_module_of_another_one_alone(checkout: Path) -> None:
+    """`python -m nvfp4` in a checkout imports the module there. An installation puts its own there, but not over one
+    that was built in place, and not one without GPU code over one with it. Here a file of one line takes the place of
+    the sources."""
+    for folder in ("kernels", "api", "bindings", "cpu", "driver", "plan"):
+        shutil.rmtree(checkout / "csrc" / folder)
+    for source in (checkout / "csrc").rglob("*.c"):
+        source.unlink()
+    module, source = checkout / "nvfp4/_C.abi3.so", checkout / "csrc/one.c"
+
+    def build(text: str, *arguments: str, **variables: str) -> tuple[bool, str]:
+        """Whether the module in the checkout is the one that was built, and what the build printed."""
+        source.write_text(f'const char text[] = "{text}"; __attribute__((visibility("default"))) int PyInit__C;')
+        done = setup_py(checkout, "build_ext", *arguments, NVFP4_NVCC=shutil.which("true"), **variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return text.encode() in module.read_bytes(), done.stdout
+
+    assert build("first")[0] and build("second")[0], "a copy is refreshed"
+    replaced, said = build("third", NVFP4_CUDA="0")
+    assert not replaced and "stays as it is in this checkout: it has GPU code, and this build has none." in said
+    assert build("fourth")[0]
+    assert build("fifth", "--inplace", NVFP4_CUDA="0")[0]
+    for variables in ({}, {"NVFP4_CUDA": "0"}):
+        replaced, said = build("sixth", **variables)
+        assert not replaced and "it was built in place, for an editable installation." in said
+    assert build("seventh", "--inplace")[0]
+    module.unlink()
+    assert build("eighth", NVFP4_CUDA="0")[0], "there is none"
+    assert build("ninth")[0], "one with GPU code replaces a copy without it"
+    module.write_bytes(b"another one")
+    assert build("tenth", NVFP4_CUDA="0")[0], "nothing is known of it"
+
+
 def test_source_distribution_is_whole(checkout: Path, tmp_path: Path) -> None:
     done = setup_py(checkout, "sdist", "--dist-dir", str(tmp_path / "dist"))
     assert done.returncode == 0, done.stderr

@@ -50,8 +50,10 @@ def test_the_product_prints_what_the_readme_prints() -> None:
 
 
 def test_the_first_example_of_checkpoints_runs() -> None:
-    """The others run in test_load.py, test_load_experts.py and test_transformers.py of tests/api/."""
-    example, *_ = blocks(CHECKPOINTS, "python")
+    """The others, of transformers and PEFT, run in tests/api: test_load.py, test_load_experts.py, test_on_load.py,
+    test_peft.py and test_transformers.py."""
+    example, *others = blocks(CHECKPOINTS, "python")
+    assert len(others) == 5
     program = f"{example}\nassert len(report.layers) == 2 and y.shape == (32, 64)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -246,6 +248,7 @@ NOT_OURS = {
     *("from_config", "from_pretrained"),
     "benchmarks/contest.py",  # of 0.2, in the changelog
     "apply_fp4_marlin_linear",  # vLLM's
+    *("cli_evaluate", 'cli_evaluate()"', "--model_args", "softmax_dtype"),  # lm_eval's
     *("weight_scale_2", "input_scale", "per_tensor_scale", "act_per_tensor_scale"),
     *("weight_global_scale", "input_global_scale", "OMP_WAIT_POLICY=PASSIVE", "CUDA_HOME", "LD_LIBRARY_PATH"),
 }

@@ -38,6 +38,7 @@ FAMILIES |= {
             *(tests for module in KERNELS.values() for tests in module.NOTICE_COMMON),
             on("sm_80", "kernels/test_decode.py"),
             ("api/test_guarded.py", "-k", DEVICES),
+            ("api/test_grouped_gemm.py", "-k", DEVICES),
             *map(one_of_each_kind, KERNELS),
             ("api/test_generated.py", "-k", DEVICES),
         ),
@@ -75,6 +76,7 @@ FAMILIES |= {
         ("cpu/*",),
         (
             ("api/test_guarded.py", "-k", "cpu"),
+            ("api/test_grouped_gemm.py", "api/test_grouped_promises.py", "-k", "cpu"),
             (
                 "api/test_epilogue.py",
                 "api/test_layouts.py",
@@ -102,7 +104,7 @@ FAMILIES |= {
         (
             C_CORE,
             ("plan",),
-            ("api/test_driver.py", "package/test_submission.py"),
+            ("api/test_driver.py", "api/test_grouped_driver.py", "package/test_submission.py"),
             ("api/test_guarded.py", "-k", DEVICES),
             *(one_of_each_kind(name, "sm80") for name in KERNELS if name != "sm80"),
             ("api/test_generated.py", "-k", DEVICES),
@@ -111,7 +113,7 @@ FAMILIES |= {
     "check": Family(
         ("api/*.c", "common/*"),
         (
-            ("api/test_binding.py", "api/test_binding_errors.py"),
+            ("api/test_binding.py", "api/test_binding_errors.py", "api/test_grouped_errors.py"),
             C_CORE,
             ("api/test_fuzz.py", "api/test_torch_ops.py"),
             (

@@ -100,21 +100,19 @@ static int32_t dtype_of_dlpack(dl_dtype d) {
     }
 }
 
-reading reject_dtype(const char *name, const char *dtype) {
-    REJECT(name, ("dtype is %s", dtype),
-           ("must be uint8, float4_e2m1fn_x2, float8_e4m3fn, float16, bfloat16, float32, int32 or int64, as its role "
-            "asks"));
+reading reject_dtype(const operation_tensor *row, const char *dtype) {
+    REJECT(row->name, ("dtype is %s", dtype), ("must be %s", dtypes_held(row->holds)));
     return READ_FAILED;
 }
 
-int from_dl_tensor(PyObject *object, const char *name, const dl_tensor *d, nvfp4_tensor *t) {
+int from_dl_tensor(PyObject *object, const operation_tensor *row, const dl_tensor *d, nvfp4_tensor *t) {
     t->dtype = dtype_of_dlpack(d->dtype);
     if (t->dtype == NVFP4_NONE) {
         char dtype[64];
         snprintf(dtype, sizeof dtype, "DLPack's code %d of %d bits and %d lanes", d->dtype.code, d->dtype.bits,
                  d->dtype.lanes);
         if (PyObject_HasAttrString(object, "dtype")) describe(object, "dtype", dtype, sizeof dtype);
-        reject_dtype(name, dtype);
+        reject_dtype(row, dtype);
         return 0;
     }
     if (d->device.type == DL_CPU || d->device.type == DL_CUDA_HOST) {
@@ -123,18 +121,18 @@ int from_dl_tensor(PyObject *object, const char *name, const dl_tensor *d, nvfp4
         t->device = d->device.id;
     } else {
         char device[64];
-        REJECT_AS(NVFP4_UNSUPPORTED, name, ("is on %s", describe(object, "device", device, sizeof device)),
+        REJECT_AS(NVFP4_UNSUPPORTED, row->name, ("is on %s", describe(object, "device", device, sizeof device)),
                   ("must be on the CPU or a CUDA device"));
         return 0;
     }
     if (d->ndim < 0 || d->ndim > NVFP4_MAX_DIMS) {
-        REJECT(name, ("has %d dimensions", d->ndim), ("must have 0 to %d", NVFP4_MAX_DIMS));
+        REJECT(row->name, ("has %d dimensions", d->ndim), ("must have 0 to %d", NVFP4_MAX_DIMS));
         return 0;
     }
     int64_t bits = d->dtype.bits * d->dtype.lanes; /* with 1 instead of 0, so that no product of some sizes overflows */
     for (int i = 0; i < d->ndim; i++) {
         if (d->shape[i] < 0 || __builtin_mul_overflow(bits, d->shape[i] ? d->shape[i] : 1, &bits)) {
-            REJECT(name, ("dimension %d is %lld", i, (long long)d->shape[i]),
+            REJECT(row->name, ("dimension %d is %lld", i, (long long)d->shape[i]),
                    ("must be 0 or more, and the array smaller than 2^60 bytes"));
             return 0;
         }
@@ -197,24 +195,24 @@ static PyObject *export(PyObject *object, const char *name, use use, PyObject *s
 }
 
 /* The tensor in a capsule, and its flags where DLPack has them; NULL with an error message. */
-static const dl_tensor *tensor_in(PyObject *capsule, PyObject *object, const char *name, use use) {
+static const dl_tensor *tensor_in(PyObject *capsule, PyObject *object, const operation_tensor *row, use use) {
     char type[64];
     if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
         const dl_managed_tensor *m = PyCapsule_GetPointer(capsule, "dltensor_versioned");
         if (m->major != DL_MAJOR) {
-            REJECT(name, ("is of DLPack %u.%u", m->major, m->minor), ("must be of %d.x", DL_MAJOR));
+            REJECT(row->name, ("is of DLPack %u.%u", m->major, m->minor), ("must be of %d.x", DL_MAJOR));
             return NULL;
         }
         if (m->flags & DL_PADDED && m->tensor.dtype.bits < 8) {
-            reject_dtype(name, "of fewer than 8 bits and padded to a byte");
+            reject_dtype(row, "of fewer than 8 bits and padded to a byte");
             return NULL;
         }
         if (use == WRITTEN && m->flags & DL_READ_ONLY) {
-            REJECT(name, ("is read-only"), ("must be writeable"));
+            REJECT(row->name, ("is read-only"), ("must be writeable"));
             return NULL;
         }
         if (use == WRITTEN && m->flags & DL_COPIED) {
-            REJECT(name, ("its __dlpack__ returned a copy"), ("must return its own memory, which is written"));
+            REJECT(row->name, ("its __dlpack__ returned a copy"), ("must return its own memory, which is written"));
             return NULL;
         }
         return &m->tensor;
@@ -222,39 +220,40 @@ static const dl_tensor *tensor_in(PyObject *capsule, PyObject *object, const cha
     if (PyCapsule_IsValid(capsule, "dltensor")) {
         const dl_unversioned_tensor *m = PyCapsule_GetPointer(capsule, "dltensor");
         if (use != WRITTEN || !is_immutable(object)) return &m->tensor;
-        REJECT(name, ("is of type %s, which is immutable", type_name(object, type, sizeof type)),
+        REJECT(row->name, ("is of type %s, which is immutable", type_name(object, type, sizeof type)),
                ("must be writeable"));
         return NULL;
     }
-    REJECT(name, ("its __dlpack__ returned a %s", type_name(capsule, type, sizeof type)),
+    REJECT(row->name, ("its __dlpack__ returned a %s", type_name(capsule, type, sizeof type)),
            ("must be a new DLPack capsule"));
     return NULL;
 }
 
-reading read_dlpack(arrays *call, PyObject *object, const char *name, use use, nvfp4_tensor *t, PyObject **capsule) {
+reading read_dlpack(arrays *call, PyObject *object, const operation_tensor *row, use use, nvfp4_tensor *t,
+                    PyObject **capsule) {
     dl_device device;
     void *stream;
     PyObject *number = NULL;
     *capsule = NULL;
-    if (!device_of(object, name, &device)) return READ_FAILED;
+    if (!device_of(object, row->name, &device)) return READ_FAILED;
     if (device.type == DL_CUDA || device.type == DL_CUDA_MANAGED) {
         if (!stream_of(call, device.id, &stream)) PyErr_Clear(); /* fails again, before anything runs on it */
         /* 1 is the legacy default stream, which the driver also calls 0, 2 the thread's: as the driver has them */
         number = PyLong_FromUnsignedLongLong(stream ? (uintptr_t)stream : 1);
     }
-    *capsule = export(object, name, use, number);
+    *capsule = export(object, row->name, use, number);
     Py_XDECREF(number);
-    const dl_tensor *d = *capsule ? tensor_in(*capsule, object, name, use) : NULL;
-    if (!d || !from_dl_tensor(object, name, d, t)) return READ_FAILED;
+    const dl_tensor *d = *capsule ? tensor_in(*capsule, object, row, use) : NULL;
+    if (!d || !from_dl_tensor(object, row, d, t)) return READ_FAILED;
     int64_t count = 1;
     for (int i = 0; i < t->ndim; i++) count *= t->shape[i];
     if (d->device.type != device.type || d->device.id != device.id) {
-        CONTRADICTS(name, ("its __dlpack__ is on device (%d, %d) but its __dlpack_device__ says (%d, %d)",
-                           d->device.type, d->device.id, device.type, device.id));
+        CONTRADICTS(row->name, ("its __dlpack__ is on device (%d, %d) but its __dlpack_device__ says (%d, %d)",
+                                d->device.type, d->device.id, device.type, device.id));
         return READ_FAILED;
     }
     if (t->data || count == 0) return READ;
-    CONTRADICTS(name, ("its __dlpack__ has no memory"));
+    CONTRADICTS(row->name, ("its __dlpack__ has no memory"));
     return READ_FAILED;
 }
 

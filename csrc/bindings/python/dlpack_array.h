@@ -15,12 +15,13 @@
 int is_dlpack_array(PyObject *object);
 
 /* The dtype, device, shape and strides of a DLPack tensor, in this project's words. 1, or 0 with an error message. */
-int from_dl_tensor(PyObject *object, const char *name, const dl_tensor *d, nvfp4_tensor *t);
-reading reject_dtype(const char *name, const char *dtype);
+int from_dl_tensor(PyObject *object, const operation_tensor *row, const dl_tensor *d, nvfp4_tensor *t);
+reading reject_dtype(const operation_tensor *row, const char *dtype);
 
 /* Fills *t from what __dlpack__ returns; *capsule keeps its memory: a new reference. On a GPU the library makes
  * `stream_of(call)`'s stream wait for its own work; that is asked for a GPU only. */
-reading read_dlpack(arrays *call, PyObject *object, const char *name, use use, nvfp4_tensor *t, PyObject **capsule);
+reading read_dlpack(arrays *call, PyObject *object, const operation_tensor *row, use use, nvfp4_tensor *t,
+                    PyObject **capsule);
 
 /* The stream that the library of an array enqueues its own work on: by the exchange table of its type, else by
  * <library>.cuda.get_current_stream(device).ptr (CuPy's), else NULL, the legacy default stream. */

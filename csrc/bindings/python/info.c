@@ -55,7 +55,11 @@ static PyObject *types_of(uint32_t types) {
 
 /* {"gemm": [types of A], "gemm_nn": ...}, without the operations that the family does not take. */
 static PyObject *operations_of(const gemm_family *family, int linear_scales) {
-    static const char *const names[GEMM_OPERATIONS] = {[OP_GEMM] = "gemm", [OP_GEMM_NN] = "gemm_nn"};
+    static const char *const names[] = {[OP_GEMM] = "gemm",
+                                        [OP_GEMM_NN] = "gemm_nn",
+                                        [OP_GROUPED] = "grouped_gemm",
+                                        [OP_GROUPED_NN] = "grouped_gemm_nn"};
+    _Static_assert(sizeof names / sizeof *names == GEMM_OPERATIONS, "each operation has a name");
     PyObject *all = PyDict_New();
     for (int32_t o = 0; all && o < GEMM_OPERATIONS; o++) {
         const gemm_planner *planner = family->planners[o];

@@ -67,7 +67,7 @@ static int read_elements(arrays *tensors, PyObject *list, const operation_tensor
         nvfp4_tensor t = {.dtype = NVFP4_NONE};
         PyObject *element = PySequence_GetItem(list, i);
         const int exports = tensors->count;
-        const reading done = element ? read_tensor(tensors, element, row->name, use_of(row), &t) : READ_FAILED;
+        const reading done = element ? read_tensor(tensors, element, row, use_of(row), &t) : READ_FAILED;
         Py_XDECREF(element);
         if (done == READ_FAILED) return 0;
         if (done == READ_BY_TORCH || tensors->count != exports || t.dtype == NVFP4_NONE) {
@@ -154,7 +154,7 @@ static reading read_inputs(arrays *tensors, const operation *op, arguments a, fr
         else if (numbers[t] && !is_tensor(object))
             worsen(&done, read_scalar(object, op, numbers[t], call) ? READ : READ_FAILED);
         else
-            worsen(&done, read_tensor(tensors, object, op->tensors[t].name, use_of(&op->tensors[t]),
+            worsen(&done, read_tensor(tensors, object, &op->tensors[t], use_of(&op->tensors[t]),
                                       tensor_to_fill(op, t, &call->args)));
     }
     return done;
@@ -198,7 +198,7 @@ static reading read_out(arrays *tensors, const operation *op, PyObject *out, fro
         const int32_t t = op->results[i].tensor;
         nvfp4_tensor *tensor = tensor_to_fill(op, t, &call->args);
         r->object[i] = Py_NewRef(op->result_count > 1 ? PyTuple_GetItem(out, i) : out);
-        worsen(&done, read_tensor(tensors, r->object[i], op->tensors[t].name, WRITTEN, tensor));
+        worsen(&done, read_tensor(tensors, r->object[i], &op->tensors[t], WRITTEN, tensor));
         if (done == READ && op->results[i].dtype == DTYPE_OF_CALLER && call->out_dtype != NVFP4_NONE &&
             call->out_dtype != (int32_t)tensor->dtype) {
             CONTRADICTS("out_dtype", ("is %s but out has %s", nvfp4_dtype_name((nvfp4_dtype)call->out_dtype),

@@ -48,8 +48,13 @@ static PyObject *scalars_of(const operation *op) {
 
 /* (of, index, times, over, round_up, or_rows: an index, -1 for none) */
 static PyObject *size_of(const result_size *size) {
-    static const char *const of[] = {[SIZE_ROWS] = "rows", [SIZE_COLUMNS] = "columns", [SIZE_SCALAR] = "scalar",
-                                     [SIZE_ONE] = "one",   [SIZE_COUNT] = "count",     [SIZE_STACKED] = "stacked"};
+    static const char *const of[] = {[SIZE_ROWS] = "rows",
+                                     [SIZE_COLUMNS] = "columns",
+                                     [SIZE_SCALAR] = "scalar",
+                                     [SIZE_ONE] = "one",
+                                     [SIZE_COUNT] = "count",
+                                     [SIZE_STACKED] = "stacked",
+                                     [SIZE_STACK_COLUMNS] = "stack columns"};
     return Py_BuildValue("(siiiii)", of[size->of], size->index, size->times, size->over, size->round_up,
                          size->or_rows - 1);
 }

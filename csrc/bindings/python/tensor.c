@@ -178,20 +178,20 @@ static int has_elements(const nvfp4_tensor *t) {
     return count != 0;
 }
 
-static reading read_torch(PyObject *object, const char *name, use use, nvfp4_tensor *t) {
+static reading read_torch(PyObject *object, const operation_tensor *row, use use, nvfp4_tensor *t) {
     dl_tensor d;
     if (!torch.table) return READ_BY_TORCH;
     if (torch.table->borrow(object, &d) != 0) {
         PyErr_Clear();
-        return check_strided(object, name) ? READ_BY_TORCH : READ_FAILED;
+        return check_strided(object, row->name) ? READ_BY_TORCH : READ_FAILED;
     }
-    if (!from_dl_tensor(object, name, &d, t)) return READ_FAILED;
+    if (!from_dl_tensor(object, row, &d, t)) return READ_FAILED;
     if (!t->data && has_elements(t)) return READ_BY_TORCH; /* as functionalize's and ZeroTensor's are */
     if (use == FORMAT || t->dtype < NVFP4_FP16) return READ;
-    if (!check_no_grad(object, name)) return READ_FAILED;
+    if (!check_no_grad(object, row->name)) return READ_FAILED;
     if (!is_negated(object, t)) return READ;
     if (use != WRITTEN) return READ_BY_TORCH;
-    REJECT(name, ("is a negated view"), ("must be plain memory, it is written"));
+    REJECT(row->name, ("is a negated view"), ("must be plain memory, it is written"));
     return READ_FAILED;
 }
 
@@ -223,29 +223,30 @@ static int32_t dtype_of_array(PyObject *object, const char *typestr, int64_t *it
 
 /* The interface is a dict: {"data": (address, read_only), "typestr": "<f2", "shape": (..), "strides": None or (..)};
  * strides count bytes. */
-static reading read_interface(PyObject *object, PyObject *interface, const char *name, use use, nvfp4_tensor *t) {
+static reading read_interface(PyObject *object, PyObject *interface, const operation_tensor *row, use use,
+                              nvfp4_tensor *t) {
     PyObject *shape = PyDict_GetItemString(interface, "shape"), *strides = PyDict_GetItemString(interface, "strides");
     PyObject *data = PyDict_GetItemString(interface, "data"), *typestr = PyDict_GetItemString(interface, "typestr");
     const char *type = typestr ? PyUnicode_AsUTF8AndSize(typestr, NULL) : NULL;
     if (!type || !shape || !data || !PyTuple_Check(data)) {
-        CONTRADICTS(name, ("its __array_interface__ is incomplete"));
+        CONTRADICTS(row->name, ("its __array_interface__ is incomplete"));
         return READ_FAILED;
     }
     int64_t item, count = 1;
     t->dtype = dtype_of_array(object, type, &item);
     if (t->dtype == NVFP4_NONE) {
         char dtype[64];
-        return reject_dtype(name, describe(object, "dtype", dtype, sizeof dtype));
+        return reject_dtype(row, describe(object, "dtype", dtype, sizeof dtype));
     }
     if (PyTuple_Size(shape) > NVFP4_MAX_DIMS) {
-        REJECT(name, ("has %d dimensions", (int)PyTuple_Size(shape)), ("must have at most %d", NVFP4_MAX_DIMS));
+        REJECT(row->name, ("has %d dimensions", (int)PyTuple_Size(shape)), ("must have at most %d", NVFP4_MAX_DIMS));
         return READ_FAILED;
     }
     t->device = NVFP4_HOST;
     t->ndim = (int32_t)PyTuple_Size(shape);
     t->data = PyLong_AsVoidPtr(PyTuple_GetItem(data, 0));
     if (use == WRITTEN && PyObject_IsTrue(PyTuple_GetItem(data, 1))) {
-        REJECT(name, ("is read-only"), ("must be writeable"));
+        REJECT(row->name, ("is read-only"), ("must be writeable"));
         return READ_FAILED;
     }
     for (int i = t->ndim - 1; i >= 0; i--) {
@@ -256,7 +257,7 @@ static reading read_interface(PyObject *object, PyObject *interface, const char 
         int64_t bytes = PyLong_AsLongLong(PyTuple_GetItem(strides, i));
         t->stride[i] = bytes / item;
         if (bytes % item != 0 && t->shape[i] > 1) {
-            REJECT(name, ("stride of dimension %d is %lld bytes", i, (long long)bytes),
+            REJECT(row->name, ("stride of dimension %d is %lld bytes", i, (long long)bytes),
                    ("must be a multiple of its element's %lld", (long long)item));
             return READ_FAILED;
         }
@@ -264,19 +265,19 @@ static reading read_interface(PyObject *object, PyObject *interface, const char 
     return PyErr_Occurred() ? READ_FAILED : READ;
 }
 
-static reading read_numpy(PyObject *object, const char *name, use use, nvfp4_tensor *t) {
+static reading read_numpy(PyObject *object, const operation_tensor *row, use use, nvfp4_tensor *t) {
     PyObject *interface = PyObject_GetAttrString(object, "__array_interface__");
     if (!interface) return READ_FAILED;
-    reading result = read_interface(object, interface, name, use, t);
+    reading result = read_interface(object, interface, row, use, t);
     Py_DECREF(interface);
     return result;
 }
 
 /* ---- any ---- */
 
-static reading read_other(arrays *call, PyObject *object, const char *name, use use, nvfp4_tensor *t) {
+static reading read_other(arrays *call, PyObject *object, const operation_tensor *row, use use, nvfp4_tensor *t) {
     PyObject *capsule;
-    reading result = read_dlpack(call, object, name, use, t, &capsule);
+    reading result = read_dlpack(call, object, row, use, t, &capsule);
     if (capsule) call->exports[call->count++] = capsule;
     return result;
 }
@@ -289,25 +290,25 @@ void release_arrays(arrays *call) {
     PyErr_Restore(type, value, traceback);
 }
 
-reading read_tensor(arrays *call, PyObject *object, const char *name, use use, nvfp4_tensor *tensor) {
+reading read_tensor(arrays *call, PyObject *object, const operation_tensor *row, use use, nvfp4_tensor *tensor) {
     PyTypeObject *type = Py_TYPE(object);
     if (object == Py_None) {
         tensor->dtype = NVFP4_NONE;
         return READ;
     }
-    if (type == torch.tensor || type == torch.parameter) return read_torch(object, name, use, tensor);
-    if (is_numpy(object)) return read_numpy(object, name, use, tensor);
+    if (type == torch.tensor || type == torch.parameter) return read_torch(object, row, use, tensor);
+    if (is_numpy(object)) return read_numpy(object, row, use, tensor);
     int found = torch.tensor ? 1 : find_torch();
     if (found < 0) return READ_FAILED;
-    if (found && (type == torch.tensor || type == torch.parameter)) return read_torch(object, name, use, tensor);
+    if (found && (type == torch.tensor || type == torch.parameter)) return read_torch(object, row, use, tensor);
     if (found && PyObject_TypeCheck(object, torch.tensor)) return READ_BY_TORCH;
     if (is_host_result(object)) {
         read_host_result(object, tensor);
         return READ;
     }
-    if (is_other(object)) return read_other(call, object, name, use, tensor);
+    if (is_other(object)) return read_other(call, object, row, use, tensor);
     char text[64];
-    REJECT(name, ("is of type %s", describe((PyObject *)Py_TYPE(object), "__name__", text, sizeof text)),
+    REJECT(row->name, ("is of type %s", describe((PyObject *)Py_TYPE(object), "__name__", text, sizeof text)),
            ("must be a torch.Tensor, a numpy.ndarray or an array with __dlpack__"));
     return READ_FAILED;
 }
@@ -361,10 +362,11 @@ static PyObject *allocate_like(PyObject *like, const nvfp4_tensor *t) {
 }
 
 reading new_result(arrays *call, nvfp4_tensor *tensor, PyObject **result) {
+    static const operation_tensor row = {.name = "result", .role = OUTPUT, .holds = HOLDS_ANY};
     int32_t device = tensor->device;
     *result = allocate_like(call->leader, tensor);
     reading done =
-        *result ? read_tensor(call, *result, "result", is_other(call->leader) ? WRITTEN : FORMAT, tensor) : READ_FAILED;
+        *result ? read_tensor(call, *result, &row, is_other(call->leader) ? WRITTEN : FORMAT, tensor) : READ_FAILED;
     if (done == READ && tensor->device != device) { /* a library may allocate on a device that is current to it */
         REJECT("result", ("its library allocated it on device %d", tensor->device),
                ("must be %d, that of the arguments: make that device current", device));

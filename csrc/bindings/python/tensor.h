@@ -34,8 +34,8 @@ typedef struct arrays {
 } arrays;
 void release_arrays(arrays *call);
 
-/* None is an absent tensor. */
-reading read_tensor(arrays *call, PyObject *object, const char *name, use use, nvfp4_tensor *tensor);
+/* Reads an argument that a row of the operation describes; None is an absent tensor. */
+reading read_tensor(arrays *call, PyObject *object, const operation_tensor *row, use use, nvfp4_tensor *tensor);
 
 /* 1 if read_tensor would take it for a tensor rather than a number. */
 int is_tensor(PyObject *object);

@@ -27,15 +27,17 @@ static int32_t dtype_codes[NVFP4_INT64 + 1]; /* nvfp4_dtype to those of torch; -
 
 /* ---- arguments ---- */
 
-static nvfp4_status read_dtype(int32_t code, const char *name, int32_t *dtype) {
+static nvfp4_status read_dtype(int32_t code, const operation_tensor *row, int32_t *dtype) {
     for (*dtype = NVFP4_UINT8; *dtype <= NVFP4_INT64; ++*dtype)
         if (dtype_codes[*dtype] == code) return NVFP4_OK;
-    return CONTRADICTS(
-        name, ("dtype is none of uint8, float4_e2m1fn_x2, float8_e4m3fn, float16, bfloat16, float32, int32 and "
-               "int64"));
+    return REJECT(row->name, ("dtype is torch's number %d", code), ("must be %s", dtypes_held(row->holds)));
 }
 
-static nvfp4_status read_tensor(torch_value value, const char *name, nvfp4_tensor *t) {
+/* The argument that names the dtype of a result, and memory that is allocated for one. */
+static const operation_tensor named_dtype = {.name = "out_dtype", .role = OUTPUT, .holds = HOLDS_FLOATS};
+static const operation_tensor allocated = {.name = "result", .role = OUTPUT, .holds = HOLDS_ANY};
+
+static nvfp4_status read_tensor(torch_value value, const operation_tensor *row, nvfp4_tensor *t) {
     torch_tensor tensor = (torch_tensor)(uintptr_t)value;
     int64_t ndim, *sizes, *strides;
     int32_t code, type;
@@ -43,22 +45,22 @@ static nvfp4_status read_tensor(torch_value value, const char *name, nvfp4_tenso
         shim.aoti_torch_get_strides(tensor, &strides) || shim.aoti_torch_get_dtype(tensor, &code) ||
         shim.aoti_torch_get_device_type(tensor, &type) || shim.aoti_torch_get_device_index(tensor, &t->device) ||
         shim.aoti_torch_get_data_ptr(tensor, &t->data))
-        return CONTRADICTS(name, ("torch gives no access to its memory"));
+        return CONTRADICTS(row->name, ("torch gives no access to its memory"));
     if (ndim > NVFP4_MAX_DIMS)
-        return REJECT(name, ("has %d dimensions", (int)ndim), ("must have at most %d", NVFP4_MAX_DIMS));
+        return REJECT(row->name, ("has %d dimensions", (int)ndim), ("must have at most %d", NVFP4_MAX_DIMS));
     if (type != shim.aoti_torch_device_type_cuda()) t->device = NVFP4_HOST;
     t->ndim = (int32_t)ndim;
     memcpy(t->shape, sizes, (size_t)ndim * sizeof *sizes);
     memcpy(t->stride, strides, (size_t)ndim * sizeof *strides);
     int32_t dtype;
-    nvfp4_status status = read_dtype(code, name, &dtype);
+    nvfp4_status status = read_dtype(code, row, &dtype);
     t->dtype = (nvfp4_dtype)dtype;
     return status;
 }
 
 /* Does the work of read_tensor; a uint8 tensor of shape [0] is an absent one. */
-static nvfp4_status read_optional(torch_value value, const char *name, nvfp4_tensor *t) {
-    nvfp4_status status = read_tensor(value, name, t);
+static nvfp4_status read_optional(torch_value value, const operation_tensor *row, nvfp4_tensor *t) {
+    nvfp4_status status = read_tensor(value, row, t);
     if (!status && t->dtype == NVFP4_UINT8 && t->ndim == 1 && t->shape[0] == 0) t->dtype = NVFP4_NONE;
     return status;
 }
@@ -105,7 +107,7 @@ static nvfp4_status new_tensor(torch_value like, nvfp4_tensor *t, torch_value *r
         shim.aoti_torch_empty_strided(t->ndim, t->shape, t->stride, dtype_codes[t->dtype], type, index, &tensor))
         return fail(NVFP4_OUT_OF_MEMORY, "torch could not allocate a result of dtype %s", nvfp4_dtype_name(t->dtype));
     *result = (torch_value)(uintptr_t)tensor;
-    return read_tensor(*result, "result", t);
+    return read_tensor(*result, &allocated, t);
 }
 
 static void delete_tensor(torch_value value) {
@@ -163,18 +165,17 @@ static nvfp4_status read_call(const operation *op, int results_are_given, const 
         const operation_tensor *row = &op->tensors[t];
         nvfp4_tensor *tensor = tensor_to_fill(op, t, &call->args);
         if (!is_front_input(op, t)) continue;
-        status =
-            row->optional ? read_optional(stack[at], row->name, tensor) : read_tensor(stack[at], row->name, tensor);
+        status = row->optional ? read_optional(stack[at], row, tensor) : read_tensor(stack[at], row, tensor);
         at++;
     }
     for (int32_t i = 0; i < op->scalar_count && !status; i++)
         status = read_scalar(stack[at++], op, &op->scalars[i], call);
     for (int32_t i = 0; i < op->result_count && results_are_given && !status; i++) {
         const int32_t t = op->results[i].tensor;
-        status = read_tensor(stack[at++], op->tensors[t].name, tensor_to_fill(op, t, &call->args));
+        status = read_tensor(stack[at++], &op->tensors[t], tensor_to_fill(op, t, &call->args));
     }
     if (!status && !results_are_given && takes_out_dtype(op))
-        status = read_dtype((int32_t)stack[at], "out_dtype", &call->out_dtype);
+        status = read_dtype((int32_t)stack[at], &named_dtype, &call->out_dtype);
     for (int32_t i = 0; i < op->result_count && !results_are_given && !status; i++)
         status = describe_result(op, &op->results[i], call);
     return status ? status : op->adapt ? op->adapt(&call->args) : NVFP4_OK;

@@ -21,6 +21,11 @@ struct greater_of {
     static __device__ __forceinline__ int combine(int x, int y) { return max(x, y); }
 };
 
+/* Tiles of the rows at .. end - 1. Unsigned: there may be 2^31 - 1 of them. */
+__device__ __forceinline__ int tiles_of_rows(int at, int end, int tile_m) {
+    return (int)(((uint32_t)(end - at) + (uint32_t)tile_m - 1) / (uint32_t)tile_m);
+}
+
 /* What the values of all earlier threads of the CTA combine to; 0 for the first. Values are not negative. `warps` is
  * shared memory for one value a warp, which no thread may use before the next barrier. */
 template <class OP, int THREADS> __device__ __forceinline__ int scan_before(int value, int *warps) {
@@ -62,7 +67,7 @@ __device__ __forceinline__ group_tile find_group_tile(const int32_t *ends, int g
     int tiles = 0, at = begin;
     for (int e = first; e < last; e++) {
         const int end = max(at, min(ends[e], m));
-        tiles += (end - at + tile_m - 1) / tile_m;
+        tiles += tiles_of_rows(at, end, tile_m);
         at = end;
     }
     const int before = scan_before<sum_of, THREADS>(tiles, scratch.counts);
@@ -71,7 +76,7 @@ __device__ __forceinline__ group_tile find_group_tile(const int32_t *ends, int g
     if (left >= 0 && left < tiles) {
         at = begin;
         for (int e = first; e < last; e++) {
-            const int end = max(at, min(ends[e], m)), own = (end - at + tile_m - 1) / tile_m;
+            const int end = max(at, min(ends[e], m)), own = tiles_of_rows(at, end, tile_m);
             if (left < own) {
                 const int row = at + (int)left * tile_m;
                 scratch.found = {e, row, end - row};

@@ -19,7 +19,7 @@ struct grouped_config : config<TYPE_, TILE_M_, SM80_GROUPED_OCTETS, SM80_GROUPED
     static constexpr int ROWS_OFFSET = SM80_GROUPED_TILE_BYTES(TILE_M_, STAGES_);
 
     static_assert(ROWS_OFFSET % 8 == 0, "addresses are aligned");
-    static_assert(TILE_M_ <= SM80_GROUPED_WARPS * 32, "a thread finds one row");
+    static_assert(TILE_M_ <= SM80_GROUPED_THREADS, "a thread finds one row");
 };
 
 /* The copies of one lane of rows of A, in 16-byte pieces that are neighbours along a row. */
@@ -117,7 +117,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
 }
 
 #define KERNEL(id, tile_m, stages, ctas_per_sm, bf16)                                                                  \
-    extern "C" __global__ void __launch_bounds__(32 * SM80_GROUPED_WARPS, ctas_per_sm)                                 \
+    extern "C" __global__ void __launch_bounds__(SM80_GROUPED_THREADS, ctas_per_sm)                                    \
         nvfp4_##id(const __grid_constant__ grouped_problem p, const __grid_constant__ sm80_grouped_schedule s) {       \
         multiply<grouped_config<(bf16) ? NVFP4_BF16 : NVFP4_FP16, tile_m, stages>>(p, s);                              \
     }

@@ -9,9 +9,10 @@
 #include "kernels/sm80/nn_config.h"
 #include "kernels/sm80/w4a16_config.h"
 
-#define SM80_GROUPED_OCTETS 2
-#define SM80_GROUPED_CHUNKS 1
-#define SM80_GROUPED_WARPS  4
+#define SM80_GROUPED_OCTETS  2
+#define SM80_GROUPED_CHUNKS  1
+#define SM80_GROUPED_WARPS   4
+#define SM80_GROUPED_THREADS (32 * SM80_GROUPED_WARPS)
 
 /*    id, tile_m, stages, ctas_per_sm, bf16 (of A; else fp16) */
 #define SM80_GROUPED_CONFIGS(X)                                                                                        \
@@ -26,20 +27,22 @@
 
 #define SM80_GROUPED_TILE_N SM80_W4A16_TILE_N(SM80_GROUPED_OCTETS)
 #define SM80_GROUPED_TILE_K SM80_W4A16_TILE_K(SM80_GROUPED_CHUNKS, SM80_GROUPED_WARPS)
-/* Of each row of a tile: its address in A, and the factor of its results. */
+/* Each row of a tile has its address in A there, and the factor of its results. */
 #define SM80_GROUPED_ROW_BYTES 16
 #define SM80_GROUPED_TILE_BYTES(tile_m, stages)                                                                        \
     SM80_W4A16_SHARED_BYTES(tile_m, SM80_GROUPED_OCTETS, SM80_GROUPED_CHUNKS, stages, SM80_GROUPED_WARPS)
 #define SM80_GROUPED_SHARED_BYTES(tile_m, stages)                                                                      \
     (SM80_GROUPED_TILE_BYTES(tile_m, stages) + (tile_m) * SM80_GROUPED_ROW_BYTES)
 
-/* Those of sm80/grouped_nn.cu, which add in one order too: id, warps_n, mmas_m, stages, ctas_per_sm, bf16 */
+/* The kernels of sm80/grouped_nn.cu add in one order, too. */
+/*    id, warps_n, mmas_m, stages, ctas_per_sm, bf16 (of A; else fp16) */
 #define SM80_GROUPED_NN_CONFIGS(X)                                                                                     \
     X(sm80_grouped_nn_fp16_16x256, 4, 2, 4, 3, 0)                                                                      \
     X(sm80_grouped_nn_fp16_64x256, 4, 8, 4, 2, 0)                                                                      \
     X(sm80_grouped_nn_bf16_16x256, 4, 2, 4, 3, 1)                                                                      \
     X(sm80_grouped_nn_bf16_64x256, 4, 8, 4, 2, 1)
-#define SM80_GROUPED_NN_TILE_M(mmas_m) SM80_NN_TILE_M(1, mmas_m)
+#define SM80_GROUPED_NN_THREADS(warps_n) SM80_NN_THREADS(1, warps_n)
+#define SM80_GROUPED_NN_TILE_M(mmas_m)   SM80_NN_TILE_M(1, mmas_m)
 #define SM80_GROUPED_NN_SHARED_BYTES(warps_n, mmas_m, stages)                                                          \
     (SM80_NN_SHARED_BYTES(1, warps_n, mmas_m, stages) + SM80_GROUPED_NN_TILE_M(mmas_m) * SM80_GROUPED_ROW_BYTES)
 

@@ -220,14 +220,14 @@ static const kernel_entry kernels[SM80_KERNELS] = {
 #define X(id, tile_m, stages, ...)                                                                                     \
     [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
                      .fatbin = "sm80_grouped",                                                                         \
-                     .threads = 32 * SM80_GROUPED_WARPS,                                                               \
+                     .threads = SM80_GROUPED_THREADS,                                                                  \
                      .shared_bytes = SM80_GROUPED_SHARED_BYTES(tile_m, stages)},
                 SM80_GROUPED_CONFIGS(X)
 #undef X
 #define X(id, warps_n, mmas_m, stages, ...)                                                                            \
     [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
                      .fatbin = "sm80_grouped_nn",                                                                      \
-                     .threads = SM80_NN_THREADS(1, warps_n),                                                           \
+                     .threads = SM80_GROUPED_NN_THREADS(warps_n),                                                      \
                      .shared_bytes = SM80_GROUPED_NN_SHARED_BYTES(warps_n, mmas_m, stages)},
                     SM80_GROUPED_NN_CONFIGS(X)
 #undef X

@@ -160,11 +160,15 @@ class Config:
     @property
     def short(self) -> str:
         """The name without the family's and the file's."""
-        return self.name.split("_", 2)[2]
+        return self.name.removeprefix(f"{self.family.name}_{self.source.stem}_")
 
     @property
     def source(self) -> Path:
-        return self.family.folder / f"{self.name.split('_')[1]}.cu"
+        """The file with the longest name that begins the kernel's."""
+        files = self.family.folder.glob("*.cu")
+        return max(
+            (x for x in files if self.name.startswith(f"{self.family.name}_{x.stem}_")), key=lambda x: len(x.stem)
+        )
 
 
 class Family:

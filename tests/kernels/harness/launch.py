@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import re
+import stat
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,17 @@ TensorMap = family("sm90").structs["tensor_map"]
 Generator = numpy.random.Generator
 
 
+def own_folder(name: str) -> Path:
+    """A folder of the temporary directory that nobody else can write to: its files are run, and anybody can make one of
+    this name first."""
+    folder = Path(tempfile.gettempdir()) / name
+    folder.mkdir(0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder}: must be a folder that belongs to this user and that nobody else can write to")
+    return folder
+
+
 @functools.cache
 def compile_ptx(source: Path, name: str, *options: str) -> str:
     """nvcc's PTX for the family of that name, cached in the temporary folder under a hash of its device code."""
@@ -53,8 +65,7 @@ def compile_ptx(source: Path, name: str, *options: str) -> str:
     files = [source, *(path for folder in folders for path in sorted(folder.iterdir()) if path.is_file())]
     content = b"\0".join(path.read_bytes() for path in files)
     key = hashlib.sha256(" ".join(options).encode() + content).hexdigest()[:20]
-    folder = Path(tempfile.gettempdir()) / f"nvfp4-{name}-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
+    folder = own_folder(f"nvfp4-{name}-{os.getuid()}")
     path = folder / f"{source.stem}-{key}.ptx"
     if not path.exists():
         made = folder / f"{path.name}.{os.getpid()}"

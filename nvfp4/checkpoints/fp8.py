@@ -1,0 +1,322 @@
+"""FP8 layers beside NVFP4 ones, in the formats of ModelOpt, compressed-tensors and DeepSeek (quant_method "fp8").
+
+    weight                     [N, K] float8_e4m3fn
+    weight_scale               a multiplier: [] or [1], [N] or [N, 1], or one for each block of 128 x 128 values:
+                               [ceil(N/128), ceil(K/128)], of ModelOpt [ceil(N/128), 1, ceil(K/128), 1].
+                               DeepSeek: weight_scale_inv or scale
+    input_scale                [] or [1], a multiplier; layers with static activations alone
+    bias                       [N]
+
+ModelOpt's scales are float32, those of compressed-tensors have the dtype of the model. Sources: torch/export/ in
+ModelOpt 0.47, compressors/naive_quantized/ in compressed-tensors 0.20.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nvfp4 import _C
+from nvfp4._text import shown
+from nvfp4.buffers import loaded
+from nvfp4.checkpoints.options import check_off
+from nvfp4.fp8 import BLOCK, FP8, Fp8Linear, Fp8Tensors, StoredScales, blocks_of
+from nvfp4.packed import prefix_errors, short
+
+# How a layer is computed, by the words of a configuration.
+STATIC, DYNAMIC, TOKEN = "FP8 W8A8", "FP8 W8A8 dynamic", "FP8 W8A8 per token"
+BLOCKS, W8A16 = "FP8 W8A8 per block", "FP8 W8A16"
+ACTIVATIONS = {STATIC: "tensor", DYNAMIC: "tensor", TOKEN: "token", BLOCKS: "block", W8A16: None}
+
+SCALE_NAMES = ("weight_scale", "weight_scale_inv", "scale")
+INPUT_SCALE = "input_scale"
+KNOWN = ("weight", *SCALE_NAMES, INPUT_SCALE, "bias")
+SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)  # all are exact in float32
+
+MODELOPT = "modelopt"
+# ModelOpt's names, which it writes in either case.
+ALGORITHMS = {"FP8": STATIC, "FP8_PER_CHANNEL_PER_TOKEN": TOKEN, "FP8_PB_WO": W8A16, "FP8_PB_REAL": W8A16}
+# What its algorithms have, with the shape of their scales: "tensor" can be expanded to any.
+STORABLE = {
+    (STATIC, "tensor"): "tensor",
+    (STATIC, "channel"): "channel",
+    (TOKEN, "tensor"): "channel",
+    (TOKEN, "channel"): "channel",
+    (W8A16, "tensor"): "block",
+    (W8A16, "block"): "block",
+}
+
+
+@dataclass(frozen=True)
+class Fp8Mode:
+    """The mode of an FP8 layer and which part of its weight shares a scale: one group of a configuration."""
+
+    mode: str
+    scales: str
+
+    def __str__(self) -> str:
+        return self.mode
+
+
+def mode_of(tensors: Fp8Tensors) -> Fp8Mode:
+    modes = {activations: mode for mode, activations in ACTIVATIONS.items() if mode != STATIC}
+    return Fp8Mode(STATIC if tensors.input_scale is not None else modes[tensors.activations], tensors.scales)
+
+
+# ---- a layer's tensors ----
+
+
+def is_layer(own: Mapping[str, Tensor]) -> bool:
+    """Whether a module's tensors are an FP8 layer's, whole or not."""
+    weight = own.get("weight")
+    return weight is not None and weight.dtype == FP8 and weight.ndim == 2
+
+
+def chosen(own: Mapping[str, Tensor], modes: Iterable[str | None]) -> str | None:
+    """The first of these modes that an FP8 layer may have, if the tensors are one's; None otherwise."""
+    return next((mode for mode in modes if mode in ACTIVATIONS), None) if is_layer(own) else None
+
+
+def read(tensors: Mapping[str, Tensor], format: str, mode: str, weights_only: bool = False) -> Fp8Tensors:
+    """A layer's tensors as ours. The scales become float32, exactly.
+
+    Args:
+        tensors: by the names above.
+        format: "compressed-tensors" or "modelopt".
+        mode: a key of ACTIVATIONS.
+        weights_only: whether to leave the input as it is, whatever the mode.
+
+    Raises:
+        nvfp4.Error: a tensor is missing, unknown, or of another shape or dtype, or a scale is not positive and finite.
+    """
+    for name in tensors:
+        if name not in KNOWN:
+            raise _C.Error(f"{name}: is no tensor of an FP8 layer: {', '.join(KNOWN)}")
+    given = [name for name in SCALE_NAMES if name in tensors]
+    if len(given) != 1:
+        found = f"are both there: {', '.join(given)}" if given else "is missing"
+        raise _C.Error(f"weight_scale: {found}; an FP8 layer has one of {', '.join(SCALE_NAMES)}")
+    if not weights_only and (mode == STATIC) != (INPUT_SCALE in tensors):
+        found = "is there, but" if INPUT_SCALE in tensors else "is missing;"
+        raise _C.Error(f"{INPUT_SCALE}: {found} the configuration says {mode}")
+    weight, name = tensors["weight"], given[0]
+    scales = {"weight_scale": weight_scale(name, tensors[name], *weight.shape)}
+    stored = {"weight_scale": (name, tuple(tensors[name].shape), tensors[name].dtype)}
+    if mode == STATIC and not weights_only:
+        t = tensors[INPUT_SCALE]
+        scales[INPUT_SCALE] = as_float(INPUT_SCALE, t).reshape(one(INPUT_SCALE, t))
+        stored[INPUT_SCALE] = (INPUT_SCALE, tuple(t.shape), t.dtype)
+    return Fp8Tensors(
+        weight,
+        scales["weight_scale"],
+        scales.get(INPUT_SCALE),
+        tensors.get("bias"),
+        None if weights_only else ACTIVATIONS[mode],
+        StoredScales(format, stored),
+    )
+
+
+def weight_scale(name: str, t: Tensor, n: int, k: int) -> Tensor:
+    a, b = blocks_of(n, k)
+    shapes = {(): (), (1,): (), (1, 1): (), (n,): (n,), (n, 1): (n,), (a, b): (a, b), (a, 1, b, 1): (a, b)}
+    shape = shapes.get(tuple(t.shape))
+    if shape is None:
+        wanted = f"[], [1], [{n}], [{n}, 1], [{a}, {b}] or [{a}, 1, {b}, 1]"
+        raise _C.Error(f"{name}: shape is {list(t.shape)}; must be {wanted} for a weight of {n} x {k}")
+    return as_float(name, t).reshape(shape)
+
+
+def one(name: str, t: Tensor) -> tuple[()]:
+    if t.numel() != 1:
+        raise _C.Error(f"{name}: shape is {list(t.shape)}; must have 1 element")
+    return ()
+
+
+def as_float(name: str, t: Tensor) -> Tensor:
+    if t.dtype not in SCALE_DTYPES:
+        raise _C.Error(f"{name}: dtype is {short(t.dtype)}; must be {', '.join(map(short, SCALE_DTYPES))}")
+    return t.float()
+
+
+def write(tensors: Fp8Tensors, format: str) -> dict[str, Tensor]:
+    """Our tensors as a format's: scales as they were read, if they were read from it.
+
+    Raises:
+        nvfp4.Error: ModelOpt has no algorithm with these scales.
+    """
+    mode, scale = mode_of(tensors), tensors.weight_scale
+    n, k = tensors.out_features, tensors.in_features
+    a, b = blocks_of(n, k)
+    given: dict[str, Tensor | None] = {"weight_scale": scale, INPUT_SCALE: tensors.input_scale}
+    if format == MODELOPT:
+        kind = STORABLE.get((mode.mode, mode.scales))
+        if kind is None:
+            raise _C.Error(
+                f"weight_scale: is one for each {mode.scales} of a layer in the mode {mode}, which {format} cannot "
+                "store: write compressed-tensors"
+            )
+        shapes = {"tensor": (), "channel": (n,), "block": (a, 1, b, 1)}
+        default = {"weight_scale": shapes[kind], INPUT_SCALE: ()}
+    else:
+        shapes = {"tensor": (1,), "channel": (n, 1), "block": (a, b)}
+        default = {"weight_scale": shapes[mode.scales], INPUT_SCALE: (1,)}
+    result = {"weight": tensors.weight}
+    for name, t in given.items():
+        if t is not None:
+            result |= as_stored(name, t, tensors.stored, format) or {name: shaped(t, default[name])}
+    return result if tensors.bias is None else result | {"bias": tensors.bias}
+
+
+def shaped(scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A scale in another shape; one of the whole weight for each part of it."""
+    return scale.reshape(shape) if scale.ndim else scale.expand(shape).contiguous()
+
+
+def as_stored(name: str, t: Tensor, stored: StoredScales | None, format: str) -> dict[str, Tensor]:
+    """A scale as it was read; nothing if it was not read from this format, or has other values now."""
+    if stored is None or stored.format != format or name not in stored.scales:
+        return {}
+    local, shape, dtype = stored.scales[name]
+    if math.prod(shape) != t.numel():
+        return {}
+    old = t.to(dtype)
+    return {local: old.reshape(shape)} if t.is_meta or torch.equal(old.float(), t) else {}
+
+
+# ---- configurations ----
+
+
+def by_modelopt(algorithm: str) -> str:
+    """A layer's mode by its quant_algo; another one as it is."""
+    return ALGORITHMS.get(algorithm.upper(), algorithm)
+
+
+def check_modelopt(where: str, given: Mapping[str, Any]) -> None:
+    """Rejects options of an FP8 layer of ModelOpt that change what it computes."""
+    if given.get("group_size") not in (None, 0, BLOCK):
+        raise _C.Error(f"{where}group_size: is {shown(given['group_size'])}; must be {BLOCK}")
+    for key, what in (
+        ("has_zero_point", "a zero point"),
+        ("pre_quant_scale", "a scale of the inputs before FP8"),
+        ("lora_rank", "a product of low rank beside the layer"),
+    ):
+        check_off(where, given, (key,), what)
+
+
+def by_deepseek(config: Mapping[str, Any]) -> str:
+    """The mode of FP8 layers by a configuration with quant_method "fp8"; another way to quantize in words."""
+    scheme, blocks = config.get("activation_scheme") or "dynamic", config.get("weight_block_size")
+    fmt = config.get("fmt") or "e4m3"
+    if fmt not in ("e4m3", "float8_e4m3fn") or scheme not in ("dynamic", "static"):
+        return f"{fmt} with {scheme} activations"
+    if blocks not in (None, [BLOCK, BLOCK]):
+        return f"FP8 in blocks of {shown(blocks)}"
+    if scheme == "static":
+        return STATIC
+    return DYNAMIC if blocks is None else BLOCKS
+
+
+def by_group(where: str, weights: Mapping[str, Any], inputs: Mapping[str, Any], group: Mapping[str, Any]) -> str | None:
+    """The mode of a group of compressed-tensors with 8-bit floats; None for another way to quantize.
+
+    Raises:
+        nvfp4.Error: an option changes what an FP8 layer computes.
+    """
+    if not is_e4m3(weights) or (inputs and not is_e4m3(inputs)):
+        return None
+    strategy = weights.get("strategy") or "tensor"
+    blocks = weights.get("block_structure")
+    if strategy not in ("tensor", "channel", "block") or (strategy == "block" and blocks != [BLOCK, BLOCK]):
+        return None
+    mode = W8A16
+    if inputs:
+        dynamic = inputs.get("dynamic") or False
+        mode = INPUTS.get((dynamic, inputs.get("strategy") or "tensor"), "")
+        if not mode or (mode == BLOCKS and inputs.get("group_size") != BLOCK):
+            return None
+    if weights.get("dynamic") or group.get("output_activations"):
+        key = "weights.dynamic" if weights.get("dynamic") else "output_activations"
+        raise _C.Error(f"{where}{key}: is set, which nvfp4 does not do for FP8 layers; must be false or null")
+    if group.get("format") not in (None, *FORMATS):
+        raise _C.Error(f"{where}format: is {shown(group['format'])}; must be {' or '.join(map(repr, FORMATS))}")
+    return mode
+
+
+INPUTS = {(False, "tensor"): STATIC, (True, "tensor"): DYNAMIC, (True, "token"): TOKEN, (True, "group"): BLOCKS}
+FORMATS = ("float-quantized", "naive-quantized")  # of compressed-tensors; the tensors are the same
+
+
+def is_e4m3(numbers: Mapping[str, Any]) -> bool:
+    right = numbers.get("num_bits") == 8 and numbers.get("type") == "float"
+    return right and numbers.get("symmetric") is not False and numbers.get("actorder") is None
+
+
+def group(mode: Fp8Mode) -> dict[str, Any]:
+    """A group of compressed-tensors' configuration, without targets."""
+    eight = {"num_bits": 8, "symmetric": True, "type": "float"}
+    weights = {**eight, "dynamic": False, "strategy": mode.scales}
+    if mode.scales == "block":
+        weights["block_structure"] = [BLOCK, BLOCK]
+    inputs = None
+    for (dynamic, strategy), name in INPUTS.items():
+        if name == mode.mode:
+            inputs = {**eight, "dynamic": dynamic, "strategy": strategy}
+    if inputs is not None and mode.mode == BLOCKS:
+        inputs["group_size"] = BLOCK
+    return {
+        "format": FORMATS[0],
+        "input_activations": inputs,
+        "output_activations": None,
+        "weights": weights,
+    }
+
+
+def modelopt_group(mode: Fp8Mode) -> dict[str, Any]:
+    """A group of ModelOpt's configuration, without targets."""
+    eight = {"dynamic": False, "num_bits": 8, "type": "float"}
+    weights = {**eight, "strategy": "channel"} if mode.mode == TOKEN else dict(eight)
+    return ({} if mode.mode == W8A16 else {"input_activations": dict(eight)}) | {"weights": weights}
+
+
+def modelopt_algorithm(mode: Fp8Mode) -> str:
+    return next(algorithm for algorithm, own in ALGORITHMS.items() if own == mode.mode)
+
+
+# ---- modules ----
+
+
+class StoredFp8(Fp8Linear):
+    """A layer with its checkpoint's tensors as buffers of their names, on the meta device until transformers loads
+    them. `finish` turns it into an Fp8Linear in place."""
+
+    def __init__(self, tensors: Fp8Tensors, format: str, old: torch.nn.Linear) -> None:
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features = tensors.in_features, tensors.out_features
+        self.activations, self.stored = tensors.activations, tensors.stored
+        self.format, self.mode = format, mode_of(tensors).mode
+        assert tensors.stored is not None
+        buffers = {"weight": (tuple(tensors.weight.shape), FP8)}
+        buffers |= {local: (shape, dtype) for local, shape, dtype in tensors.stored.scales.values()}
+        if tensors.bias is not None:
+            buffers["bias"] = (tuple(tensors.bias.shape), old.bias.dtype)
+        for key, (shape, dtype) in buffers.items():
+            self.register_buffer(key, torch.empty(shape, dtype=dtype, device="meta"))
+
+    def finish(self, name: str) -> None:
+        own = loaded(self, name)
+        own["weight"] = own["weight"].to(FP8)  # a model may keep modules in fp32, which holds e4m3 exactly
+        with prefix_errors(name):
+            layer = Fp8Linear.from_packed(read(own, self.format, self.mode))
+        del self.format, self.mode
+        self._buffers, self._non_persistent_buffers_set = layer._buffers, layer._non_persistent_buffers_set
+        self.__class__ = Fp8Linear  # in place: hooks that accelerate adds stay where they are
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+    _apply = torch.nn.Module._apply

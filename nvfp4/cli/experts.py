@@ -1,0 +1,266 @@
+"""`nvfp4 bench --set experts`: layers of experts of real models after routing, against torch's bf16 products.
+
+Ours is the whole layer in W4A16: moe_route, grouped_gemm of gate and up, gated, grouped_gemm of down, moe_combine. The
+baseline is the two products and the activation alone, with the same weights in bf16: torch._grouped_mm on a GPU, on a
+CPU a loop over the experts that have rows. On a GPU each call is a CUDA graph, for both.
+
+Calls rotate through routings drawn at random, and nearly all weights are read from memory: caches hold little of them.
+The floor is the time in which a copy of this run reads the weights of the experts that are hit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .. import dequantize, gated, grouped_gemm, moe_combine, moe_route, swizzle
+from . import machine, show, timing
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+SCALE_BYTES = (0x08, 0x18)  # e4m3 of 2^-6 up to below 2^-4: results stay near 1
+AGREEMENT = 2e-2  # relative Frobenius norm: bf16 results round at 2^-9, between the products too
+ROUTINGS = 8
+ROUNDS, CPU_ROUNDS = 50, 10
+TOKENS, CPU_TOKENS = (1, 4, 16, 64, 128, 1024), (1, 4, 16)
+NAMES = ("layer", "route and combine", "torch bf16")
+Call = Callable[[], "Tensor"]
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    experts: int
+    choices: int  # experts of a token
+    hidden: int
+    inner: int
+
+    @property
+    def values(self) -> int:
+        """Weights of one expert."""
+        return 3 * self.hidden * self.inner
+
+
+MODELS = (
+    Model("DeepSeek-V3", 256, 8, 7168, 2048),
+    Model("Qwen3-30B-A3B", 128, 8, 2048, 768),
+    Model("gpt-oss-120b", 128, 4, 2880, 2880),
+    Model("Qwen3.6-35B-A3B", 256, 8, 2048, 512),
+)
+
+
+@dataclass
+class Weights:
+    """Stacks [E, P, N, K/2] with 128x4 scales, and the same in bf16, [E, P * N, K]."""
+
+    data: tuple[Tensor, Tensor]
+    scale: tuple[Tensor, Tensor]
+    wide: tuple[Tensor, Tensor]
+
+
+@dataclass
+class Routing:
+    x: Tensor
+    ids: Tensor
+    weights: Tensor
+    hit: int  # experts that have rows
+    rows: Tensor
+    ends: Tensor
+    sizes: list[int]  # rows of each expert
+
+
+def run(args: argparse.Namespace) -> int:
+    for option in ("backend", "against", "csv", "plot", "markdown"):
+        if getattr(args, option):
+            raise show.CommandError(f"--set experts has its own baseline and table: --{option} does not go with it")
+    torch = machine.need_torch()
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    on_gpu = device.type == "cuda"
+    tokens = args.m or (TOKENS if on_gpu else CPU_TOKENS)
+    clock: timing.Clock = timing.DeviceClock(device) if on_gpu else timing.HostClock()
+    rate, found, left_out = clock.copy_bandwidth(20), [], {}
+    with show.progress(len(MODELS) * len(tokens)) as step:
+        for model in MODELS:
+            needed, free = int(model.experts * model.values * (2 + 9 / 16)), machine.free_memory(device)
+            if needed > free * 0.8:
+                left_out[model.name] = f"needs {show.si(needed, 'B')}, {show.si(free, 'B')} are free"
+                continue
+            generator = torch.Generator(device).manual_seed(args.seed)
+            weights = make_weights(model, device, generator)
+            for count in tokens:
+                step(f"bench {model.name}, {count} tokens")
+                found.append(measure(model, weights, count, device, clock, rate, args.repeat, generator))
+            del weights
+    conditions = {
+        "hardware": machine.describe(device),
+        "copy": show.si(rate, "B/s"),
+        "calls": "CUDA graphs" if on_gpu else "Python",
+    }
+    if args.json:
+        text = json.dumps({"conditions": conditions, "left_out": left_out, "results": found}, indent=1)
+        if args.json == "-":
+            print(text)
+            return 0
+        from . import files
+
+        files.write_text(args.json, text + "\n")
+    display(found, conditions, left_out)
+    return 0
+
+
+def display(found: list[dict[str, Any]], conditions: dict[str, str], left_out: dict[str, str]) -> None:
+    columns = ["<experts of", "tokens", "hit", "floor us", *(f"{name} us" for name in NAMES), "ratio"]
+    rows = []
+    for one in found:
+        times = [one["seconds"][name]["median"] for name in NAMES]
+        cells = [show.digits(t * 1e6) for t in (one["floor"], *times)]
+        rows.append([one["model"], str(one["tokens"]), str(one["hit"]), *cells, f"{one['ratio']['median']:.2f}"])
+    print("; ".join(f"{name}: {value}" for name, value in conditions.items()))
+    show.table("Layers of experts, W4A16, medians; a ratio above 1: ours is faster than torch's bf16", columns, rows)
+    for name, why in left_out.items():
+        print(f"{name} is left out: {why}")
+
+
+# ---- inputs ----
+
+
+def make_weights(model: Model, device: torch.device, generator: torch.Generator) -> Weights:
+    gate_up = stack(model.experts, 2, model.inner, model.hidden, device, generator)
+    down = stack(model.experts, 1, model.hidden, model.inner, device, generator)
+    return Weights(*zip(gate_up, down))
+
+
+def stack(
+    experts: int, parts: int, rows: int, k: int, device: torch.device, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Random matrices, expert by expert: data, scales, and the values in bf16, which holds them exactly."""
+    torch = machine.need_torch()
+    data = torch.empty(experts, parts, rows, k // 2, dtype=torch.uint8, device=device)
+    wide = torch.empty(experts, parts * rows, k, dtype=torch.bfloat16, device=device)
+    scales = []
+    for e in range(experts):
+        data[e] = torch.randint(0, 256, data[e].shape, dtype=torch.uint8, device=device, generator=generator)
+        shape = (parts, rows, k // 16)
+        linear = torch.randint(*SCALE_BYTES, shape, dtype=torch.uint8, device=device, generator=generator)
+        linear = linear.view(torch.float8_e4m3fn)
+        scales.append(swizzle(linear))
+        wide[e] = dequantize(data[e], linear, scale_layout="linear", out_dtype=torch.bfloat16).view(parts * rows, k)
+    return data, torch.stack(scales), wide
+
+
+def make_routing(model: Model, tokens: int, device: torch.device, generator: torch.Generator) -> Routing:
+    """Each token's experts are drawn at random without repetition."""
+    torch = machine.need_torch()
+    x = torch.randn(tokens, model.hidden, device=device, generator=generator).bfloat16()
+    weights, ids = torch.rand(tokens, model.experts, device=device, generator=generator).topk(model.choices, 1)
+    rows, ends, _ = moe_route(ids, model.experts)
+    sizes = torch.bincount(ids.flatten(), minlength=model.experts).tolist()
+    return Routing(x, ids, weights / weights.sum(1, keepdim=True), sum(s > 0 for s in sizes), rows, ends, sizes)
+
+
+# ---- implementations ----
+
+
+def layer(model: Model, weights: Weights, routing: Routing) -> Tensor:
+    rows, ends, places = moe_route(routing.ids, model.experts)
+    y = grouped_gemm(routing.x, weights.data[0], None, weights.scale[0], ends, rows=rows, constant_b=True)
+    h = gated(y[:, : model.inner], y[:, model.inner :])
+    y = grouped_gemm(h, weights.data[1], None, weights.scale[1], ends, constant_b=True)
+    return moe_combine(y, places, routing.weights)
+
+
+def route_and_combine(model: Model, y: Tensor, routing: Routing) -> Tensor:
+    _, _, places = moe_route(routing.ids, model.experts)
+    return moe_combine(y, places, routing.weights)
+
+
+def baseline(model: Model, weights: Weights, routing: Routing) -> Tensor:
+    """The experts' rows, in their order."""
+    torch = machine.need_torch()
+    x = routing.x[routing.rows]
+    if x.is_cuda:
+        y = torch._grouped_mm(x, weights.wide[0].transpose(1, 2), routing.ends)
+        h = torch.nn.functional.silu(y[:, : model.inner]) * y[:, model.inner :]
+        return torch._grouped_mm(h, weights.wide[1].transpose(1, 2), routing.ends)
+    parts = []
+    for e, own in enumerate(x.split(routing.sizes)):
+        if len(own):
+            y = own @ weights.wide[0][e].T
+            h = torch.nn.functional.silu(y[:, : model.inner]) * y[:, model.inner :]
+            parts.append(h @ weights.wide[1][e].T)
+    return torch.cat(parts)
+
+
+def captured(call: Call) -> Call:
+    """The call as a CUDA graph, whose result is always the same tensor."""
+    torch = machine.need_torch()
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return result
+
+    return replay
+
+
+def measure(
+    model: Model,
+    weights: Weights,
+    tokens: int,
+    device: torch.device,
+    clock: timing.Clock,
+    rate: float,
+    repeat: int | None,
+    generator: torch.Generator,
+) -> dict[str, Any]:
+    torch = machine.need_torch()
+    on_gpu = device.type == "cuda"
+    routings = [make_routing(model, tokens, device, generator) for _ in range(ROUTINGS)]
+    y = torch.randn(tokens * model.choices, model.hidden, device=device).bfloat16()
+    calls: dict[str, list[Call]] = {
+        NAMES[0]: [partial(layer, model, weights, routing) for routing in routings],
+        NAMES[1]: [partial(route_and_combine, model, y, routing) for routing in routings],
+        NAMES[2]: [partial(baseline, model, weights, routing) for routing in routings],
+    }
+    for ours, theirs, routing in zip(calls[NAMES[0]], calls[NAMES[2]], routings):
+        check_agreement(model, tokens, ours(), route_and_combine(model, theirs(), routing))
+    if on_gpu:
+        calls = {name: [captured(call) for call in own] for name, own in calls.items()}
+    implementations = [
+        timing.Implementation(name, partial(nth, own), "this", ours=name != NAMES[2], sets=len(own))
+        for name, own in calls.items()
+    ]
+    with torch.cuda.device(device) if on_gpu else nullcontext():
+        timing.run_single_call_rounds(implementations, clock, timing.MIN_ROUNDS)
+        timing.run_back_to_back_rounds(implementations, clock, repeat or (ROUNDS if on_gpu else CPU_ROUNDS), 10.0)
+    hit = sum(routing.hit for routing in routings) / len(routings)
+    spreads = {each.name: timing.Spread.of(list(each.back_to_back.values())) for each in implementations}
+    return {
+        "model": model.name,
+        "tokens": tokens,
+        "hit": round(hit, 1),
+        "floor": hit * model.values * 9 / 16 / rate,
+        "seconds": {name: vars(spread) for name, spread in spreads.items()},
+        "ratio": vars(timing.ratio(implementations[2], implementations[0], "back_to_back")),
+    }
+
+
+def nth(calls: list[Call], i: int) -> Tensor:
+    return calls[i % len(calls)]()
+
+
+def check_agreement(model: Model, tokens: int, ours: Tensor, theirs: Tensor) -> None:
+    error = float((ours.float() - theirs.float()).norm() / theirs.float().norm())
+    if not error <= AGREEMENT:
+        raise show.Failure(f"{model.name}, {tokens} tokens: our layer and torch's differ by {error:.2g} of the norm")

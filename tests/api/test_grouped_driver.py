@@ -1,0 +1,82 @@
+"""grouped_gemm on a libcuda that runs nothing (tests/fake_driver): what it launches, and that the host reads neither
+`ends` nor what else the kernel reads."""
+
+from __future__ import annotations
+
+import signal
+import textwrap
+from pathlib import Path
+
+import pytest
+from interpreter import python
+from test_driver import launches, run
+
+import nvfp4
+
+pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+
+CALL = """
+    import ctypes, mmap
+    import numpy as np
+    def hidden(count, dtype):
+        # An array in memory that the process may not access.
+        memory = mmap.mmap(-1, (count // 1024 + 1) * 4096)
+        array = np.frombuffer(memory, dtype, count)
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(len(memory)), 0) == 0
+        return array
+    def call(t, n, k, e, parts=1, ends=None):
+        a, b = np.zeros((3, k), np.float16), np.zeros((e, parts, n, k // 2), np.uint8)
+        scale = np.zeros(e * parts * -(-n // 128) * -(-k // 64) * 512, np.uint8)
+        ends = hidden(e, np.int32) if ends is None else np.int32(ends)
+        rows, row_scale = hidden(t, np.int32), hidden(t, np.float32)
+        return nvfp4.grouped_gemm(a, b, None, scale, ends, rows=rows, row_scale=row_scale, backend="sm80")
+"""
+
+
+def launched(code: str, fake_driver: Path, log: Path, **variables: str) -> list[tuple[str, int]]:
+    """Kernels and their grids. None starts before the grid before it has ended, so operands may come late."""
+    rows = launches(f"{CALL.strip()}\n    {code}", fake_driver, log, **variables)
+    assert all(row[5:] == ["0", "0"] for row in rows)  # cluster, programmatic dependent launch
+    return [(row[0], int(row[1])) for row in rows]
+
+
+@pytest.mark.parametrize("capability", ["80", "90", "100", "120"])
+def test_one_launch(capability: str, fake_driver: Path, tmp_path: Path) -> None:
+    """There is one for any number of groups. Ends, rows and their factors are in memory that is not accessible."""
+    code = "for e in (1, 8, 1024): [call(t, 200, 96, e, parts) for t in (1, 37, 2000) for parts in (1, 2)]"
+    rows = launched(code, fake_driver, tmp_path / "log", FAKE_CC=capability)
+    assert len(rows) == 18 and all(name.startswith("nvfp4_sm80_grouped_fp16_") for name, _ in rows)
+
+
+def test_the_guard() -> None:
+    """The host may not read that memory."""
+    code = textwrap.dedent(CALL) + "\nhidden(3, np.int32)[0]"
+    assert python("-c", code, library="numpy").returncode == -signal.SIGSEGV
+
+
+def test_the_grid_does_not_depend_on_the_ends(fake_driver: Path, tmp_path: Path) -> None:
+    code = "[call(37, 200, 96, 4, ends=ends) for ends in ([37] * 4, [0] * 4, [1, 2, 3, 37], [9, -1, 50, 2])]"
+    rows = launched(code, fake_driver, tmp_path / "log")
+    assert len(rows) == 4 and len(set(rows)) == 1
+
+
+def test_the_grid_has_a_tile_for_every_row(fake_driver: Path, tmp_path: Path) -> None:
+    """A group with rows adds less than a tile to T / tile_m, and a part as many CTAs as another."""
+    routings = ((5, 8), (1000, 8), (64, 1), (3000, 1024))
+    rows = launched(f"[call(t, 130, 96, e, 2) for t, e in {routings}]", fake_driver, tmp_path / "log")
+    assert len({name for name, _ in rows}) > 1  # tiles of another height for more rows
+    for (name, grid), (t, e) in zip(rows, routings, strict=True):
+        tile_m = int(name.rpartition("_")[2].partition("x")[0])
+        assert grid == (t + min(t, e) * (tile_m - 1)) // tile_m * 3 * 2  # two tiles for 128 columns, one for two more
+
+
+def test_no_rows_are_no_launch(fake_driver: Path, tmp_path: Path) -> None:
+    code = "call(0, 130, 96, 3); call(5, 0, 96, 3); call(5, 130, 96, 0)"
+    assert launched(code, fake_driver, tmp_path / "log") == []
+
+
+@pytest.mark.parametrize(("backend", "capability"), [("sm90", "90"), ("sm100", "100")])
+def test_families_without_such_a_kernel(backend: str, capability: str, fake_driver: Path) -> None:
+    code = CALL.strip().replace('"sm80"', repr(backend)) + "\n    call(5, 7, 64, 3)"
+    said = run(code, fake_driver, FAKE_CC=capability)
+    assert said == f"backend: is one of the {backend} kernels, which do not take products of groups; must be sm80"

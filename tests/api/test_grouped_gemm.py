@@ -1,0 +1,273 @@
+"""Products of groups of rows, in guarded memory, by every CPU kernel and on the emulated GPUs (tests/grouped.py):
+ragged routings, and named calls. test_generated.py draws others; the promises are in test_grouped_promises.py, the
+messages in test_grouped_errors.py."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import FULL, one_in
+from family_table import device_of
+from grouped import ALPHAS, BIASES, ENDS, FAMILY, ROWS, Grouped, definition, groups_of_rows, judge, takes
+from problems import DTYPES, FAMILIES, At, up
+from worker import Workers
+
+import nvfp4
+from nvfp4 import reference
+
+GROUPS = (1, 2, 3, 4, 5, 8, 16, 31, 32, 33, 64, 127, 128, 129, 256)
+T = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 128, 129, 200)
+N = (1, 2, 7, 8, 16, 31, 32, 33, 64, 65, 127, 128, 129, 130)
+K = (16, 32, 48, 64, 80, 112, 128, 144, 240, 256, 272, 528)
+VOLUME = 1.5e6  # of rows and of matrices: T * N * K * P, E * N * K * P
+
+
+def cases() -> list[Grouped]:
+    """300 routings, each with another combination of layout, types and epilogue. The list is the same every time; the
+    data are not (`drawn`)."""
+    rng = random.Random(0)
+    sizes = [
+        (0, 7, 48, 3),
+        (5, 7, 48, 1024),
+        (1025, 1, 16, 1024),
+        (64, 3, 64, 1000),
+        (9, 704, 48, 8),
+        (40, 704, 112, 8),
+    ]
+    sizes += [
+        (17, 1856, 48, 4),
+        (3, 1856, 16, 16),
+        (1, 1, 16, 1),
+        (300, 1, 1040, 2),
+        (20, 65, 2064, 3),
+        (260, 33, 64, 2),
+    ]
+    while len(sizes) < 300:
+        t, n, k, groups = (rng.choice(x) for x in (T, N, K, GROUPS))
+        if max(t, groups) * n * k <= VOLUME:
+            sizes.append((t, n, k, groups))
+    found = []
+    for i, (t, n, k, groups) in enumerate(sizes):
+        transpose_b = i % 7 != 3
+        parts = rng.choice((None, None, 1, 2)) if transpose_b else None
+        found.append(
+            Grouped(
+                t,
+                n,
+                k,
+                groups,
+                parts,
+                ENDS[i % 5] if i % 3 == 2 else "spread",
+                rng.choice(ROWS),
+                rng.random() < 0.5,
+                rng.choice(("128x4", "linear")),
+                rng.choice(list(DTYPES)),
+                rng.choice(ALPHAS if transpose_b else ALPHAS[:-1]),
+                rng.choice(BIASES),
+                rng.choice(("float16", "bfloat16")),
+                transpose_b,
+                allocated=i % 4 == 0,
+                typed=rng.choice(("", "", "b", "B", "bB")),
+                scales=rng.choice(("contest", "contest", "contest", "finite", "nan")),
+                threads=1 + i % 2,
+                batch_invariant=i % 5 == 0,
+                constant_b=i % 5 == 1,
+            )
+        )
+    return found
+
+
+CASES = cases()
+FIELDS = {
+    "parts": (None, 1, 2),
+    "ends": ENDS,
+    "rows": ROWS,
+    "row_scale": (False, True),
+    "layout": ("128x4", "linear"),
+    "out_dtype": DTYPES,
+    "alpha": ALPHAS,
+    "bias": BIASES,
+    "a": ("float16", "bfloat16"),
+    "transpose_b": (True, False),
+    "scales": ("contest", "finite", "nan"),
+    "allocated": (False, True),
+    "batch_invariant": (False, True),
+}
+
+
+def test_enough_cases() -> None:
+    assert len(CASES) == 300 and len({*map(repr, CASES)}) == 300
+    for name, values in FIELDS.items():
+        assert {getattr(case, name) for case in CASES} == set(values)
+    assert {case.k % 64 for case in CASES} == {0, 16, 32, 48}
+    assert {1, 7, 704, 1856} <= {case.n for case in CASES} and {1, 1024} <= {case.groups for case in CASES}
+
+
+def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
+    """With data of this session, as the target takes it. Rows of half of the matrices lie apart."""
+    seed = int(torch.randint(2**20, (), generator=generator))
+    edges = [("begin", "end")[seed >> i & 1] for i in range(10)]
+    names = ("a", "b", "scale_b", "ends", "rows", "row_scale", "alpha", "bias", "out", "result")
+    item, width = DTYPES[case.out_dtype].itemsize, (case.parts or 1) * case.columns
+    row_bytes = {"a": case.sums * 2, "b": case.k // 2, "out": width * item}
+    if case.layout == "linear":
+        row_bytes["scale_b"] = case.k // 16
+    pitches = {name: up(row, 16) + 16 for i, (name, row) in enumerate(row_bytes.items(), 10) if seed >> i & 1}
+    slack = {name: -row_bytes[name] % 16 for name, edge in zip(names, edges) if name in pitches and edge == "end"}
+    at = {name: At(pitches.get(name), slack=slack.get(name, 0), edge=edge) for name, edge in zip(names, edges)}
+    case = replace(case, seed=seed, at=at | case.at)
+    return replace(case, backend=FAMILY, rank=seed % 4, threads=1) if target in FAMILIES else case
+
+
+def verdicts(workers: Workers, target: str, cases: list[Grouped], generator: torch.Generator) -> list[str]:
+    cases = [drawn(case, target, generator) for case in cases if takes(target, case.transpose_b)]
+    return [f"{verdict}: {case!r}" for case in cases if (verdict := workers.run(target, case))]
+
+
+SLOW = {"cpu-reference": 3, "cpu-portable": 3} | dict.fromkeys(FAMILIES, 10)
+SMALL = 1e5  # T * N * K * P of a case that is emulated
+
+
+def test_ragged_routings(target: str, workers: Workers, generator: torch.Generator) -> None:
+    """All of them by the quick CPU kernels. Others run a part, and emulated GPUs the small ones of it."""
+    some = one_in(SLOW.get(target, 1), CASES)
+    if target in FAMILIES:
+        some = [case for case in some if max(case.t, case.groups) * case.n * case.k * (case.parts or 1) <= SMALL]
+    wrong = verdicts(workers, target, some, generator)
+    assert not wrong, "\n".join(wrong)
+
+
+NAMED = {
+    "one group has all rows": Grouped(70, 33, 80, 5, ends="one"),
+    "no group has rows": Grouped(20, 33, 80, 5, ends="none"),
+    "any ends": Grouped(20, 33, 80, 33, ends="wild", rows="outside"),
+    "no rows of the result": Grouped(0, 33, 80, 5, rows="repeated"),
+    "no rows at all": Grouped(0, 33, 80, 5),
+    "no columns": Grouped(5, 0, 80, 5, bias="out"),
+    "no terms": Grouped(5, 33, 0, 5, 2, alpha="column", bias="out", row_scale=True),
+    "no terms, rows outside": Grouped(5, 33, 0, 2, rows="outside", bias="float32"),
+    "no groups": Grouped(5, 33, 80, 0),
+    "the most groups": Grouped(40, 3, 48, 1024, rows="permuted"),
+    "parts of one column": Grouped(20, 1, 48, 3, 2, alpha="column", bias="out"),
+    "NaN scales": Grouped(20, 33, 80, 3, scales="nan", rows="repeated"),
+    "matrices on 8 bytes, their rows on 16": Grouped(9, 40, 64, 3, at={"b": At(batch=40 * 32 + 8, edge="begin")}),
+    "the second quarter of a block": Grouped(9, 200, 144, 3, 2, layout="linear", out_dtype="float32", bias="float32"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_named(name: str, target: str, workers: Workers, generator: torch.Generator) -> None:
+    case = NAMED[name]
+    turned = replace(case, transpose_b=False, parts=None, alpha=None) if case.parts is None else case
+    wrong = verdicts(workers, target, [case, replace(case, a="bfloat16", layout="linear"), turned], generator)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_tile(target: str, workers: Workers, generator: torch.Generator) -> None:
+    """Each plan, where groups have just less and just more rows than its tile."""
+    if target not in FAMILIES:
+        pytest.skip("has one plan")
+    case = Grouped(140, 40, 144, 3, rows="repeated", alpha="matrix", bias="out")
+    plans = range(4) if target == device_of(FAMILY) or FULL else [0]
+    wrong = [
+        f"{verdict}: {case!r}"
+        for plan in plans
+        for a in ("float16", "bfloat16")
+        if (verdict := workers.run(target, replace(drawn(case, target, generator), rank=plan, a=a)))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+# --- the judge ----------------------------------------------------------------------------------------------------
+
+
+def arguments(generator: torch.Generator) -> dict[str, object]:
+    scale = torch.full((2, 3, 1), 0x38, dtype=torch.uint8)
+    return {
+        "a": torch.randint(1, 4, (3, 16), generator=generator).half(),
+        "b": torch.randint(0, 256, (2, 3, 8), dtype=torch.uint8, generator=generator),
+        "scale_a": None,
+        "scale_b": scale,
+        "scale_layout": "linear",
+        "ends": torch.tensor([1, 2], dtype=torch.int32),
+        "out_dtype": torch.float16,
+        "transpose_b": True,
+    }
+
+
+def test_the_definition_is_that_of_products(generator: torch.Generator) -> None:
+    given = arguments(generator)
+    alpha, bias = torch.randn(2, 3, generator=generator), torch.randn(2, 3, generator=generator)
+    rows, factors = torch.tensor([2, 0, 1], dtype=torch.int32), torch.randn(3, generator=generator)
+    got = definition(given | {"alpha": alpha, "bias": bias, "rows": rows, "row_scale": factors})
+    for i in range(2):
+        scale, options = given["scale_b"][i], {"scale_layout": "linear", "out_dtype": torch.float32}
+        a = given["a"][rows[i]][None]
+        row = reference.gemm(a, given["b"][i], None, scale, alpha=alpha[i], bias=bias[i], **options)
+        assert torch.equal(got[i], (row[0] * factors[i]).half())
+    assert got.shape == (2, 3)
+
+
+def test_a_running_maximum_of_the_ends_counts() -> None:
+    ends = torch.tensor([-5, 2, 1, 2**31 - 1, 0], dtype=torch.int32)
+    assert groups_of_rows(ends, 4).tolist() == [1, 1, 3, 3]
+
+
+def test_the_judge_sees_one_wrong_bit(generator: torch.Generator) -> None:
+    given = arguments(generator)
+    result = definition(given)
+    assert judge("cpu", given, result) == ""
+    result.view(torch.int16)[1, 2] ^= 1
+    assert "1 of 6 values are wrong" in judge("cpu", given, result)
+
+
+def test_the_judge_sees_a_result_outside_of_the_bound(generator: torch.Generator) -> None:
+    given = arguments(generator) | {"a": torch.rand(3, 16, generator=generator).half() + 1, "out_dtype": torch.float32}
+    result = definition(given)
+    assert judge("cpu", given, result) == ""
+    result[1, 2] += 1e-3
+    assert judge("cpu", given, result) == "1 values are not within the bound"
+
+
+def test_numpy(generator: torch.Generator) -> None:
+    given = arguments(generator) | {"rows": torch.tensor([2, 0], dtype=torch.int32), "bias": torch.ones(2, 3)}
+    expected = definition(given)
+    arrays = {name: x.numpy() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+    got = nvfp4.grouped_gemm(**arrays | {"out_dtype": "float16"})
+    assert torch.equal(torch.from_numpy(got), expected)
+
+
+@pytest.mark.parametrize("out", [False, True])
+def test_compiled(out: bool, generator: torch.Generator) -> None:
+    """For numbers of rows that are not known when the call is traced, with and without parts and the transposition."""
+    given = {name: x for name, x in arguments(generator).items() if name != "out_dtype"}
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)
+    def run(rows: torch.Tensor, into: torch.Tensor | None, **form: object) -> torch.Tensor:
+        return nvfp4.grouped_gemm(**given | form, rows=rows, out=into, alpha=0.5)
+
+    forms = ({"transpose_b": False}, {}, {name: given[name][:, None] for name in ("b", "scale_b")})
+    for form in forms[:1] if out else forms:
+        a = given["a"] if form.get("transpose_b", True) else given["a"][:, :3].contiguous()
+        columns = 3 if form.get("transpose_b", True) else 16
+        for t in (2, 7):
+            rows = torch.randint(0, 3, (t,), generator=generator).int()
+            into = torch.full((t, columns), torch.nan).half() if out else None
+            got = run(rows, into, a=a, **form)
+            expected = definition(given | form | {"a": a, "rows": rows, "alpha": 0.5, "out_dtype": torch.float16})
+            assert got.shape == (t, columns) and torch.equal(got[:2], expected)
+
+
+@pytest.mark.parametrize("name", ["a", "b", "scale_b", "ends", "rows", "row_scale", "alpha", "bias", "out"])
+def test_every_tensor_is_guarded(name: str, target: str, workers: Workers) -> None:
+    """An access to a tensor is a fault that names it, also inside an emulated kernel."""
+    if target == "cuda":
+        pytest.skip("plain allocations have no guard")
+    backend = FAMILY if target in FAMILIES else None
+    case = Grouped(9, 40, 64, 2, rows="permuted", row_scale=True, alpha="matrix", bias="out", backend=backend)
+    verdict = workers.ask(target, "grouped.without", target, name, case)
+    assert "which it may not access, of " + name in verdict and ("a fault" in verdict or "not mapped" in verdict)

@@ -1,0 +1,67 @@
+"""`nvfp4 bench --set experts`: its table, its floor, and that a wrong layer is not timed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from nvfp4.__main__ import main
+from nvfp4.cli import experts
+
+TINY = experts.Model("tiny", 16, 4, 256, 96)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts, "MODELS", (TINY,))
+
+
+def test_the_table_and_the_file_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "experts.json"
+    assert main(["bench", "--set", "experts", "--m", "1,5", "--repeat", "3", "--json", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines if line.startswith("tiny")] == [["tiny", "1"], ["tiny", "5"]]
+    stored = json.loads(path.read_text())
+    for one in stored["results"]:
+        assert min(TINY.choices, TINY.experts) <= one["hit"] <= TINY.experts
+        assert set(one["seconds"]) == set(experts.NAMES) and one["seconds"]["layer"]["median"] > 0
+    first = stored["results"][0]
+    assert first["hit"] == 4  # one token has its own four experts
+
+
+def test_a_wrong_layer_is_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    gated = experts.gated
+    monkeypatch.setattr(experts, "gated", lambda gate, up: gated(up, gate))
+    assert main(["bench", "--set", "experts", "--m", "3"]) == 1
+    assert "tiny, 3 tokens: our layer and torch's differ by" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(experts.machine, "free_memory", lambda device: 1000)
+    assert main(["bench", "--set", "experts", "--m", "1"]) == 0
+    assert "tiny is left out: needs 3.02 MB, 1.00 kB are free" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["--backend=cpu", "--against=bf16", "--csv=x", "--plot=x", "--markdown"])
+def test_options_of_other_sets(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--set", "experts", option]) == 2
+    name = option.partition("=")[0]
+    assert f"--set experts has its own baseline and table: {name} does not go with it" in capsys.readouterr().err
+
+
+def test_the_layer_is_that_of_dense_weights() -> None:
+    """Against a loop over tokens and experts in fp64 of the bf16 weights."""
+    generator = torch.Generator().manual_seed(torch.initial_seed() % 2**31)
+    weights = experts.make_weights(TINY, torch.device("cpu"), generator)
+    routing = experts.make_routing(TINY, 3, torch.device("cpu"), generator)
+    wanted = torch.zeros(3, TINY.hidden, dtype=torch.float64)
+    for t in range(3):
+        for e, w in zip(routing.ids[t], routing.weights[t]):
+            y = weights.wide[0][e].double() @ routing.x[t].double()
+            h = torch.nn.functional.silu(y[: TINY.inner]) * y[TINY.inner :]
+            wanted[t] += w.double() * (weights.wide[1][e].double() @ h)
+    found = experts.layer(TINY, weights, routing).double()
+    assert (found - wanted).norm() <= 2**-6 * wanted.norm()
