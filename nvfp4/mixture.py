@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nvfp4 import _C, _api
 from nvfp4.experts import DTYPES, GATED, MOST, PLAIN, Experts
-from nvfp4.packed import BLOCK
+from nvfp4.packed import BLOCK, invertible
 
 LIMITS = ("limit", "swiglu_limit")  # attributes of modules, and of their configurations
 ALPHAS = ("alpha", "swiglu_alpha")
@@ -245,9 +245,9 @@ class Reached:
 
 
 def largest_scale(one: Tensor, block_scale: str) -> Tensor:
-    """The global scale of one expert's matrices [P, N, K]."""
+    """The global scale of one expert's matrices [P, N, K], as each format keeps it."""
     rows = one.contiguous().reshape(-1, one.shape[-1])
-    return torch.as_tensor(_api.amax_scale(rows, block_scale=block_scale)).reshape(())
+    return invertible(torch.as_tensor(_api.amax_scale(rows, block_scale=block_scale))).reshape(())
 
 
 def check_finite(name: str, module: torch.nn.Module) -> None:
