@@ -271,6 +271,8 @@ def sort(
         verdict, other, ours = recipe.look(module), other_kind(own), is_layer(recipe.format, own)
         named = (verdict.subtree if verdict.mode is None else verdict.mode, *verdict.others)
         if (eight := fp8.chosen(own, named)) is not None:
+            if target is not None:
+                raise _C.Error(f"{module}: is FP8 and one of the experts {target} of the model; must be NVFP4")
             checkpoint.why[module] = verdict.why
             with noted(module, errors), prefix_errors(module):
                 checkpoint.fp8[module] = fp8.read(own, recipe.format, eight, wanted is None)
@@ -385,8 +387,6 @@ def check_layer(name: str, packed: PackedLinear | Fp8Tensors, modules: Mapping[s
         stack = name.partition(".experts.")[0] + ".experts"
         if ".experts." in name and stack in modules:
             kind = type(modules[stack]).__name__
-            if isinstance(packed, Fp8Tensors):
-                raise _C.Error(f"{name}: is one of the experts of a {kind} in the model and FP8; must be NVFP4")
             raise _C.Error(f"{name}: is one of the experts of a {kind} in the model, which nvfp4 does not know")
         raise _C.Error(f"{name}: is a layer of the checkpoint but no module of the model")
     if not is_plain(old) and type(old) not in (Linear, Fp8Linear):

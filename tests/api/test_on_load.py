@@ -314,7 +314,7 @@ def test_dense_experts_are_released_before_the_next(tmp_path: Path, monkeypatch:
 
 
 def test_experts_in_another_dtype_or_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that the model keeps in fp32 are quantized at the end."""
+    """A module that the model keeps in fp32 is quantized at the end."""
     folder = dense(tmp_path, transformers.MixtralConfig, num_local_experts=2)
     ignoring = NVFP4Config(ignore=["lm_head", "model.layers.0.mlp"])
     model, (expected, report) = load(folder, ignoring), after(folder, ignoring)
