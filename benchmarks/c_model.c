@@ -175,6 +175,8 @@ const char *describe(void) {
     FIELD(gemm_traits, broadcast_b);
     FIELD(gemm_traits, a_type);
     FIELD(gemm_traits, operation);
+    FIELD(gemm_traits, by_batch);
+    FIELD(gemm_traits, groups);
 
     SIZE(gemm_candidate);
     FIELD(gemm_candidate, modelled_us);

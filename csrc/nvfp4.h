@@ -245,9 +245,11 @@ typedef struct nvfp4_shape {
     nvfp4_dtype a_dtype; /* NVFP4_NONE: NVFP4 data; NVFP4_FP16 or NVFP4_BF16 */
     uint32_t flags;      /* a sum of nvfp4_flags */
     int64_t m, n, k, l;
+    int64_t groups; /* of nvfp4_grouped_gemm with one part, whose rows are m and L is 1; 0: a product. Absent from the
+                     * struct of an older program */
 } nvfp4_shape;
 static inline nvfp4_shape nvfp4_default_shape(void) {
-    const nvfp4_shape shape = {sizeof(nvfp4_shape), NVFP4_HOST, NVFP4_AUTO, NVFP4_NONE, 0, 0, 0, 0, 1};
+    const nvfp4_shape shape = {sizeof(nvfp4_shape), NVFP4_HOST, NVFP4_AUTO, NVFP4_NONE, 0, 0, 0, 0, 1, 0};
     return shape;
 }
 #define NVFP4_SHAPE (nvfp4_default_shape())

@@ -99,7 +99,16 @@ def operations() -> list[dict[str, Any]]: ...
 # arguments: tensors that are read, all scalars, results; a tensor is None or (dtype, device, shape, strides)
 def check(operation: str, /, *arguments: Any) -> None: ...
 def plan(
-    device: int, backend: str | None, a_dtype: str | None, m: int, n: int, k: int, l: int, flags: int, /
+    device: int,
+    backend: str | None,
+    a_dtype: str | None,
+    m: int,
+    n: int,
+    k: int,
+    l: int,
+    flags: int,
+    groups: int = 0,
+    /,
 ) -> dict[str, Any]: ...
 
 # name, number, runs_on, architectures, least_capability, most_capability (None: the CPU's; any later GPU), operations

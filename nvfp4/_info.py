@@ -45,6 +45,7 @@ def info(
     backend: str | None = None,
     a_dtype: DType | None = None,
     transpose_b: bool = True,
+    groups: int = 0,
 ) -> dict[str, Any]:
     """Describes this version of nvfp4, what this machine can run, and the launch plan of a product.
 
@@ -61,6 +62,8 @@ def info(
             None for NVFP4. Default: None.
         transpose_b (bool, optional): whether B is transposed, as in gemm. Default: True.
             With False, a is M x N and the result M x K.
+        groups (int, optional): the matrices of a grouped_gemm without parts, whose result has m rows. Default: 0.
+            0 is a product by gemm. With others l is 1, and a_dtype is not None.
 
     Returns:
         A dict of plain values:
@@ -109,7 +112,7 @@ def info(
         ordinal = _ordinal(device)
     flags = 0 if transpose_b else _C.NO_TRANSPOSE_B
     result["plan"] = {"device": "cpu" if ordinal < 0 else f"cuda:{ordinal}"} | _C.plan(
-        ordinal, backend, None if a_dtype is None else _name(a_dtype), m, n, k, l, flags
+        ordinal, backend, None if a_dtype is None else _name(a_dtype), m, n, k, l, flags, groups
     )
     return result
 

@@ -224,16 +224,26 @@ nvfp4_status nvfp4_grouped_gemm_plan(nvfp4_context *context, const nvfp4_grouped
     return plan_of(context, &operation_grouped_gemm, args, plan);
 }
 
+static int64_t groups_of(const nvfp4_shape *s) {
+    return s->size == sizeof *s ? s->groups : 0;
+}
+
 /* The rules of a shape. */
 static nvfp4_status check_shape(const nvfp4_shape *s) {
     const int64_t m = s->m, n = s->n, k = s->k, l = s->l;
-    if (s->size != sizeof *s)
+    if (s->size != sizeof *s && s->size != offsetof(nvfp4_shape, groups))
         return REJECT("shape", ("its size is %zu", s->size), ("must be %zu, as NVFP4_SHAPE sets it", sizeof *s));
     nvfp4_status status = check_flags(s->flags);
+    const int64_t groups = groups_of(s);
     if (status) return status;
     if (s->a_dtype != NVFP4_NONE && s->a_dtype != NVFP4_FP16 && s->a_dtype != NVFP4_BF16)
         return REJECT("a_dtype", ("is %s", nvfp4_dtype_name(s->a_dtype)),
                       ("must be none (NVFP4), float16 or bfloat16"));
+    if (groups < 0 || groups > NVFP4_MAX_GROUPS || (groups && l != 1))
+        return REJECT("groups", ("are %lld with L = %lld", (long long)groups, (long long)l),
+                      ("must be between 0 and %d, with L = 1", NVFP4_MAX_GROUPS));
+    if (groups && s->a_dtype == NVFP4_NONE)
+        return REJECT("a_dtype", ("is none (NVFP4)"), ("must be float16 or bfloat16 in products of groups"));
     if (m < 0 || n < 0 || k < 0 || l < 0 || m > INT32_MAX || n > INT32_MAX || k > INT32_MAX || l > INT32_MAX || k % 16)
         return REJECT("shape", ("is %lld x %lld x %lld x %lld", (long long)m, (long long)n, (long long)k, (long long)l),
                       ("M, N, K, L must be between 0 and %d, and K a multiple of 16", INT32_MAX));
@@ -273,6 +283,12 @@ static void set_problem_of_shape(const nvfp4_shape *s, prepared_call *call) {
                                         .aligned16 = s->k % 32 == 0 && a_row % 16 == 0,
                                         .a_type = s->a_dtype == NVFP4_NONE ? VALUES_E2M1 : (int32_t)s->a_dtype,
                                         .operation = is_nn ? OP_GEMM_NN : OP_GEMM};
+    if (!groups_of(s)) return;
+    const gemm_problem one = call->problem.gemm;
+    call->problem.grouped = (grouped_problem){.g = one, .a_rows = s->m, .groups = (int32_t)s->groups, .parts = 1};
+    call->problem.gemm.operation = is_nn ? OP_GROUPED_NN : OP_GROUPED;
+    call->problem.gemm.l = s->groups;
+    call->problem.gemm.a_batch = 0;
 }
 
 nvfp4_status nvfp4_plan_shape(nvfp4_context *context, const nvfp4_shape *shape, nvfp4_plan *plan) {
@@ -307,6 +323,8 @@ nvfp4_status nvfp4_override_plan(nvfp4_context *context, const nvfp4_shape *shap
     if (status) return status;
     if (!plan->name) return REJECT("plan", ("has no name"), ("must be one that nvfp4_gemm_plan has filled"));
     if (shape->device < 0) return REJECT("device", ("is %d", shape->device), ("must be the ordinal of a GPU"));
+    if (groups_of(shape))
+        return REJECT("groups", ("are %lld", (long long)shape->groups), ("must be 0 for an override"));
     if (shape->flags & ~(uint32_t)NVFP4_NO_TRANSPOSE_B)
         return REJECT("flags", ("is %u", shape->flags),
                       ("must be 0 or %d (b not transposed) for an override", NVFP4_NO_TRANSPOSE_B));

@@ -80,3 +80,13 @@ def test_families_without_such_a_kernel(backend: str, capability: str, fake_driv
     code = CALL.strip().replace('"sm80"', repr(backend)) + "\n    call(5, 7, 64, 3)"
     said = run(code, fake_driver, FAKE_CC=capability)
     assert said == f"backend: is one of the {backend} kernels, which do not take products of groups; must be sm80"
+
+
+def test_info_shows_what_is_launched(fake_driver: Path, tmp_path: Path) -> None:
+    """A GPU whose own family takes no groups runs sm80's kernels, and info says so."""
+    code = "call(37, 200, 96, 4)"
+    (name, grid), *more = launched(code, fake_driver, tmp_path / "log", FAKE_CC="90")
+    assert not more
+    plan = "nvfp4.info(37, 200, 96, groups=4, a_dtype='float16', device=0)['plan']"
+    code = f"p = {plan}; print(p['backend'], p['kernel'], p['grid'])"
+    assert run(code, fake_driver, FAKE_CC="90").split() == ["sm80", name, str(grid)]

@@ -195,3 +195,21 @@ def test_one_alpha_has_any_shape(alpha: torch.Tensor) -> None:
         rows = int(some["ends"][-1])
         expected = nvfp4.grouped_gemm(**some, alpha=2.0)[:rows]
         assert torch.equal(nvfp4.grouped_gemm(**some, alpha=alpha)[:rows], expected) and expected.any()
+
+
+@pytest.mark.parametrize(
+    ("message", "given"),
+    [
+        ("groups: are 1025 with L = 1; must be between 0 and 1024, with L = 1", {"groups": 1025}),
+        ("groups: are 3 with L = 2; must be between 0 and 1024, with L = 1", {"groups": 3, "l": 2}),
+        ("a_dtype: is none (NVFP4); must be float16 or bfloat16 in products of groups", {"groups": 3, "a_dtype": None}),
+    ],
+)
+def test_shapes_that_info_rejects(message: str, given: dict[str, Any]) -> None:
+    with pytest.raises(nvfp4.Error) as error:
+        nvfp4.info(8, 64, 64, device="cpu", **{"a_dtype": "float16"} | given)
+    assert str(error.value) == message
+
+
+def test_info_of_groups_on_a_cpu() -> None:
+    assert nvfp4.info(8, 64, 64, device="cpu", a_dtype="float16", groups=3)["plan"]["backend"] == "cpu"

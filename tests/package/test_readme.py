@@ -248,6 +248,7 @@ NOT_OURS = {
     *("from_config", "from_pretrained"),
     "benchmarks/contest.py",  # of 0.2, in the changelog
     "apply_fp4_marlin_linear",  # vLLM's
+    "ddp_broadcast_buffers=False",  # transformers'
     *("cli_evaluate", 'cli_evaluate()"', "--model_args", "softmax_dtype"),  # lm_eval's
     *("weight_scale_2", "input_scale", "per_tensor_scale", "act_per_tensor_scale"),
     *("weight_global_scale", "input_global_scale", "OMP_WAIT_POLICY=PASSIVE", "CUDA_HOME", "LD_LIBRARY_PATH"),

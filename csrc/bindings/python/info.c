@@ -5,7 +5,18 @@
 #include "api/debug.h"
 #endif
 
-enum { DEVICE, BACKEND, A_DTYPE, M, N, K, L, FLAGS, SHAPE_COUNT }; /* the arguments that describe a shape */
+enum {
+    DEVICE,
+    BACKEND,
+    A_DTYPE,
+    M,
+    N,
+    K,
+    L,
+    FLAGS,
+    SHAPE_COUNT,
+    GROUPS = SHAPE_COUNT
+}; /* the arguments that describe a shape */
 
 /* 1, or 0 with an error message or a Python exception. */
 static int read_shape(arguments a, nvfp4_shape *shape) {
@@ -24,13 +35,16 @@ static int read_shape(arguments a, nvfp4_shape *shape) {
     return 1;
 }
 
-/* How a shape would be run on a device, as a dict with the names of nvfp4_plan. */
+/* plan(shape..., groups), the last of which may be missing: how it would be run on a device, as a dict with the names
+ * of nvfp4_plan. */
 PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count) {
     nvfp4_shape shape;
     nvfp4_plan plan;
     (void)module;
-    if (!check_count("plan", count, SHAPE_COUNT)) return NULL;
-    if (!read_shape(a, &shape) || nvfp4_plan_shape(python_context, &shape, &plan) != NVFP4_OK) return raise_error();
+    if (count != GROUPS && !check_count("plan", count, GROUPS + 1)) return NULL;
+    if (!read_shape(a, &shape) || (count > GROUPS && !read_integer(a[GROUPS], "groups", 0, INT32_MAX, &shape.groups)) ||
+        nvfp4_plan_shape(python_context, &shape, &plan) != NVFP4_OK)
+        return raise_error();
     return Py_BuildValue(
         "{ss,ss,ss,si,si,si,si,sN,si,sL,sn,si,si,si,sd,sd}", "backend", nvfp4_backend_name(plan.backend), "kernel",
         plan.name, "reason", plan.reason, "tile_m", plan.tile_m, "tile_n", plan.tile_n, "tile_k", plan.tile_k, "stages",

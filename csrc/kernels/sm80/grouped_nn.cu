@@ -24,7 +24,7 @@ template <class C> struct rows_anywhere {
     }
 };
 
-/* As nn.cu's epilogue; m is the first row of the warp in the tile. */
+/* Stores results as the epilogue of nn.cu does; m is the first row of the warp in the tile. */
 template <class C>
 __device__ __forceinline__ void store_rows(const grouped_problem &p, const group_tile &tile, const float *factors,
                                            int m, int64_t n0, float (*shared_sums)[C::SUMS_PITCH],
