@@ -15,6 +15,7 @@ scale (e4m3) for every 16 values along K.
     info, init      tell what this machine can run and why; load the GPU code early
     use_tuning      overrides launch plans with those that `python -m nvfp4 bench --tune` measured to be the fastest
     Linear          is torch.nn.Linear with NVFP4 weights (this and the next four need torch)
+    Experts         is the module of all experts of a mixture with NVFP4 weights
     Fp8Linear       is torch.nn.Linear with FP8 weights, for checkpoints that have both
     quantize_model  replaces a model's linear layers by NVFP4 ones, in place;  dequantize_model by dense ones again
     load            reads an NVFP4 checkpoint, and puts it into a model
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from nvfp4.checkpoints.loader import load as load
     from nvfp4.checkpoints.save import save as save
     from nvfp4.dense import dequantize_model as dequantize_model
+    from nvfp4.experts import Experts as Experts
     from nvfp4.fp8 import Fp8Linear as Fp8Linear
     from nvfp4.linear import Linear as Linear
     from nvfp4.model import quantize_model as quantize_model
@@ -95,6 +97,7 @@ if "torch" in sys.modules:
 _LAZY = {
     "Fp8Linear": "nvfp4.fp8",
     "Linear": "nvfp4.linear",
+    "Experts": "nvfp4.experts",
     "quantize_model": "nvfp4.model",
     "dequantize_model": "nvfp4.dense",
     "load": "nvfp4.checkpoints.loader",

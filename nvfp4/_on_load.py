@@ -3,8 +3,9 @@
 transformers loads one tensor after another, on the device of the device_map and in the model's dtype, and gives the
 weight of a linear layer to `_Quantize`. That puts an nvfp4.Linear in the layer's place, and nothing holds the dense
 weight any more. What cannot be quantized there is dense until all is loaded: a weight that is tied, has a dtype of its
-own, comes before its bias, or is one of several that transformers splits from one tensor. At the end the model is as
-after quantize_model, with the same report and the same quantizer for save_pretrained.
+own, comes before its bias, or is one of several that transformers splits from one tensor. A module of experts is
+quantized when it has all its parameters. At the end the model is as after quantize_model, with the same report and the
+same quantizer for save_pretrained.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from nvfp4 import _C
 from nvfp4._adapters import prepare_adapters
 from nvfp4._pretrained import check_dtype, register
 from nvfp4._saving import prepare_saving
+from nvfp4.experts import Experts, Stack
 from nvfp4.linear import Linear
-from nvfp4.model import check_ignore, check_modes, find_linears, quantize_layer
+from nvfp4.mixture import Description, check_finite
+from nvfp4.model import check_ignore, check_modes, find_linears, find_mixtures, quantize_experts, quantize_layer
 from nvfp4.modules import find_dense, not_linear, places_of, put
 from nvfp4.packed import BLOCK, prefix_errors
 from nvfp4.report import QuantizedLayer, QuantizeReport
@@ -35,8 +38,8 @@ class NVFP4Config(QuantizationConfigMixin):
     """Quantizes a dense checkpoint while from_pretrained loads it: `quantization_config=NVFP4Config()`.
 
     The model is the same as after quantize_model, but is never dense as a whole: a layer's weight is released before
-    the next one is read. `model.hf_quantizer.report` is the QuantizeReport. `save_pretrained` and `push_to_hub` write
-    an NVFP4 checkpoint, as after quantize_model.
+    the next one is read, and so are the weights of a module of experts. `model.hf_quantizer.report` is the
+    QuantizeReport. `save_pretrained` and `push_to_hub` write an NVFP4 checkpoint, as after quantize_model.
 
     Args:
         activations (str, optional): "nvfp4" (W4A4, with input scales that each call computes) or None (W4A16), see
@@ -101,6 +104,7 @@ class NVFP4Quantizer(HfQuantizer):
             raise _C.Error(f"quant_method: is {METHOD!r} in config.json; must be given to from_pretrained alone")
         self.dtype: torch.dtype | None = None
         self.linears: dict[str, Any] = {}  # dense layers that will be NVFP4: torch.nn.Linear and GPT-2's Conv1D
+        self.mixtures: dict[str, Description] = {}  # dense modules of experts that will be NVFP4
         self.names: dict[str, str] = {}  # all names of these, each with the one in `linears`
         self.places: dict[str, list[tuple[torch.nn.Module, str]]] = {}
         self.tied: set[str] = set()  # names of tied weights
@@ -122,7 +126,8 @@ class NVFP4Quantizer(HfQuantizer):
         if getattr(model.config, "distributed_config", None) is not None:
             raise _C.Error("distributed_config: is given; NVFP4 layers cannot be distributed yet")
         self.linears, self.skipped = find_linears(model, self.quantization_config.ignore)
-        if not self.linears:
+        self.mixtures = find_mixtures(model, self.quantization_config.ignore, self.skipped)
+        if not self.linears and not self.mixtures:
             reasons = "; ".join(f"{name} {reason}" for name, reason in [*self.skipped.items()][:3])
             raise _C.Error(
                 f"quantization_config: {type(model).__name__} has no linear layer that becomes NVFP4; must have 1 "
@@ -136,22 +141,27 @@ class NVFP4Quantizer(HfQuantizer):
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
         name, _, local = param_name.rpartition(".")
+        if name in self.mixtures:
+            return bool(model.get_parameter(param_name).dtype == self.dtype)
         if local != "weight" or name not in self.names or param_name in self.tied:
             return False
         linear = self.linears.get(self.names[name])
         return linear is None or linear.weight.dtype == self.dtype  # else transformers casts it as the dense layer's
 
     def param_element_size(self, model: Any, param_name: str, param: Tensor) -> float:
-        if self.param_needs_quantization(model, param_name):
+        if param.ndim > 1 and self.param_needs_quantization(model, param_name):
             return 1 / 2 + 1 / BLOCK
         return float(param.element_size())
 
     def get_quantize_ops(self) -> ConversionOps:
         return _Quantize(self)
 
-    def take(self, key: str, weight: Tensor) -> Tensor | None:
-        """Quantizes the weight of a layer. Returns what transformers must load in its place, if anything."""
+    def take(self, model: Any, key: str, weight: Tensor) -> Tensor | None:
+        """Quantizes the weight of a layer, or the last parameter of a module of experts with the others. Returns what
+        transformers must load in its place, if anything."""
         module, _, local = key.rpartition(".")
+        if module in self.mixtures:
+            return self.take_of_experts(model, module, local, weight)
         name = self.names.get(module, "")
         if local != "weight" or not name:
             return weight
@@ -169,11 +179,25 @@ class NVFP4Quantizer(HfQuantizer):
                 self.error = error
         return weight.new_zeros(()).expand(weight.shape)
 
+    def take_of_experts(self, model: Any, name: str, key: str, t: Tensor) -> Tensor | None:
+        old = model.get_submodule(name)
+        if old._parameters[key].dtype != t.dtype:
+            return t
+        if self.error is None:
+            try:
+                check_shape(f"{name}.{key}", t, old._parameters[key])
+                old._parameters[key] = torch.nn.Parameter(t, requires_grad=False)
+                old._parameters[key]._is_hf_initialized = True  # else transformers would draw random values
+                if not any(own.is_meta for own in old.parameters()):
+                    self.replace_experts(model, name)
+                return None
+            except _C.Error as error:
+                self.error = error
+        return t.new_zeros(()).expand(t.shape)
+
     def quantize(self, name: str, weight: Tensor) -> None:
         linear = self.linears[name]
-        if weight.shape != linear.weight.shape:
-            rule = f"must be {list(linear.weight.shape)} for the model"
-            raise _C.Error(f"weight: shape is {list(weight.shape)}; {rule}")
+        check_shape("weight", weight, linear.weight)
         linear.weight = torch.nn.Parameter(weight, requires_grad=False)
         self.replace(name)
 
@@ -186,6 +210,15 @@ class NVFP4Quantizer(HfQuantizer):
         put(self.places[name], layer)
         del self.linears[name]
 
+    def replace_experts(self, model: Any, name: str) -> None:
+        about = self.mixtures.pop(name)
+        check_finite(name, model.get_submodule(name))
+        with torch.no_grad():
+            self.rows[name] = quantize_experts(model, name, about, self.quantization_config.block_scale)
+        new = model.get_submodule(name)
+        for owner in (*new.modules(), *new.buffers()):
+            owner._is_hf_initialized = True  # as of layers
+
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         if self.error is not None:
             raise self.error
@@ -194,12 +227,19 @@ class NVFP4Quantizer(HfQuantizer):
                 if self.linears[name].weight.is_meta:
                     raise _C.Error("weight: is offloaded; must be on a device to be quantized, or in `ignore`")
                 self.replace(name)
-        layers = [module for module in model.modules() if isinstance(module, Linear)]
+        for name in [*self.mixtures]:
+            for key, t in model.get_submodule(name)._parameters.items():
+                if t.is_meta:
+                    raise _C.Error(f"{name}.{key}: is offloaded; must be on a device to be quantized, or in `ignore`")
+            self.replace_experts(model, name)
+        layers = [module for module in model.modules() if isinstance(module, (Linear, Stack))]
         for layer in layers:
-            layer.update_alpha()  # transformers overwrites buffers that are not in the state dict
+            if isinstance(layer, Linear):
+                layer.update_alpha()  # transformers overwrites buffers that are not in the state dict
         now = sum(t.nbytes for layer in layers for t in layer.buffers())
         dense, others = find_dense(model, layers, sum(row.bytes_before for row in self.rows.values()) - now)
-        rows = [self.rows[name] for name, _ in model.named_modules() if name in self.rows]
+        found = [(name, isinstance(module, Experts)) for name, module in model.named_modules() if name in self.rows]
+        rows = [self.rows[name] for name, _ in sorted(found, key=lambda entry: entry[1])]  # experts last
         report = QuantizeReport(rows, self.skipped | not_linear(model, dense), dense, others)
         model.hf_quantizer = None
         del model.config.quantization_config
@@ -217,6 +257,11 @@ class NVFP4Quantizer(HfQuantizer):
         return True
 
 
+def check_shape(name: str, t: Tensor, own: Tensor) -> None:
+    if t.shape != own.shape:
+        raise _C.Error(f"{name}: shape is {list(t.shape)}; must be {list(own.shape)} for the model")
+
+
 class _Quantize(ConversionOps):
     """What transformers does with the weights of one layer, or with the several that it made of one tensor."""
 
@@ -227,7 +272,7 @@ class _Quantize(ConversionOps):
         result = {}
         while input_dict:
             key, value = input_dict.popitem()
-            rest = self.quantizer.take(key, value[0] if isinstance(value, list) else value)
+            rest = self.quantizer.take(kwargs["model"], key, value[0] if isinstance(value, list) else value)
             if rest is None:
                 kwargs["missing_keys"].discard(key)
             else:

@@ -3,7 +3,8 @@
 Importing registers quantizers for ModelOpt's and compressed-tensors' checkpoints. They replace the torch.nn.Linear
 modules that are NVFP4 or FP8 in the checkpoint by modules that have the checkpoint's tensors, which transformers then
 loads like others (renamed, sharded, on the devices of a device_map, mapped into memory on a CPU). Afterwards each of
-them becomes an nvfp4.Linear or nvfp4.Fp8Linear, in place.
+them becomes an nvfp4.Linear or nvfp4.Fp8Linear, in place. An nvfp4.Experts stands for each module of experts, and is
+filled from the mapped files at the end.
 
 transformers knows "compressed-tensors", and decompresses the weights to bf16. Its registry of configurations has
 CompressedTensorsConfig of this module instead, whose from_dict makes one of transformers' own class where no layer is
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,11 +41,23 @@ from nvfp4.checkpoints.common import (
     strings,
     table,
 )
+from nvfp4.checkpoints.experts import DOWN, GATE, UP, Container, Place
 from nvfp4.checkpoints.files import check_file, read_json
 from nvfp4.checkpoints.fit import is_head, left_out
+from nvfp4.checkpoints.mixtures import described, gatherer, placeholder, warn_of_modes
 from nvfp4.checkpoints.reader import FORMATS, check_layer, read_tensors, sort
-from nvfp4.checkpoints.save import Mode, SaveReport, is_under, mode_of, packed_tensors, quantization_configs
+from nvfp4.checkpoints.save import (
+    Mode,
+    SaveReport,
+    expert_tensors,
+    is_under,
+    mode_of,
+    packed_tensors,
+    quantization_configs,
+    routers,
+)
 from nvfp4.dense import dequantize_model
+from nvfp4.experts import Experts, left_out_of_state
 from nvfp4.fp8 import Fp8Linear
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart, find_layers
@@ -241,7 +255,7 @@ def check_dtype(dtype: torch.dtype) -> torch.dtype:
 
 class ModelOptQuantizer(HfQuantizer):
     """Loads ModelOpt's NVFP4 checkpoints, and saves them. Rejects other tensors of a quantized layer, and layers that
-    are quantized in another way than NVFP4 and FP8, or that have no product yet (stacked experts)."""
+    are quantized in another way than NVFP4 and FP8."""
 
     requires_calibration = True  # transformers' mark of a quantizer that quantizes no model while it loads one
 
@@ -249,6 +263,7 @@ class ModelOptQuantizer(HfQuantizer):
         super().__init__(quantization_config, **kwargs)
         self.skipped: dict[str, str] = {}
         self.attached = False  # whether it belongs to a model that was not loaded with it
+        self.experts: dict[str, tuple[Container, bool]] = {}  # to load, and whether gate and up alternate
         self.modes: dict[str, Mode] = {}  # the mode of each layer that the configuration describes, by its name here
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -258,13 +273,15 @@ class ModelOptQuantizer(HfQuantizer):
         if getattr(model.config, "distributed_config", None) is not None:
             raise _C.Error("distributed_config: is given; NVFP4 layers cannot be distributed yet")
         renamed = renamer(model)
-        checkpoint = self._read(kwargs.get("checkpoint_files"), left_out(model, lambda name: renamed(name)[0]))
+        unwanted, gather = left_out(model, lambda name: renamed(name)[0]), gatherer(model, renamed)
+        checkpoint = self._read(kwargs.get("checkpoint_files"), unwanted, gather)
         check_scales(checkpoint)
         for name, reason in checkpoint.skipped.items():
             if name in checkpoint.kept.values():
                 raise _C.Error(f"{name}: cannot be put into the model: {reason}")
         for name, experts in checkpoint.experts.items():
             raise _C.Error(f"{name}: cannot be put into the model: is a stack of {len(experts)} experts")
+        self._await_experts(model, checkpoint)
         names, given = _names(model, checkpoint)
         modules = dict(model.named_modules(remove_duplicate=False))
         for name, packed in checkpoint.all_layers.items():
@@ -303,10 +320,39 @@ class ModelOptQuantizer(HfQuantizer):
             warnings.warn(f"skips {len(cache)} scales of the KV cache ({cache[0]}, ...)", stacklevel=2)
         if checkpoint.kv_cache is not None:
             kv_cache.attach(model, checkpoint.kv_cache.renamed(lambda name: renamed(name)[0]))
+        if self.experts:
+            unused_names = "|".join(map(re.escape, self.experts))
+            model._keys_to_ignore_on_load_unexpected = {
+                *(model._keys_to_ignore_on_load_unexpected or ()),
+                rf"(^|\.)({unused_names})\.",
+            }
         unused = rf"(^|\.)({'|'.join((*kv_cache.NAMES, modelopt.INPUT_SCALE, compressed_tensors.INPUT_SCALE))})$"
         model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), unused}
 
-    def _read(self, files: list[str] | None, unwanted: Callable[[str], str | None]) -> Checkpoint:
+    def _await_experts(self, model: Any, checkpoint: Checkpoint) -> None:
+        """Puts an nvfp4.Experts on the meta device in place of each module whose experts the checkpoint has. Its
+        buffers are no state until they are filled, from the mapped files: transformers counts their bytes, and moves
+        them to their device, but neither misses nor joins their tensors."""
+        warn_of_modes(checkpoint.containers, self.quantization_config.activations, stacklevel=4)
+        for name, container in checkpoint.containers.items():
+            old = model.get_submodule(name)
+            about = described(name, old)
+            new = placeholder(about, old)
+            container.check(about.gated, about.experts)
+            for stack in (new.gate_up, new.down):
+                stack._non_persistent_buffers_set.update(stack._buffers)
+            model.set_submodule(name, new)
+            self.experts[name] = container, about.interleaved
+            if self.quantization_config.activations == AUTO:
+                self.modes[name] = container.mode
+        checkpoint.containers = {}
+
+    def _read(
+        self,
+        files: list[str] | None,
+        unwanted: Callable[[str], str | None],
+        gather: Callable[[Place], str | None],
+    ) -> Checkpoint:
         """The mapped tensors of all files, checked by name, shape and dtype; transformers reads them again."""
         if not files:
             raise _C.Error(
@@ -319,24 +365,36 @@ class ModelOptQuantizer(HfQuantizer):
             check_file(Path(file))
         tensors, _ = read_tensors(map(Path, files))
         config = self.quantization_config
-        return sort(tensors, config.recipe(), wanted=config.activations, unwanted=unwanted)
+        return sort(tensors, config.recipe(), wanted=config.activations, unwanted=unwanted, gather=gather)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         for name, module in model.named_modules():
             if isinstance(module, (_Stored, fp8.StoredFp8)):
                 module.finish(name)
+        for name, (container, interleaved) in self.experts.items():
+            experts = model.get_submodule(name)
+            container.fill(experts, interleaved)
+            for stack in (experts.gate_up, experts.down):
+                stack._non_persistent_buffers_set.clear()
+        self.experts = {}
         prepare_adapters(model)
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The state dict with the format's tensors of each NVFP4 layer, for save_pretrained. Where the layers are not
         those that the configuration describes, it becomes theirs."""
-        layers, state = _layers(model), model.state_dict()
-        if not layers:  # PEFT has merged adapters into all of them
+        layers, experts = _layers(model), _experts(model)
+        with left_out_of_state(model):
+            state = model.state_dict()
+        if not (layers or experts):  # PEFT has merged adapters into all of them
             self.remove_quantization_config(model)
             return state, {}
-        state = {key: t for key, t in state.items() if not is_under(key, layers)}
-        report, modes = SaveReport(self.quantization_config.format.NAME), {}
+        state = {key: t for key, t in state.items() if not is_under(key, {**layers, **experts})}
+        report = SaveReport(self.quantization_config.format.NAME)
+        modes: dict[str, Mode] = {}
+        for name, mixture in experts.items():
+            modes[name] = mixture.mode
+            state |= expert_tensors(name, mixture, report)
         for name, module in layers.items():
             packed = module.packed()
             modes[name] = mode_of(packed)
@@ -352,15 +410,19 @@ class ModelOptQuantizer(HfQuantizer):
 
     def _describe(self, model: Any, modes: dict[str, Mode]) -> None:
         """A configuration of these layers, with the names that save_pretrained writes."""
-        layers, ignore = {}, []
+        layers, ignore, mixtures = {}, [], list[str]()
         for name, module in model.named_modules(remove_duplicate=False):
-            if name in modes:
+            if isinstance(module, Experts):
+                mixtures.append(_saved_name(model, name))
+                layers[mixtures[-1]] = modes[name]
+            elif name in modes:
                 (stored,) = _saved_names(model, name, module)
                 layers[stored] = modes[name]
             elif isinstance(module, torch.nn.Linear) and not isinstance(module, Linear):  # not the one in a FusedPart
                 ignore += _saved_names(model, name, module)
+        ignore += [_saved_name(model, name) for name in routers(model)]
         format = self.quantization_config.format.NAME
-        content, _ = quantization_configs(format, layers, ignore)
+        content, _ = quantization_configs(format, layers, ignore, mixtures)
         cache = kv_cache.of(model)
         if cache is not None and cache.format == format:
             content |= cache.configs()[0]
@@ -492,12 +554,32 @@ def _layers(model: torch.nn.Module) -> dict[str, Linear | FusedPart | Fp8Linear]
     return {**find_layers(model), **{name: module for name, module in modules if isinstance(module, Fp8Linear)}}
 
 
+def _experts(model: torch.nn.Module) -> dict[str, Experts]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
+
+
+def expert_names(model: Any, name: str, gated: bool) -> dict[str, str] | None:
+    """The names of an expert's layers in the model's checkpoints, with {} for its number, as transformers joins them;
+    None where it joins none."""
+    found: dict[str, str] = {}
+    for converter in get_model_conversion_mapping(model):
+        if not isinstance(converter, WeightConverter):
+            continue
+        for i, source in enumerate(converter.source_patterns):
+            local = re.fullmatch(r".*experts\\?\.(?:\*|\.\*)\\?\.(\w+)\\?\.weight", source)
+            target = converter.target_patterns[0].rpartition(".")[2]
+            roles = {"gate_up_proj": (GATE, UP), "up_proj": (UP,), "down_proj": (DOWN,)}.get(target, ())
+            if local and i < len(roles):
+                found.setdefault(roles[i], f"{{}}.{local[1]}")
+    return found if found.keys() == ({GATE, UP, DOWN} if gated else {UP, DOWN}) else None
+
+
 def attach(model: Any) -> None:
     """Gives a model that has NVFP4 layers, and was not loaded by one, a quantizer with which save_pretrained stores
     them: as ModelOpt does, which has no dynamic input scale, or else as compressed-tensors. Where FP8 layers or the
     scales of a KV cache were read, in the format that has them."""
     modules = [module.joined() if isinstance(module, FusedPart) else module for module in _layers(model).values()]
-    if not modules or getattr(model, "hf_quantizer", None) is not None:
+    if not (modules or _experts(model)) or getattr(model, "hf_quantizer", None) is not None:
         return
     eight = [module for module in modules if isinstance(module, Fp8Linear)]
     formats = {module.stored.format for module in eight if module.stored is not None}
@@ -526,6 +608,12 @@ def _saved_names(model: Any, name: str, module: Any) -> list[str]:
             f"{name}: is changed by transformers when it is saved, which NVFP4 layers cannot be; use nvfp4.save"
         )
     return [key.removesuffix(".weight") for key in saved]
+
+
+def _saved_name(model: Any, name: str) -> str:
+    """The name of a module in a file that save_pretrained writes."""
+    (key,) = revert_weight_conversion(model, {f"{name}.weight": torch.empty(0, device="meta")})
+    return str(key).removesuffix(".weight")
 
 
 def register(method: str, config: type[QuantizationConfigMixin], quantizer: type[HfQuantizer]) -> None:

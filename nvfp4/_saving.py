@@ -8,6 +8,8 @@ from typing import NoReturn
 import torch
 
 from nvfp4 import _C
+from nvfp4.checkpoints.experts import Naming, naming_of
+from nvfp4.mixture import Description
 
 
 def prepare_saving(model: torch.nn.Module) -> None:
@@ -27,6 +29,19 @@ def prepare_saving(model: torch.nn.Module) -> None:
         return
     for own in models:
         attach(own)
+
+
+def naming_in(model: torch.nn.Module, name: str, about: Description) -> Naming:
+    """How a checkpoint of this model names and stores the experts of a module."""
+    kind = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+    locals_of = None
+    if kind is not None and isinstance(model, kind):
+        try:
+            from nvfp4._pretrained import expert_names
+        except ImportError:  # a version that nvfp4.transformers cannot work with
+            return naming_of(about)
+        locals_of = expert_names(model, name, about.gated)
+    return naming_of(about, locals_of)
 
 
 class Unstorable:

@@ -53,13 +53,15 @@ class FixedBuffers(torch.nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Gives pickle, which cannot read back a float8 tensor, its bytes."""
         state = dict(self.__dict__)
-        state["_buffers"] = self._buffers | {name: self._buffers[name].view(torch.uint8) for name in self.e4m3}
+        scales = {name: t for name in self.e4m3 if (t := self._buffers[name]) is not None}
+        state["_buffers"] = self._buffers | {name: t.view(torch.uint8) for name, t in scales.items()}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for name in self.e4m3:
-            self._buffers[name] = self._buffers[name].view(torch.float8_e4m3fn)
+            if (t := self._buffers[name]) is not None:
+                self._buffers[name] = t.view(torch.float8_e4m3fn)
 
 
 def casting(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

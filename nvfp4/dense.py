@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C, _api
+from nvfp4.experts import Experts
 from nvfp4.fp8 import Fp8Linear
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart, find_dense, find_layers, keep_hooks, places_of, put
@@ -38,8 +39,8 @@ def dequantize_model(model: torch.nn.Module, dtype: torch.dtype | None = None) -
     checkpoint.
 
     Raises:
-        nvfp4.Error: an argument breaks a rule, the model has no NVFP4 layer or has an FP8 layer, or a layer is split
-            among ranks. The model is unchanged.
+        nvfp4.Error: an argument breaks a rule, the model has no NVFP4 layer or has an FP8 layer or nvfp4.Experts, or a
+            layer is split among ranks. The model is unchanged.
 
     Example:
         >>> import nvfp4, torch
@@ -57,8 +58,8 @@ def dequantize_model(model: torch.nn.Module, dtype: torch.dtype | None = None) -
     if not layers:
         raise _C.Error("model: has no nvfp4.Linear; must have 1 or more")
     for name, module in model.named_modules():
-        if isinstance(module, Fp8Linear):
-            raise _C.Error(f"{name}: is an Fp8Linear, which dequantize_model cannot make dense")
+        if isinstance(module, (Fp8Linear, Experts)):
+            raise _C.Error(f"{name}: is an {type(module).__name__}, which dequantize_model cannot make dense")
     if "" in layers:
         raise _C.Error("model: is the layer itself; use its to_linear")
     for name, layer in layers.items():

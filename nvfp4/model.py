@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from nvfp4 import _C, _api, _text
 from nvfp4._adapters import prepare_adapters
-from nvfp4._saving import prepare_saving
+from nvfp4._saving import naming_in, prepare_saving
 from nvfp4.linear import Linear
+from nvfp4.mixture import Description, Reached, check_finite, describe, is_mixture, quantized
 from nvfp4.modules import FUSED, FusedPart, as_linear, find_dense, is_plain, keep_hooks, not_linear, places_of, put
 from nvfp4.packed import (
     ACTIVATIONS,
@@ -39,7 +40,8 @@ def quantize_model(
     fuse: bool = False,
     block_scale: str = "amax6",
 ) -> QuantizeReport:
-    """Replaces each torch.nn.Linear of a model, and each Conv1D of transformers (GPT-2), by an nvfp4.Linear, in place.
+    """Replaces each torch.nn.Linear of a model, and each Conv1D of transformers (GPT-2), by an nvfp4.Linear, in place,
+    and each module of experts of transformers by an nvfp4.Experts.
 
     The weights are quantized layer by layer, each on its own device, so that no more than one of them exists twice.
     On a terminal and in a notebook a progress bar is drawn, while calibrating too.
@@ -56,10 +58,12 @@ def quantize_model(
             A pattern that begins with "re:" is a regular expression, matched from the start of the layer's name.
             A pattern that matches no module is an error; "lm_head" may be missing.
         activations (str, optional): "nvfp4" (W4A4) or None (W4A16), see nvfp4.Linear. Default: "nvfp4".
+            Experts are W4A16 in both cases.
         calibrate (callable, optional): a function that is given the model and runs it on sample inputs. Default: None.
             It is called before anything is changed.
             The largest absolute value that a layer reads gives its input_global_scale.
             Without the function, and for a layer that it does not reach, the scale is dynamic.
+            The report names experts that it does not reach.
         fuse (bool, optional): whether layers with the same input are joined. Default: False.
             q_proj, k_proj and v_proj (query, key and value) of one module become one layer, and so do gate_proj and
             up_proj (w1 and w3). The model then makes one product instead of three or two. Each part keeps its global
@@ -72,7 +76,8 @@ def quantize_model(
             "four_over_six" is more exact and slower to quantize.
 
     Returns:
-        A QuantizeReport, which also names what stays dense, such as stacked experts, and layers that are NVFP4 already.
+        A QuantizeReport, which also names what stays dense, such as experts that nvfp4 does not know, and layers that
+        are NVFP4 already.
 
     Hooks of the replaced layers are kept. `save_pretrained` of a model of transformers then writes ModelOpt's format,
     or compressed-tensors if a layer has a dynamic input scale. nvfp4.transformers.load loads both.
@@ -100,19 +105,23 @@ def quantize_model(
     if is_plain(model):
         raise _C.Error(f"model: is a {type(model).__name__} itself; must be a module that has it as a child")
     linears, skipped = find_linears(model, ignore)
+    mixtures = find_mixtures(model, ignore, skipped)
+    for name in mixtures:
+        check_finite(name, model.get_submodule(name))
     for name, linear in linears.items():
         with prefix_errors(name):
             check_tensor("weight", linear.weight, None)
             if not linear.weight.is_meta and not bool(linear.weight.isfinite().all()):
                 raise _C.Error("weight: has a value that is NaN or infinite; must be finite")
-    scales = {} if calibrate is None else input_scales(model, linears, calibrate, LARGEST[block_scale])
-    dense, other_bytes = find_dense(model, linears.values())
+    reached = {name: Reached(model.get_submodule(name), about) for name, about in mixtures.items()}
+    scales = {} if calibrate is None else input_scales(model, linears, calibrate, LARGEST[block_scale], reached)
+    dense, other_bytes = find_dense(model, [*linears.values(), *(model.get_submodule(name) for name in mixtures)])
     skipped |= not_linear(model, dense)
     report, names = QuantizeReport(skipped=skipped, dense=dense, other_bytes=other_bytes), list(linears)
     groups = fusible(model, linears, scales) if fuse else {}
     places = places_of(model, linears)
     made: dict[str, Linear] = {}
-    with _text.watched(len(names)) as step, torch.no_grad():
+    with _text.watched(len(names) + len(mixtures)) as step, torch.no_grad():
         for name in names:
             step(name)
             group = groups.get(name, ())
@@ -128,6 +137,11 @@ def quantize_model(
                     put(places[part], fused)
                 del layers, own
             del layer
+        for name, about in mixtures.items():
+            step(name)
+            report.layers.append(quantize_experts(model, name, about, block_scale))
+    if calibrate is not None:
+        report.unreached = {name: missed for name, found in reached.items() if (missed := found.missed())}
     prepare_saving(model)
     prepare_adapters(model)
     return report
@@ -161,6 +175,38 @@ def check_modes(activations: str | None, block_scale: str) -> None:
     if activations not in ACTIVATIONS:
         raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
     check_block_scale(block_scale)
+
+
+def find_mixtures(model: torch.nn.Module, ignore: Sequence[str], skipped: dict[str, str]) -> dict[str, Description]:
+    """The modules of experts to quantize. Adds why others are skipped."""
+    found = {}
+    for name, module in model.named_modules():
+        if not is_mixture(module):
+            continue
+        about = describe(module)
+        pattern = next((pattern for pattern in ignore if matches(name, pattern)), None)
+        if not name:
+            raise _C.Error(f"model: is a {type(module).__name__} itself; must be a module that has it as a child")
+        if pattern is not None:
+            skipped[name] = f"ignore has {pattern!r}"
+        elif isinstance(about, str):
+            skipped[name] = about
+        else:
+            found[name] = about
+    return found
+
+
+def quantize_experts(model: torch.nn.Module, name: str, about: Description, block_scale: str) -> QuantizedLayer:
+    """Puts an nvfp4.Experts in place of a module of experts."""
+    old = model.get_submodule(name)
+    before = sum(t.nbytes for t in old.parameters())
+    naming = naming_in(model, name, about)
+    new, error = quantized(old, about, naming.stacked, block_scale)
+    new.naming = naming
+    keep_hooks(old, new)
+    put(places_of(model, {name: old})[name], new)
+    shape = (about.experts, about.hidden, about.intermediate)
+    return QuantizedLayer(name, shape, error, before, new.nbytes)
 
 
 def check_ignore(ignore: Sequence[str]) -> None:
@@ -232,9 +278,10 @@ def input_scales(
     linears: dict[str, torch.nn.Module],
     calibrate: Callable[[torch.nn.Module], Any],
     largest_value: float,
+    reached: Mapping[str, Reached],
 ) -> dict[str, float]:
     """amax(|x|) / largest_value over all inputs x of each layer while `calibrate` runs, as each format keeps it;
-    nothing for a layer that reads none or zeros alone."""
+    nothing for a layer that reads none or zeros alone. Notes in `reached` the experts that are called."""
     amax: dict[str, Tensor] = {}
 
     def hook(name: str) -> Callable[..., None]:
@@ -248,6 +295,7 @@ def input_scales(
 
     calls = itertools.count(1)
     hooks = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in linears.items()]
+    hooks += [found.module.register_forward_pre_hook(found.record, with_kwargs=True) for found in reached.values()]
     try:
         with _text.watched(None) as step, torch.no_grad():
             hooks.append(model.register_forward_pre_hook(lambda *given: step(f"calibrate: call {next(calls)}")))

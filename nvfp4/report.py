@@ -13,7 +13,7 @@ class QuantizedLayer:
 
     Attributes:
         name (str): the name of the module in the model.
-        shape (tuple of two ints): (N, K) of its weight.
+        shape (tuple of ints): (N, K) of its weight. Of experts (E, H, I).
         error (float): |W - W'| / |W| of the weight W before and W' now, by Frobenius norms; 0 for a weight of zeros.
         bytes_before (int): the bytes of weight and bias before.
         bytes_after (int): the same now. NVFP4 layers have scales too, alpha among them.
@@ -23,7 +23,7 @@ class QuantizedLayer:
     """
 
     name: str
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     error: float
     bytes_before: int
     bytes_after: int
@@ -36,19 +36,22 @@ class QuantizeReport:
     """Reports the work of quantize_model or dequantize_model. `print(report)` prints it as a table.
 
     Attributes:
-        layers (list of QuantizedLayer): the layers that are NVFP4 now, or were, in the model's order.
+        layers (list of QuantizedLayer): the layers that are NVFP4 now, or were, in the model's order, then modules of
+            experts.
         skipped (dict of str): the names of the other linear layers, each with the reason.
-            Large parameters that are in no linear layer are here too, if they have 3 dimensions or more (experts), or 2
-            and are no embedding.
+            Large parameters that are in no linear layer are here too, if they have 3 dimensions or more, such as
+            experts that nvfp4 does not know, or 2 and are no embedding.
         dense (dict of int): the bytes of each parameter that stays dense and has more than 1 MB, or more than 1 % of
             the model.
         other_bytes (int): the bytes of all parameters and buffers that are not in `layers`.
+        unreached (dict of list of int): of each module of experts the experts that no sample reached in `calibrate`.
     """
 
     layers: list[QuantizedLayer] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     dense: dict[str, int] = field(default_factory=dict)
     other_bytes: int = 0
+    unreached: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def bytes_before(self) -> int:
@@ -79,4 +82,6 @@ class QuantizeReport:
         columns = ("layer", "N x K", "error", "bytes before", "bytes after", "input scale", "fused")
         text = _text.plain(columns, rows, [True] + [False] * 5 + [True])
         dense = [f"dense: {name}: {count} bytes" for name, count in self.dense.items()]
-        return "\n".join([text, *(f"skipped: {name}: {reason}" for name, reason in self.skipped.items()), *dense])
+        missed = [f"not reached: {name}: experts {_text.shown(which)}" for name, which in self.unreached.items()]
+        skipped = [f"skipped: {name}: {reason}" for name, reason in self.skipped.items()]
+        return "\n".join([text, *skipped, *missed, *dense])

@@ -15,6 +15,7 @@ from nvfp4 import _C
 from nvfp4._text import shown, unwatched
 from nvfp4.checkpoints.kv_cache import KvCache
 from nvfp4.checkpoints.names import Names
+from nvfp4.experts import Experts
 from nvfp4.fp8 import Fp8Tensors
 from nvfp4.packed import ACTIVATIONS, PackedLinear, check_block_scales, check_positive, short
 
@@ -80,6 +81,8 @@ class Checkpoint:
         layers: the NVFP4 layers by the name of their module.
         fp8: the FP8 layers by the name of their module.
         experts: the stacks of experts [E, N, K/2] by the name of their module, each a list of E layers.
+        mixtures: the experts that are one nvfp4.Experts of the model, by its name.
+        containers: their tensors by that name (experts.Container), until the model has them.
         tensors: all other tensors by name: embeddings, norms, layers that are not quantized or quantized otherwise.
         skipped: names of tensors, or of layers whose tensors are under `tensors` as they are stored, with the reason.
         kept: of each tensor of a skipped layer that layer's name.
@@ -95,6 +98,8 @@ class Checkpoint:
     layers: dict[str, PackedLinear] = field(default_factory=dict)
     fp8: dict[str, Fp8Tensors] = field(default_factory=dict)
     experts: dict[str, list[PackedLinear]] = field(default_factory=dict)
+    mixtures: dict[str, Experts] = field(default_factory=dict)
+    containers: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
@@ -105,8 +110,9 @@ class Checkpoint:
 
     @property
     def packed_bytes(self) -> int:
-        """The bytes of all NVFP4 layers and stacks of experts."""
+        """The bytes of all NVFP4 layers, stacks of experts and experts of the model."""
         stacks = [packed for experts in self.experts.values() for packed in experts]
+        stacks += self.mixtures.values()
         return sum(packed.nbytes for packed in (*self.layers.values(), *stacks))
 
     @property
@@ -121,8 +127,10 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         counts = {"layers": len(self.layers), "FP8 layers": len(self.fp8), "stacks of experts": len(self.experts)}
+        counts |= {"modules of experts": len(self.mixtures)}
         counts |= {"other tensors": len(self.tensors), "skipped": len(self.skipped)}
-        read = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what != "FP8 layers")
+        rare = ("FP8 layers", "modules of experts")
+        read = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what not in rare)
         return f"<nvfp4 checkpoint: {self.format}, {read}>"
 
 

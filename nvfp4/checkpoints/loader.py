@@ -19,7 +19,9 @@ from nvfp4.checkpoints import comfy_kitchen, kv_cache, modelopt, others
 from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales
 from nvfp4.checkpoints.files import file_errors
 from nvfp4.checkpoints.fit import is_head, is_pretrained, left_out
+from nvfp4.checkpoints.mixtures import described, gatherer, made, warn_of_modes
 from nvfp4.checkpoints.reader import check_layer, read, report_dense
+from nvfp4.experts import Stack
 from nvfp4.fp8 import Fp8Linear, Fp8Tensors
 from nvfp4.linear import Linear
 from nvfp4.modules import find_dense, keep_hooks
@@ -53,7 +55,7 @@ def load(
         model (torch.nn.Module, optional): a model whose modules have the checkpoint's names, or one of transformers,
             which renames some. Default: None.
             Each layer of the checkpoint replaces the torch.nn.Linear, nvfp4.Linear or nvfp4.Fp8Linear of its name, on
-            that layer's device.
+            that layer's device. An nvfp4.Experts replaces a module of transformers that holds all experts of a mixture.
             In place of a layer on the meta device it lies on the CPU, still in the mapped file.
             All other tensors are copied into the parameters and buffers of their names. A parameter or buffer on the
             meta device becomes the file's tensor.
@@ -72,6 +74,7 @@ def load(
             "auto" keeps each layer's mode in the checkpoint.
             "nvfp4" quantizes the activations in all layers (W4A4), with the stored input scale, or with a dynamic one
             where none is stored.
+            Experts keep 16-bit activations in any case, with a warning where they are W4A4.
             None keeps 16-bit activations in all layers (W4A16); stored input scales are neither used nor checked. See
             nvfp4.Linear.
             FP8 layers keep their mode with "nvfp4", and 16-bit activations with None.
@@ -90,14 +93,14 @@ def load(
     Returns:
         A Checkpoint. It tells what was skipped: scales of a KV cache, and layers that are quantized in another way.
         FP8 layers are in `fp8`; in a model they are nvfp4.Fp8Linear.
-        Stacked experts [E, N, K/2] are in `experts`, one layer for each.
+        Stacked experts [E, N, K/2] are in `experts`, one layer for each, and those of a model in `mixtures`.
         `dense` names the large tensors that are neither NVFP4 nor FP8.
 
     Raises:
         nvfp4.Error: a file is missing or damaged, or the format is unknown.
             A tensor is missing, or has a wrong shape or dtype.
             A block scale is NaN or negative, or all of a layer's scales are 0 but its values are not.
-            The model does not fit the checkpoint, or the checkpoint has stacked experts, which no model can take.
+            The model does not fit the checkpoint, or has experts whose computation nvfp4 does not know.
             A plan cannot split a layer.
             The message names the file or the tensor. The model is unchanged.
 
@@ -124,20 +127,25 @@ def load(
     if plan is not None and model is None:
         raise _C.Error("plan: is given without a model; must be for one")
     rows = {} if model is None else others.rows_of(model)
-    unwanted = None if model is None else unwanted_by(model)
-    checkpoint = read(source, format, rows, activations=activations, mmap=mmap, unwanted=unwanted)
+    renamed = None if model is None else renaming(model)
+    unwanted = None if model is None else unwanted_by(model, renamed)
+    gather = None if model is None else gatherer(model, renamed)
+    checkpoint = read(source, format, rows, activations=activations, mmap=mmap, unwanted=unwanted, gather=gather)
     if model is not None and unwanted is not None:
         fit(checkpoint, model, unwanted)
     checks = len(checkpoint.layers) + sum(map(len, checkpoint.experts.values())) if plan is None else 0
-    with watched(checks + (len(checkpoint.all_layers) if model is not None else 0)) as step:
+    with watched(
+        checks + (len(checkpoint.all_layers) + len(checkpoint.containers) if model is not None else 0)
+    ) as step:
         if plan is None:
             check_scales(checkpoint, step=step)
         if model is not None:
+            warn_of_modes(checkpoint.containers, activations, stacklevel=4)  # past it, load and file_errors
             put(checkpoint, model, None if mesh is None or plan is None else (mesh, plan), step)
     if model is None:
         report_dense(checkpoint)
     else:
-        layers = [module for module in model.modules() if isinstance(module, (Linear, Fp8Linear))]
+        layers = [module for module in model.modules() if isinstance(module, (Linear, Fp8Linear, Stack))]
         checkpoint.dense, checkpoint.other_bytes = find_dense(model, layers)
     return checkpoint
 
@@ -152,14 +160,21 @@ def check_format(format: str | None) -> None:
 # ---- the model ----
 
 
-def unwanted_by(model: torch.nn.Module) -> Callable[[str], str | None]:
-    """Which tensors of a checkpoint a model's class leaves out, by their names in the checkpoint."""
+Renamed = Callable[[str], tuple[str, str | None]]
+
+
+def renaming(model: torch.nn.Module) -> Renamed | None:
+    """How transformers renames a checkpoint's tensors, for a model of transformers."""
     if not is_pretrained(model):
-        return left_out(model)
+        return None
     from nvfp4._pretrained import renamer  # here: imports transformers' loader
 
-    renamed = renamer(model)
-    return left_out(model, lambda name: renamed(name)[0])
+    return renamer(model)
+
+
+def unwanted_by(model: torch.nn.Module, renamed: Renamed | None) -> Callable[[str], str | None]:
+    """Which tensors of a checkpoint a model's class leaves out, by their names in the checkpoint."""
+    return left_out(model) if renamed is None else left_out(model, lambda name: renamed(name)[0])
 
 
 def fit(checkpoint: Checkpoint, model: torch.nn.Module, unwanted: Callable[[str], str | None]) -> None:
@@ -198,7 +213,13 @@ def put(
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, packed in checkpoint.all_layers.items():
         check_layer(name, packed, modules)
-    replaced = {id(modules[name]) for name in checkpoint.all_layers}
+    for name, container in checkpoint.containers.items():
+        about = described(name, modules[name])
+        container.check(about.gated, about.experts)
+    taken = {**checkpoint.all_layers, **checkpoint.containers}
+    replaced = {id(modules[name]) for name in taken}
+    for name in checkpoint.containers:
+        replaced |= {id(child) for child in modules[name].modules()}
     own = {
         f"{name}.{key}" if name else key: t
         for name, module in modules.items()
@@ -217,7 +238,7 @@ def put(
             raise _C.Error(f"{name}: dtype is {short(t.dtype)}; the model has {short(own[name].dtype)}")
     given = {id(own[name]) for name in checkpoint.tensors}  # a tied parameter has two names
     heads: set[str] = set()
-    filled = {*checkpoint.tensors, *(f"{name}.weight" for name in checkpoint.all_layers)}
+    filled = {*checkpoint.tensors, *(f"{name}.weight" for name in taken)}
     buffers = {name for name, module in modules.items() for key in module._non_persistent_buffers_set}
     for name, t in own.items():
         module, _, key = name.rpartition(".")
@@ -243,6 +264,10 @@ def put(
             raise _C.Error(f"plan: has {name}, which is FP8 and cannot be split; must name NVFP4 or dense layers")
         check_scales(checkpoint, parts)
     layers: dict[int, torch.nn.Module] = {}
+    for name, container in checkpoint.containers.items():
+        step(f"load {name}")
+        checkpoint.mixtures[name] = layers[id(modules[name])] = made(name, container, modules[name])
+    checkpoint.containers = {}
     for name, packed in checkpoint.all_layers.items():
         step(f"load {name}")
         old = modules[name]

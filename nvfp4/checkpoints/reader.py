@@ -30,6 +30,7 @@ from nvfp4.checkpoints.common import (
     noted,
     table,
 )
+from nvfp4.checkpoints.experts import Container, Place, place_of
 from nvfp4.checkpoints.files import READER_ERRORS, check_file, is_there, read_json
 from nvfp4.checkpoints.layouts import HINT, SWIZZLED, layout_of
 from nvfp4.checkpoints.names import Modules
@@ -53,6 +54,7 @@ def read(
     mmap: bool = True,
     activations: str | None = AUTO,
     unwanted: Callable[[str], str | None] | None = None,
+    gather: Callable[[Place], str | None] | None = None,
 ) -> Checkpoint:
     """A checkpoint without a model.
 
@@ -61,6 +63,7 @@ def read(
         rows: N of layers that the format pads.
         errors: where the error message of a layer goes, instead of being raised.
         unwanted: why a tensor of this name is not read; None: it is.
+        gather: the module of the model that takes all experts beside one, by its name; None: there is none.
     """
     metadata: dict[str, str] = {}
     unread: dict[str, str] = {}
@@ -90,7 +93,7 @@ def read(
             recipe = Recipe(name, lambda module: Verdict(AUTO, f"its tensors have the names of {name}{why}"))
         if format not in (None, recipe.format):
             raise _C.Error(f"format: is {format!r}, but {where} is a checkpoint of {recipe.format}")
-        checkpoint = sort(tensors, recipe, errors, activations, unwanted)
+        checkpoint = sort(tensors, recipe, errors, activations, unwanted, gather)
         if why and errors is None and order_of(checkpoint) == "reversed":
             raise _C.Error(f"{where}: has the names of ModelOpt, but the nibbles of each byte look reversed; {HINT}")
     checkpoint.skipped |= unread
@@ -241,13 +244,14 @@ def sort(
     errors: dict[str, str] | None = None,
     wanted: str | None = AUTO,
     unwanted: Callable[[str], str | None] | None = None,
+    gather: Callable[[Place], str | None] | None = None,
 ) -> Checkpoint:
     """Reads the layers; leaves what is none.
 
     Args:
         errors: where the error message of a layer goes, instead of being raised.
         wanted: load's `activations`.
-        unwanted: as of read; a module whose tensors are all unwanted may be quantized in any way.
+        unwanted, gather: as of read; a module whose tensors are all unwanted may be quantized in any way.
     """
     checkpoint = Checkpoint(recipe.format, skipped=dict(recipe.options))
     cache: dict[str, Tensor] = {}
@@ -255,9 +259,11 @@ def sort(
     check_marks(recipe, modules, errors)
     for module, own in modules.items():
         prefix = f"{module}." if module else ""
-        reasons = [unwanted(names[module, local]) for local in own] if unwanted is not None else [None]
-        if reasons[0] is not None and all(reasons):
-            checkpoint.skipped[module] = reasons[0]
+        place = place_of(module) if gather is not None else None
+        target = None if place is None or gather is None else gather(place)
+        reason = unwanted_module(unwanted, [names[module, local] for local in own]) if target is None else None
+        if reason is not None:
+            checkpoint.skipped[module] = reason
             continue
         for local in [local for local in own if local in kv_cache.NAMES]:
             checkpoint.skipped[names[module, local]] = kv_cache.REASON
@@ -265,6 +271,8 @@ def sort(
         verdict, other, ours = recipe.look(module), other_kind(own), is_layer(recipe.format, own)
         named = (verdict.subtree if verdict.mode is None else verdict.mode, *verdict.others)
         if (eight := fp8.chosen(own, named)) is not None:
+            if target is not None:
+                raise _C.Error(f"{module}: is FP8 and one of the experts {target} of the model; must be NVFP4")
             checkpoint.why[module] = verdict.why
             with noted(module, errors), prefix_errors(module):
                 checkpoint.fp8[module] = fp8.read(own, recipe.format, eight, wanted is None)
@@ -284,6 +292,10 @@ def sort(
         elif ours:
             weight = "weight_packed" if "weight_packed" in own else "weight"
             checkpoint.why[module] = verdict.why
+            if place is not None and target is not None:
+                joined = any(names[module, local] == f"{module}_{local}" for local in own)
+                gather_layer(checkpoint, target, place, own, recipe.format, mode, wanted, joined)
+                continue
             with noted(module, errors):
                 check_mode(prefix, own, recipe.format, mode, wanted)
                 input_scale = FORMATS[recipe.format].INPUT_SCALE
@@ -298,6 +310,36 @@ def sort(
     checkpoint.kv_cache = kv_cache.KvCache(recipe.format, cache, recipe.kv_cache)
     check_unclaimed(checkpoint, errors)
     return checkpoint
+
+
+def unwanted_module(unwanted: Callable[[str], str | None] | None, names: list[str]) -> str | None:
+    """Why none of a module's tensors is read; None: one is."""
+    if unwanted is None:
+        return None
+    first = unwanted(names[0])
+    return first if first is not None and all(unwanted(name) for name in names[1:]) else None
+
+
+def gather_layer(
+    checkpoint: Checkpoint,
+    target: str,
+    place: Place,
+    own: dict[str, Tensor],
+    format_name: str,
+    mode: str | None,
+    wanted: str | None,
+    joined: bool,
+) -> None:
+    """Adds a layer of an expert, or a stack, to the experts of a module of the model. Input scales are kept and not
+    used, so that one may be missing."""
+    format = FORMATS[format_name]
+    container = checkpoint.containers.setdefault(target, Container(place.container, format))
+    if container.name != place.container:
+        raise _C.Error(f"{place.container}: and {container.name} are both {target} of the model")
+    check_mode(f"{place.container}.{place.local.format(place.expert)}.", own, format_name, mode, None)
+    dynamic, wanted = mode == W4A4_DYNAMIC, None if wanted is None else AUTO
+    activations = chosen(own, format.INPUT_SCALE, ACTIVATIONS[str(mode)], wanted, dynamic)
+    container.add(place, own, activations, joined, dynamic)
 
 
 def report_dense(checkpoint: Checkpoint) -> None:
@@ -345,9 +387,7 @@ def check_layer(name: str, packed: PackedLinear | Fp8Tensors, modules: Mapping[s
         stack = name.partition(".experts.")[0] + ".experts"
         if ".experts." in name and stack in modules:
             kind = type(modules[stack]).__name__
-            raise _C.Error(
-                f"{name}: is one of the experts of a {kind} in the model, which cannot take quantized layers yet"
-            )
+            raise _C.Error(f"{name}: is one of the experts of a {kind} in the model, which nvfp4 does not know")
         raise _C.Error(f"{name}: is a layer of the checkpoint but no module of the model")
     if not is_plain(old) and type(old) not in (Linear, Fp8Linear):
         raise _C.Error(f"{name}: is a {type(old).__name__} in the model; must be a torch.nn.Linear")

@@ -24,10 +24,12 @@ from torch import Tensor
 from nvfp4 import _C, _text
 from nvfp4._text import shown
 from nvfp4.checkpoints import compressed_tensors, fp8, kv_cache, modelopt
+from nvfp4.checkpoints import experts as mixtures
 from nvfp4.checkpoints.common import W4A4, W4A4_AWQ, W4A4_DYNAMIC, W4A16, W4A16_AWQ
 from nvfp4.checkpoints.output import check_target, copy, target
 from nvfp4.checkpoints.parts import INDEX
 from nvfp4.checkpoints.reader import FORMATS
+from nvfp4.experts import Experts, left_out_of_state
 from nvfp4.fp8 import Fp8Linear, Fp8Tensors
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart
@@ -77,8 +79,8 @@ def save(
     """Writes a model with NVFP4 layers as a checkpoint, which nvfp4.load and the format's other readers read.
 
     Args:
-        model (torch.nn.Module): a model that has nvfp4.Linear layers, each of which is stored in the format, and so
-            are its nvfp4.Fp8Linear layers.
+        model (torch.nn.Module): a model that has nvfp4.Linear layers or nvfp4.Experts, which are stored in the format,
+            and so are its nvfp4.Fp8Linear layers. Experts have the names and the layout with which they were read.
             Layers that quantize_model joined are stored one by one.
             All other tensors of the state dict are stored as they are. A tensor with several names is stored once,
             under the first.
@@ -118,35 +120,46 @@ def save(
     """
     check_format(format)
     limit = shard_bytes(max_shard_size)
-    layers, tensors, ignore = collect(model)
-    return write(Path(path), format, layers, tensors, ignore, config_of(model), limit, cache=kv_cache.of(model))
+    layers, experts, tensors, ignore = collect(model)
+    cache = kv_cache.of(model)
+    return write(Path(path), format, layers, tensors, ignore, config_of(model), limit, cache=cache, experts=experts)
 
 
 # ---- the model ----
 
 
-def collect(model: torch.nn.Module) -> tuple[dict[str, PackedLinear | Fp8Tensors], dict[str, Tensor], list[str]]:
-    """The NVFP4 and FP8 layers, the other tensors of the state dict, and the names of the other linear layers."""
+def collect(
+    model: torch.nn.Module,
+) -> tuple[dict[str, PackedLinear | Fp8Tensors], dict[str, Experts], dict[str, Tensor], list[str]]:
+    """The NVFP4 and FP8 layers, the modules of experts, the other tensors of the state dict, and the names of the other
+    linear layers."""
     layers: dict[str, PackedLinear | Fp8Tensors] = {}
+    experts: dict[str, Experts] = {}
     inside: set[str] = set()
     ignore: list[str] = []
     stored: set[int] = set()
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, (Linear, FusedPart, Fp8Linear)):
+        if isinstance(module, (Linear, FusedPart, Fp8Linear, Experts)):
             if not name:
                 raise _C.Error(f"model: is a {type(module).__name__} itself; must be a module that has it as a child")
             if not is_under(name, inside):  # not the layer inside a FusedPart
                 inside.add(name)
                 if id(module) not in stored:
-                    layers[name] = module.packed()
+                    if isinstance(module, Experts):
+                        experts[name] = module
+                    else:
+                        layers[name] = module.packed()
                     stored.add(id(module))
         elif isinstance(module, torch.nn.Linear):
             ignore.append(name)
-    if not any(isinstance(packed, PackedLinear) for packed in layers.values()):
-        raise _C.Error("model: has no nvfp4.Linear; must have 1 or more")
+    ignore += routers(model)
+    if not experts and not any(isinstance(packed, PackedLinear) for packed in layers.values()):
+        raise _C.Error("model: has no nvfp4.Linear and no nvfp4.Experts; must have 1 or more")
     tensors: dict[str, Tensor] = {}
     seen: set[Any] = set()
-    for name, t in model.state_dict(keep_vars=True).items():
+    with left_out_of_state(model):
+        state = model.state_dict(keep_vars=True)
+    for name, t in state.items():
         if is_under(name, inside):
             continue
         if not isinstance(t, Tensor):
@@ -157,7 +170,22 @@ def collect(model: torch.nn.Module) -> tuple[dict[str, PackedLinear | Fp8Tensors
         if key not in seen:
             seen.add(key)
             tensors[name] = t.detach()
-    return layers, tensors, ignore
+    return layers, experts, tensors, ignore
+
+
+def routers(model: torch.nn.Module) -> list[str]:
+    """The names of modules beside experts that have a matrix of their own and are no linear layer by their type, which
+    other readers may take for one."""
+    found = []
+    for name, module in model.named_modules():
+        children = dict(module.named_children())
+        if not any(isinstance(child, Experts) for child in children.values()):
+            continue
+        for key, child in children.items():
+            weight = child._parameters.get("weight")
+            if not isinstance(child, torch.nn.Linear) and weight is not None and weight.ndim == 2:
+                found.append(f"{name}.{key}" if name else key)
+    return found
 
 
 def is_under(name: str, modules: Collection[str]) -> bool:
@@ -193,7 +221,9 @@ def check_format(format: str) -> None:
 Mode: TypeAlias = "str | fp8.Fp8Mode"
 
 
-def mode_of(packed: PackedLinear | Fp8Tensors) -> Mode:
+def mode_of(packed: PackedLinear | Fp8Tensors | Experts) -> Mode:
+    if isinstance(packed, Experts):
+        return packed.mode
     if isinstance(packed, Fp8Tensors):
         return fp8.mode_of(packed)
     if packed.activations is None:
@@ -204,10 +234,10 @@ def mode_of(packed: PackedLinear | Fp8Tensors) -> Mode:
 
 
 def quantization_configs(
-    format: str, layers: Mapping[str, Mode], ignore: Iterable[str]
+    format: str, layers: Mapping[str, Mode], ignore: Iterable[str], experts: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """`quantization_config` of config.json, and the content of hf_quant_config.json if the format has one; of layers
-    with their modes."""
+    with their modes, of which some are modules of experts."""
     modes: dict[Mode, list[str]] = {}
     for name, mode in layers.items():
         modes.setdefault(mode, []).append(name)
@@ -217,6 +247,11 @@ def quantization_configs(
     names = sorted(set(ignore) - set(layers))
     if format == modelopt.NAME:
         return modelopt.configs(targets, modes, names)
+    # Its own readers look up each expert's layer.
+    targets = {
+        mode: [rf"re:{re.escape(name)}\..*" if name in experts else name for name in targets]
+        for mode, targets in targets.items()
+    }
     return compressed_tensors.config(targets, names), None
 
 
@@ -243,6 +278,7 @@ def write(
     limit: int,
     files: Iterable[Path] = (),
     cache: kv_cache.KvCache | None = None,
+    experts: Mapping[str, Experts] | None = None,
 ) -> SaveReport:
     """Writes a checkpoint's folder, with copies of other files and the scales of a KV cache; see save."""
     try:
@@ -251,10 +287,14 @@ def write(
     except ModuleNotFoundError:
         raise ModuleNotFoundError("nvfp4.save needs safetensors: pip install safetensors", name="safetensors") from None
     check_target(path)
+    experts = experts or {}
     report = SaveReport(format)
     for name, packed in layers.items():
         (report.layers if isinstance(packed, PackedLinear) else report.fp8).append(name)
+    report.layers += experts
     stored = dict(tensors)
+    for name, mixture in experts.items():
+        stored |= expert_tensors(name, mixture, report)
     for name, packed in layers.items():
         stored |= packed_tensors(name, packed, report)
     if cache is not None and cache.format == format:
@@ -268,9 +308,8 @@ def write(
             raise _C.Error(f"{name}: dtype is {short(t.dtype)}; must be one that safetensors stores")
         if t.nbytes > t.untyped_storage().nbytes():
             report.expanded[name] = t.nbytes
-    quantization, other = quantization_configs(
-        format, {name: mode_of(packed) for name, packed in layers.items()}, ignore
-    )
+    modes = {name: mode_of(packed) for name, packed in (*layers.items(), *experts.items())}
+    quantization, other = quantization_configs(format, modes, ignore, experts)
     if cache is not None and cache.format == format:
         entries, more = cache.configs()
         quantization |= entries
@@ -347,6 +386,24 @@ def packed_tensors(name: str, packed: PackedLinear | Fp8Tensors, report: SaveRep
         if before is not None and not before.is_meta and not torch.equal(before, after):
             report.rounded[f"{name}.{key}"] = abs(float(after.double() / before.double()) - 1)
     return {f"{name}.{key}": t for key, t in tensors.items()}
+
+
+def expert_tensors(name: str, experts: Experts, report: SaveReport) -> dict[str, Tensor]:
+    """The tensors of a module of experts by their full names. Notes global scales that change."""
+    if report.format == modelopt.NAME and experts.mode == W4A4_DYNAMIC:
+        raise _C.Error(
+            f"{name}: is W4A4 without an input_global_scale; {report.format} cannot store that; write "
+            f"{compressed_tensors.NAME}"
+        )
+    for key, stack in (("gate_up", experts.gate_up), ("down", experts.down)):
+        for scale in ("weight_global_scale", "input_global_scale"):
+            before = getattr(stack, scale)
+            if before is None or before.is_meta or report.format == modelopt.NAME:
+                continue
+            error = float((before.reciprocal().reciprocal().double() / before.double() - 1).abs().nan_to_num(0).max())
+            if error:
+                report.rounded[f"{name}.{key}.{scale}"] = error
+    return {f"{name}.{key}": t for key, t in mixtures.stored(experts, FORMATS[report.format]).items()}
 
 
 def split(tensors: Mapping[str, Tensor], limit: int) -> dict[str, list[str]]:

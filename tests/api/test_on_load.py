@@ -267,12 +267,73 @@ def test_layers_of_gpt2(tmp_path: Path) -> None:
     assert len(layers_of(model)) == 8 and state(model) == state(expected) and model.hf_quantizer.report == report
 
 
-def test_experts_that_transformers_stacks_stay_dense(tmp_path: Path) -> None:
+NEMOTRON = {"head_dim": 16, "num_hidden_layers": None, "layers_block_type": ["attention", "moe"], "n_group": 1}
+NEMOTRON |= {"topk_group": 1, "n_routed_experts": 4, "moe_intermediate_size": 48}
+NEMOTRON |= {"moe_shared_expert_intermediate_size": 96}
+EXPERTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "a layer for each": (transformers.MixtralConfig, {"num_local_experts": 2}),
+    "stacks with biases": (transformers.GptOssConfig, {"num_local_experts": 4, "head_dim": 16}),
+    "no gate": (transformers.NemotronHConfig, NEMOTRON),
+}
+
+
+@pytest.mark.parametrize("activations", ["nvfp4", None])
+@pytest.mark.parametrize("case", EXPERTS)
+def test_experts(case: str, activations: str | None, tmp_path: Path) -> None:
+    """They become those of quantize_model, which are saved as the checkpoint has them."""
+    kind, more = EXPERTS[case]
+    folder, config = dense(tmp_path / "dense", kind, **more), NVFP4Config(activations)
+    for dtype in (torch.bfloat16, torch.float32):
+        model, (expected, report) = load(folder, config, dtype=dtype), after(folder, config, dtype=dtype)
+        assert any(isinstance(module, nvfp4.Experts) for module in model.modules())
+        assert state(model) == state(expected) and torch.equal(logits(model), logits(expected))
+        assert model.hf_quantizer.report == report and report.dense.keys().isdisjoint(report.skipped)
+    model.save_pretrained(tmp_path / "saved")
+    names = {name.rpartition(".")[0] for name in tensors_of(folder) if ".experts." in name}
+    assert {n.rpartition(".")[0] for n in tensors_of(tmp_path / "saved") if ".experts." in n} == names != set()
+    again = load(tmp_path / "saved", dtype=torch.float32)
+    own, theirs = again.state_dict(), model.state_dict()
+    assert own.keys() == theirs.keys() and all(torch.equal(own[name], theirs[name]) for name in own)
+    assert torch.equal(logits(again), logits(model))
+
+
+def test_dense_experts_are_released_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, seen = dense(tmp_path, transformers.MixtralConfig, num_local_experts=2), []
+    quantize_experts = _on_load.quantize_experts
+
+    def watch(model: nn.Module, name: str, *arguments: Any) -> Any:
+        alive = [other for other, ref in seen if ref() is not None]
+        assert alive == [], f"{alive} are still there when {name} comes"
+        seen.extend((name, weakref.ref(t)) for t in model.get_submodule(name).parameters())
+        assert not any(t.is_meta for t in model.get_submodule(name).parameters())
+        return quantize_experts(model, name, *arguments)
+
+    monkeypatch.setattr(_on_load, "quantize_experts", watch)
+    load(folder, NVFP4Config(), dtype=torch.float32)
+    assert len(seen) == 4 and not any(ref() is not None for _, ref in seen)
+
+
+def test_experts_in_another_dtype_or_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that the model keeps in fp32 is quantized at the end."""
     folder = dense(tmp_path, transformers.MixtralConfig, num_local_experts=2)
+    ignoring = NVFP4Config(ignore=["lm_head", "model.layers.0.mlp"])
+    model, (expected, report) = load(folder, ignoring), after(folder, ignoring)
+    assert state(model) == state(expected) and model.hf_quantizer.report == report
+    assert report.skipped["model.layers.0.mlp.experts"] == "ignore has 'model.layers.0.mlp'"
+    monkeypatch.setattr(transformers.MixtralForCausalLM, "_keep_in_fp32_modules_strict", {"down_proj", "norm"})
     model, (expected, report) = load(folder, NVFP4Config()), after(folder, NVFP4Config())
-    assert len(layers_of(model)) == 8 and state(model) == state(expected)
-    assert model.hf_quantizer.report == report
-    assert "no torch.nn.Linear" in report.skipped["model.layers.0.mlp.experts.gate_up_proj"]
+    assert state(model) == state(expected) and model.hf_quantizer.report == report
+    assert isinstance(model.model.layers[0].mlp.experts, nvfp4.Experts)
+
+
+def test_damaged_experts_are_named(tmp_path: Path) -> None:
+    folder = dense(tmp_path, transformers.MixtralConfig, num_local_experts=2)
+    tensors = tensors_of(folder)
+    name = next(name for name in tensors if ".experts.1.w2" in name)
+    tensors[name][3, 5] = float("nan")
+    rewrite(folder, tensors)
+    with pytest.raises(nvfp4.Error, match=r"^model\.layers\.0\.mlp\.experts\.down_proj: has a value that is NaN or "):
+        load(folder, NVFP4Config())
 
 
 def test_modules_that_a_model_keeps_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,7 +248,7 @@ def with_buffer(buffer: Tensor) -> nn.Module:
 SIZE = "must be a positive number of bytes, or one with a unit: '5GB'"
 REJECTED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "format: is 'gguf'; must be 'compressed-tensors' or 'modelopt'": (Model, {"format": "gguf"}),
-    "model: has no nvfp4.Linear; must have 1 or more": (Model, {}),
+    "model: has no nvfp4.Linear and no nvfp4.Experts; must have 1 or more": (Model, {}),
     "model: is a Linear itself; must be a module that has it as a child": (lambda: nvfp4.Linear(32, 16), {}),
     **{
         f"max_shard_size: is {size!r}; {SIZE}": (Model, {"max_shard_size": size})

@@ -21,6 +21,8 @@ LAYERS = (
     ("packed", "buffers"),
     ("gradient",),
     ("linear", "fp8"),
+    ("experts",),
+    ("mixture",),
     ("modules", "report"),
     ("dense", "parallel", "peft"),
     ("_adapters",),

@@ -1,0 +1,551 @@
+"""nvfp4.Experts: the experts of a mixture with NVFP4 weights, in place of a module of transformers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import torch
+from torch import Tensor
+
+from nvfp4 import _C, _api
+from nvfp4.buffers import FixedBuffers
+from nvfp4.gradient import as_gemm_takes_it, bf16_parts
+from nvfp4.packed import BLOCK, aligned, check_type, round_up, short
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+GATED, PLAIN = ("silu", "gelu_tanh", "swiglu"), ("silu", "gelu_tanh", "relu2")  # activations, with and without a gate
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MOST = 1024  # experts of one call of grouped_gemm
+
+
+class Stack(FixedBuffers):
+    """E * P NVFP4 matrices [N, K]: those of E experts, each with P parts whose results lie side by side.
+
+    On a CPU the matrices may stay where they are, in mapped files that have a tensor for each (`keep`). A state dict
+    and another device get the buffers, which are filled expert by expert then.
+
+    Buffers:
+        weight: [E, P, N, K/2] uint8, or None.
+        weight_scale: [E, P, N rounded up to 128, K/16 rounded up to 4] float8_e4m3fn in the 128x4 layout, or None.
+        weight_global_scale: float32 [E, P], multipliers.
+        input_global_scale: float32 [E, P], NaN for an expert without one; or None. Kept for saving.
+        bias: [E, P, N], or None.
+
+    Attributes:
+        shape: (E, P, N, K).
+        kept: of each part the values [N, K/2] and the linear scales [N, K/16] of each expert, as bytes; or None.
+    """
+
+    fixed = ("weight_scale", "weight_global_scale", "input_global_scale")
+    e4m3 = ("weight_scale",)
+
+    weight: Tensor | None
+    weight_scale: Tensor | None
+    weight_global_scale: Tensor
+    input_global_scale: Tensor | None
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        experts: int,
+        parts: int,
+        rows: int,
+        columns: int,
+        bias: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.shape = (experts, parts, rows, columns)
+        self.kept: list[tuple[list[Tensor], list[Tensor]]] | None = None
+        self.has_state = True  # False while a state dict is made that leaves this stack out
+        self.register_buffer("weight", None)
+        self.register_buffer("weight_scale", None)
+        self._buffers.update(self.blank(device))
+        self.register_buffer("weight_global_scale", torch.ones(experts, parts, dtype=torch.float32, device=device))
+        self.register_buffer("input_global_scale", None)
+        zeros = torch.zeros(experts, parts, rows, dtype=dtype, device=device) if bias else None
+        self.register_buffer("bias", zeros)
+
+    def blank(self, device: torch.device | str | int | None) -> dict[str, Tensor | None]:
+        """weight and weight_scale of zeros, which the scales' padding keeps."""
+        experts, parts, rows, columns = self.shape
+        scales = (experts, parts, round_up(rows, 128), round_up(columns // BLOCK, 4))
+        return {
+            "weight": torch.zeros(experts, parts, rows, columns // 2, dtype=torch.uint8, device=device),
+            "weight_scale": torch.zeros(scales, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn),
+        }
+
+    @property
+    def nbytes(self) -> int:
+        kept = [t for part in self.kept or () for tensors in part for t in tensors]
+        return sum(t.nbytes for t in (*self.buffers(), *kept))
+
+    def keep(self, part: int, weights: list[Tensor], scales: list[Tensor]) -> None:
+        """Takes a part's matrices, and their scales in the linear layout, as they are, on a CPU."""
+        self.weight = self.weight_scale = None
+        if self.kept is None:
+            self.kept = [([], [])] * self.shape[1]
+        self.kept[part] = ([aligned(t) for t in weights], [t.contiguous().view(torch.uint8) for t in scales])
+
+    def stacked(self, device: torch.device) -> dict[str, Tensor | None]:
+        """weight and weight_scale of the matrices that are kept, on a device."""
+        experts, parts, rows, columns = self.shape
+        assert self.kept is not None
+        result = self.blank(device)
+        weight, scale = result["weight"], result["weight_scale"]
+        assert weight is not None and scale is not None
+        linear = torch.empty(experts, rows, columns // BLOCK, dtype=torch.uint8, device=device)
+        for p, (values, scales) in enumerate(self.kept):
+            for e in range(experts):
+                weight[e, p].copy_(values[e])
+                linear[e].copy_(scales[e])
+            scale[:, p] = swizzled(linear)
+        return result
+
+    def matrices(self) -> Callable[[int, int], tuple[Tensor, Tensor]]:
+        """A function of expert and part: the values [N, K/2] and the linear scales [N, K/16]."""
+        kept, weight, scale = self.kept, self.weight, self.weight_scale
+        if kept is not None:
+            return lambda e, p: (kept[p][0][e], kept[p][1][e].view(torch.float8_e4m3fn))
+        assert weight is not None and scale is not None
+        experts, parts, rows, columns = self.shape
+        blocks = scale.reshape(experts * parts, *scale.shape[2:])
+        linear = _api.unswizzle(blocks, rows, columns // BLOCK).reshape(experts, parts, rows, columns // BLOCK)
+        return lambda e, p: (weight[e, p], linear[e, p])
+
+    # ---- what torch.nn.Module does with the buffers ----
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        if self.kept is not None:
+            device = fn(torch.empty(0, dtype=torch.uint8)).device
+            if device.type != "cpu":
+                self._buffers.update(self.stacked(device))
+                self.kept = None
+        return super()._apply(fn, recurse)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if not self.has_state:
+            return
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.kept is not None:
+            destination.update({prefix + name: t for name, t in self.stacked(torch.device("cpu")).items()})
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        """Also takes a state with input scales where this stack has none, and the reverse. Another dtype is an
+        error."""
+        mismatches = []
+        wanted = {"weight": torch.uint8, "weight_scale": torch.float8_e4m3fn}
+        for name in ("weight", "weight_scale", "weight_global_scale", "input_global_scale"):
+            t, dtype = state_dict.get(prefix + name), wanted.get(name, torch.float32)
+            if isinstance(t, Tensor) and t.dtype != dtype:
+                mismatches.append(f"{prefix}{name}: is {short(t.dtype)}; must be {short(dtype)}")
+        if mismatches:
+            arguments[-1].extend(mismatches)  # load_state_dict raises them, with those of other modules
+            return
+        if prefix + "weight" in state_dict:
+            given = state_dict.get(prefix + "input_global_scale")
+            self.input_global_scale = None if given is None else torch.empty_like(self.weight_global_scale)
+            if self.kept is not None:
+                self._buffers.update(self.blank("cpu"))
+                self.kept = None
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    def extra_repr(self) -> str:
+        experts, parts, rows, columns = self.shape
+        return f"{experts} x {parts} matrices of {rows} x {columns}, bias={self.bias is not None}"
+
+    # ---- the products ----
+
+    def product(self, a: Tensor, ends: Tensor, rows: Tensor | None, batch_invariant: bool) -> Tensor:
+        """a [R, K] times each group's matrices, [T, P * N], in the dtype of a: rounded once. For float32 it is the sum
+        of the products of three bfloat16 parts, which are exact."""
+        if self.kept is None:
+            return self._product(
+                a, self.weight, self.weight_scale, self.weight_global_scale, self.bias, ends, rows, batch_invariant
+            )
+        used, ends = self._used(ends)
+        results = []
+        for p in range(self.shape[1]):
+            bias = None if self.bias is None else self.bias[used, p]
+            values, scales = ([tensors[e] for e in used] for tensors in self.kept[p])
+            alpha = self.weight_global_scale[used, p]
+            results.append(self._product(a, values, scales, alpha, bias, ends, rows, batch_invariant))
+        return results[0] if len(results) == 1 else torch.cat(results, 1)
+
+    def _used(self, ends: Tensor) -> tuple[list[int], Tensor]:
+        """The experts that have rows, and their ends. Lists are read on the host, so a call passes no more than it
+        needs: few of many experts for a single token."""
+        if torch.compiler.is_compiling():
+            return [*range(self.shape[0])], ends
+        used = ends.diff(prepend=ends.new_zeros(1)).nonzero().flatten()
+        used = used if used.numel() else used.new_zeros(1)
+        return used.tolist(), ends[used].contiguous()
+
+    @staticmethod
+    def _product(
+        a: Tensor,
+        weight: Any,
+        scale: Any,
+        alpha: Tensor,
+        bias: Tensor | None,
+        ends: Tensor,
+        rows: Tensor | None,
+        batch_invariant: bool,
+        transpose_b: bool = True,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """grouped_gemm, of float32 by parts, the smallest first."""
+        if bias is not None and bias.dtype != a.dtype:
+            bias = bias.float()
+        total = None
+        parts = [a] if a.dtype != torch.float32 else [*bf16_parts(a)][::-1]
+        for i, part in enumerate(parts):
+            y: Tensor = _api.grouped_gemm(
+                part,
+                weight,
+                None,
+                scale,
+                ends,
+                rows=rows,
+                alpha=alpha,
+                bias=bias if i == len(parts) - 1 else None,
+                out_dtype=a.dtype if out_dtype is None else out_dtype,
+                scale_layout="128x4" if isinstance(scale, Tensor) else "linear",
+                transpose_b=transpose_b,
+                batch_invariant=batch_invariant,
+                constant_b=is_constant(),
+            )
+            total = y if total is None else total + y
+        assert total is not None
+        return total
+
+    def transposed(self, dy: Tensor, ends: Tensor, batch_invariant: bool) -> Tensor:
+        """The gradient with respect to the rows of a, [T, K] float32, of one with respect to the product, [T, P * N].
+
+        grouped_gemm computes it of one part. In a stack with two parts each expert counts as two groups, whose rows
+        follow one another: those of gate, then those of up.
+        """
+        experts, parts, size, _ = self.shape
+        if self.kept is not None:
+            used, ends = self._used(ends)
+            total = None
+            for p, each in enumerate(dy.split(size, 1)):
+                values, scales = ([tensors[e] for e in used] for tensors in self.kept[p])
+                alpha = self.weight_global_scale[used, p]
+                dx = self._gradient(each.contiguous(), values, scales, alpha, ends, None, batch_invariant)
+                total = dx if total is None else total + dx
+            assert total is not None
+            return total
+        assert self.weight is not None
+        weight, alpha = self.weight.flatten(0, 1), self.weight_global_scale.flatten()
+        if parts == 1:
+            return self._gradient(dy, weight, self.weight_scale, alpha, ends, None, batch_invariant)
+        slots = dy.shape[0]
+        dy = dy.reshape(slots, 2, -1).transpose(0, 1).reshape(2 * slots, -1)
+        slot = torch.arange(slots, device=dy.device, dtype=torch.int32)
+        starts = torch.cat((ends.new_zeros(1), ends, ends.new_full((1,), slots)))
+        expert = torch.searchsorted(ends, slot, right=True)  # E at and past the last end
+        first, second = (slot + starts[expert]).long(), (slot + starts[expert + 1]).long()
+        rows = torch.empty(2 * slots, device=dy.device, dtype=torch.int32)
+        rows[first], rows[second] = slot, slot + slots
+        ends = torch.stack((starts[:-2] + ends, 2 * ends), 1).flatten()
+        dx = self._gradient(dy, weight, self.weight_scale, alpha, ends, rows, batch_invariant)
+        return dx[first] + dx[second]
+
+    def _gradient(
+        self,
+        dy: Tensor,
+        weight: Any,
+        scale: Any,
+        alpha: Tensor,
+        ends: Tensor,
+        rows: Tensor | None,
+        batch_invariant: bool,
+    ) -> Tensor:
+        return self._product(
+            dy, weight, scale, alpha, None, ends, rows, batch_invariant, transpose_b=False, out_dtype=torch.float32
+        )
+
+
+def swizzled(linear: Tensor) -> Tensor:
+    """Linear scales [L, N, K/16] in the 128x4 layout: [L, N rounded up to 128, K/16 rounded up to 4] float8_e4m3fn."""
+    count, rows, columns = linear.shape
+    scales: Tensor = _api.swizzle(linear.view(torch.float8_e4m3fn))
+    return scales.reshape(count, round_up(rows, 128), round_up(columns, 4))
+
+
+@contextlib.contextmanager
+def left_out_of_state(model: torch.nn.Module) -> Iterator[None]:
+    """Makes state dicts without stacks, whose matrices would be copied."""
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    for stack in stacks:
+        stack.has_state = False
+    try:
+        yield
+    finally:
+        for stack in stacks:
+            stack.has_state = True
+
+
+class Experts(torch.nn.Module):
+    """The experts of a mixture with NVFP4 weights and 16-bit activations (W4A16).
+
+    Expert e computes down[e] . act(gate[e] . x, up[e] . x), or down[e] . act(up[e] . x) without a gate. The result for
+    a token is the sum over its experts, each times its router's weight.
+
+    A new module holds zeros. `nvfp4.load`, `nvfp4.quantize_model` and `load_state_dict` fill it.
+
+    Args:
+        num_experts (int): E, 1 to 1024.
+        hidden_size (int): H, a positive multiple of 16.
+        intermediate_size (int): I, a positive multiple of 16.
+        activation (str, optional): "silu", "gelu_tanh" or "swiglu" (gpt-oss) with a gate; "silu", "gelu_tanh" or
+            "relu2" without one. Default: "silu". See nvfp4.gated.
+        gated (bool, optional): whether each expert has a gate beside up. Default: True.
+        bias (bool, optional): whether all products have biases. Default: False.
+        limit (float, optional): the limit of nvfp4.gated. Default: None.
+        alpha (float, optional): the alpha of nvfp4.gated. Default: None.
+        apply_router_weight_on_input (bool, optional): whether the router's weights multiply the input instead of the
+            experts' outputs. Default: False.
+        batch_invariant (bool, optional): makes the bits of a token's result independent of the other tokens.
+            Default: False.
+        device (torch.device, str or int, optional): the device of the buffers. Default: torch's default device.
+        dtype (torch.dtype, optional): the dtype of the biases. Default: torch.get_default_dtype().
+
+    Buffers:
+        gate_up: a Stack of [I, H] matrices; an expert's parts are gate and up, or up alone.
+        down: a Stack of [H, I] matrices.
+
+    Shape:
+        hidden: [..., H] in float16, bfloat16 or float32. Under autocast it is first cast to autocast's dtype.
+        top_k_index: [..., k] int32 or int64. An index outside of 0 .. E-1 stands for an expert elsewhere: it adds 0.
+        top_k_weights: [..., k] in a floating-point dtype.
+        output: [..., H] in the dtype of hidden.
+
+    Without index and weights the rows of hidden are those of expert 0, then as many of expert 1, ..., and so are the
+    output's, as in transformers' Llama4TextExperts. Rows of zeros are skipped where there is no bias.
+
+    The results of gate and up, of the activation, and of each expert are rounded to the dtype of hidden. The sum over a
+    token's experts is computed in fp32 in the order of its indices and rounded once. For float32 each product is
+    the sum of the products of three bfloat16 parts, which are exact: three times the work.
+
+    There are gradients with respect to hidden and top_k_weights, by products with the packed weights; none with respect
+    to the weights.
+
+    Experts of a W4A4 checkpoint run in this way too. `mode` is what the checkpoint says, and `input_global_scale` of
+    the stacks is kept for saving.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: str = "silu",
+        gated: bool = True,
+        bias: bool = False,
+        limit: float | None = None,
+        alpha: float | None = None,
+        apply_router_weight_on_input: bool = False,
+        batch_invariant: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = {"num_experts": num_experts, "hidden_size": hidden_size, "intermediate_size": intermediate_size}
+        for name, size in sizes.items():
+            check_type(name, size, SupportsIndex, "an integer")
+            if name == "num_experts" and not 1 <= size <= MOST:
+                raise _C.Error(f"{name}: is {size}; must be 1 to {MOST}")
+            if name != "num_experts" and (size <= 0 or size % BLOCK):
+                raise _C.Error(f"{name}: is {size}; must be a positive multiple of {BLOCK}")
+        allowed = GATED if gated else PLAIN
+        if activation not in allowed:
+            raise _C.Error(
+                f"activation: is {activation!r} {'with' if gated else 'without'} a gate; must be "
+                f"{', '.join(map(repr, allowed))}"
+            )
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        if dtype not in DTYPES:
+            raise _C.Error(f"dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
+        self.num_experts, self.hidden_size, self.intermediate_size = num_experts, hidden_size, intermediate_size
+        self.activation, self.gated, self.limit, self.alpha = activation, gated, limit, alpha
+        self.apply_router_weight_on_input = apply_router_weight_on_input
+        self.batch_invariant = batch_invariant
+        self.mode = "W4A16"  # as stored
+        self.interleaved = False  # whether rows of gate and up alternate in a checkpoint's stack
+        self.naming: Any = None  # nvfp4.checkpoints.experts.Naming of the checkpoint, for saving
+        place = {"bias": bias, "device": device, "dtype": dtype}
+        self.gate_up = Stack(num_experts, 2 if gated else 1, intermediate_size, hidden_size, **place)
+        self.down = Stack(num_experts, 1, hidden_size, intermediate_size, **place)
+
+    @property
+    def nbytes(self) -> int:
+        return self.gate_up.nbytes + self.down.nbytes
+
+    def extra_repr(self) -> str:
+        text = f"{self.num_experts}, hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}"
+        text += f", activation={self.activation!r}, gated={self.gated}"
+        given = {"limit": self.limit, "alpha": self.alpha}
+        text += "".join(f", {name}={value}" for name, value in given.items() if value is not None)
+        flags = ("apply_router_weight_on_input", "batch_invariant")
+        return text + "".join(f", {name}=True" for name in flags if getattr(self, name))
+
+    # ---- the computation ----
+
+    def forward(self, hidden: Tensor, top_k_index: Tensor | None = None, top_k_weights: Tensor | None = None) -> Tensor:
+        x = self._checked(hidden).reshape(-1, self.hidden_size)
+        if top_k_index is None and top_k_weights is None:
+            return self._sorted(x).reshape(hidden.shape)
+        index, weights = self._routing(x, top_k_index, top_k_weights)
+        if x.shape[0] == 0 or index.shape[1] == 0:
+            return x.new_zeros(hidden.shape)
+        if self.apply_router_weight_on_input:
+            # Each choice of an expert has an input of its own.
+            scaled = (x.unsqueeze(1).float() * weights.unsqueeze(2).float()).to(x.dtype).reshape(-1, x.shape[1])
+            rows, ends, places = _api.moe_route(index.reshape(-1, 1), self.num_experts)
+            places = places.reshape(index.shape)
+            return self._run(scaled, rows, ends, places, None).reshape(hidden.shape)
+        rows, ends, places = _api.moe_route(index, self.num_experts)
+        return self._run(x, rows, ends, places, weights).reshape(hidden.shape)
+
+    def _checked(self, hidden: Tensor) -> Tensor:
+        """The input in the dtype that the module computes in."""
+        check_type("hidden", hidden, Tensor, "a torch.Tensor")
+        if hidden.ndim == 0 or hidden.shape[-1] != self.hidden_size:
+            raise _C.Error(
+                f"hidden: shape is {list(hidden.shape)}; the last dimension must be hidden_size = {self.hidden_size}"
+            )
+        if hidden.dtype not in DTYPES:
+            raise _C.Error(f"hidden: dtype is {short(hidden.dtype)}; must be float16, bfloat16 or float32")
+        if not hidden.is_meta and torch.is_autocast_enabled(hidden.device.type):
+            hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+        return hidden
+
+    def _routing(self, x: Tensor, index: Tensor | None, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Index and weights as [tokens, k]."""
+        for name, t in (("top_k_index", index), ("top_k_weights", weights)):
+            check_type(name, t, Tensor, "a torch.Tensor")
+        assert index is not None and weights is not None
+        if index.dtype not in (torch.int32, torch.int64):
+            raise _C.Error(f"top_k_index: dtype is {short(index.dtype)}; must be int32 or int64")
+        if weights.dtype not in DTYPES:
+            raise _C.Error(f"top_k_weights: dtype is {short(weights.dtype)}; must be float16, bfloat16 or float32")
+        if weights.shape != index.shape:
+            raise _C.Error(
+                f"top_k_weights: shape is {list(weights.shape)}; must be that of top_k_index: {list(index.shape)}"
+            )
+        tokens = 1
+        for size in index.shape[:-1]:
+            tokens *= size
+        if index.ndim == 0 or tokens != x.shape[0]:
+            raise _C.Error(f"top_k_index: shape is {list(index.shape)}; must be [{x.shape[0]}, k] for these tokens")
+        return index.reshape(tokens, index.shape[-1]), weights.reshape(tokens, index.shape[-1])
+
+    def _sorted(self, x: Tensor) -> Tensor:
+        """Rows in the order of their experts. A row of zeros, by which Llama-4 stands for a token that does not go to
+        an expert, gives zeros without a bias."""
+        experts = torch.arange(self.num_experts, device=x.device, dtype=torch.int32)
+        if x.shape[0] % self.num_experts:
+            raise _C.Error(f"hidden: has {x.shape[0]} rows; must be a multiple of num_experts = {self.num_experts}")
+        if x.shape[0] == 0:
+            return torch.zeros_like(x)
+        index = experts.repeat_interleave(x.shape[0] // self.num_experts)
+        if self.gate_up.bias is None:
+            index = torch.where((x != 0).any(1), index, -1)
+        rows, ends, places = _api.moe_route(index.unsqueeze(1), self.num_experts)
+        return self._run(x, rows, ends, places, None)
+
+    def _run(self, x: Tensor, rows: Tensor, ends: Tensor, places: Tensor, weights: Tensor | None) -> Tensor:
+        given = x.requires_grad or (weights is not None and weights.requires_grad)
+        if torch.is_grad_enabled() and given:
+            result: Tensor = _Gradient.apply(self, x, weights, rows, ends, places)
+            return result
+        return self._computed(x, rows, ends, places, weights)
+
+    def _computed(self, x: Tensor, rows: Tensor, ends: Tensor, places: Tensor, weights: Tensor | None) -> Tensor:
+        y = self._outputs(self._inner(x, rows, ends), ends)
+        result: Tensor = _api.moe_combine(y, places, weights, out_dtype=x.dtype)
+        return result
+
+    def _inner(self, x: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
+        """gate and up of each expert, side by side."""
+        return self.gate_up.product(as_gemm_takes_it(x), ends, rows, self.batch_invariant)
+
+    def _outputs(self, inner: Tensor, ends: Tensor) -> Tensor:
+        gate, up = inner.split(self.intermediate_size, 1) if self.gated else (inner, None)
+        h: Tensor = _api.gated(gate, up, self.activation, limit=self.limit, alpha=self.alpha, out_dtype=inner.dtype)
+        return self.down.product(h, ends, None, self.batch_invariant)
+
+    def _activated(self, inner: Tensor) -> Tensor:
+        """gated() in torch, in fp32, for gradients."""
+        gate, up = inner.split(self.intermediate_size, 1) if self.gated else (inner, None)
+        alpha = 1.702 if self.alpha is None else self.alpha
+        if self.limit is not None:
+            gate = gate.clamp(max=self.limit)
+            up = None if up is None else up.clamp(-self.limit, self.limit)
+        activations: dict[str, Callable[[Tensor], Tensor]] = {
+            "silu": torch.nn.functional.silu,
+            "gelu_tanh": lambda t: torch.nn.functional.gelu(t, approximate="tanh"),
+            "relu2": lambda t: torch.relu(t).square(),
+            "swiglu": lambda t: t * torch.sigmoid(alpha * t),
+        }
+        h = activations[self.activation](gate)
+        return h if up is None else h * (up + 1 if self.activation == "swiglu" else up)
+
+
+class _Gradient(torch.autograd.Function):
+    """Experts with gradients with respect to the input and the router's weights. The backward pass computes gate and up
+    again, so that it keeps no more than the input."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, experts: Experts, x: Tensor, weights: Tensor | None, rows: Tensor, ends: Tensor, places: Tensor
+    ) -> Tensor:
+        ctx.experts = experts
+        ctx.save_for_backward(x, weights, rows, ends, places)
+        return experts._computed(x, rows, ends, places, weights)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        experts: Experts = ctx.experts
+        x, weights, rows, ends, places = ctx.saved_tensors
+        inner = experts._inner(x, rows, ends)
+        slots = rows.shape[0]
+        at = torch.where(places < 0, slots, places).long()  # a row more, for experts elsewhere
+        each_dy = dy.float().unsqueeze(1)
+        dout = dy.new_zeros((slots + 1, dy.shape[1]), dtype=torch.float32)
+        dout[at] = each_dy if weights is None else each_dy * weights.float().unsqueeze(2)
+        dout = dout[:slots]
+        dweights = None
+        if weights is not None and ctx.needs_input_grad[2]:
+            y = experts._outputs(inner, ends)[at.clamp(max=slots - 1)]
+            dweights = torch.where(places < 0, 0.0, (y.float() * each_dy).sum(2)).to(weights.dtype)
+        dx = None
+        if ctx.needs_input_grad[1]:
+            dh = experts.down.transposed(dout.to(x.dtype), ends, experts.batch_invariant)
+            with torch.enable_grad():
+                wide = inner.detach().float().requires_grad_()
+                (dinner,) = torch.autograd.grad(experts._activated(wide), wide, dh)
+            each = experts.gate_up.transposed(dinner.to(x.dtype), ends, experts.batch_invariant)
+            dx = _api.moe_combine(each, backward_places(places, rows, x), None, out_dtype=x.dtype)
+        return None, dx, dweights, None, None, None
+
+
+def backward_places(places: Tensor, rows: Tensor, x: Tensor) -> Tensor:
+    """The slots that each row of x was read into: those of its token, or its own if it stands for one choice."""
+    return places if places.shape[0] == x.shape[0] else places.reshape(-1, 1)
+
+
+def is_constant() -> bool:
+    """Whether no kernel in flight can write the weights, as of Linear: compiled code may compute them just before."""
+    return not (torch.compiler.is_compiling() or torch._C._is_tracing())

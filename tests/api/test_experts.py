@@ -1,0 +1,398 @@
+"""nvfp4.Experts against a loop over dequantized weights in fp64, its gradients, and what torch does with the module."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import nvfp4
+from nvfp4.experts import Experts, Stack
+
+E, H, INNER, TOKENS = 5, 64, 48, 9
+KINDS = [("silu", True), ("gelu_tanh", True), ("swiglu", True), ("silu", False), ("gelu_tanh", False), ("relu2", False)]
+# Relative error of the result in the Frobenius norm. fp32: sums of at most 64 + 48 products, each rounded to 2^-24.
+# 16 bits: the results of gate and up, of the activation, of each expert and of the sum are rounded, to 2^-11 or 2^-8.
+BOUNDS = {torch.float32: 112 * 2.0**-24, torch.float16: 4 * 2.0**-11, torch.bfloat16: 4 * 2.0**-8}
+
+
+def filled(stack: Stack, generator: torch.Generator, integers: bool = False) -> None:
+    """Random values; or 0, 1 and -1 with scales that are powers of 2."""
+    shape = stack.weight.shape
+    if integers:
+        nibbles = torch.tensor([0x0, 0x2, 0xA])[torch.randint(3, (*shape, 2), generator=generator)]
+        stack.weight = (nibbles[..., 0] | nibbles[..., 1] << 4).to(torch.uint8)
+        scales = torch.tensor([1.0, 2.0])[torch.randint(2, stack.weight_scale.shape, generator=generator)]
+        stack.weight_global_scale = torch.tensor([0.5, 1.0])[torch.randint(2, shape[:2], generator=generator)]
+    else:
+        stack.weight = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+        scales = torch.rand(stack.weight_scale.shape, generator=generator) + 0.5
+        stack.weight_global_scale = (torch.rand(shape[:2], generator=generator) + 0.5) / 16
+    stack.weight_scale = scales.to(torch.float8_e4m3fn)
+    used = nvfp4.swizzle(torch.ones(shape[2], shape[3] // 8, dtype=torch.uint8))  # its padding may hold anything
+    stack.weight_scale.view(torch.uint8)[..., used.reshape(stack.weight_scale.shape[2:]) == 0] = 0x7F
+    if stack.bias is not None:
+        stack.bias = torch.randn(stack.bias.shape, generator=generator)
+
+
+def keep(experts: Experts) -> Experts:
+    """The same experts with a tensor for each matrix, as in mapped files."""
+    kept = copy.deepcopy(experts)
+    for stack in (kept.gate_up, kept.down):
+        get, (count, parts, _, _) = stack.matrices(), stack.shape
+        pairs = [[tuple(t.clone() for t in get(e, p)) for e in range(count)] for p in range(parts)]
+        for p, row in enumerate(pairs):
+            stack.keep(p, [data for data, _ in row], [scale for _, scale in row])
+    return kept
+
+
+def make(generator: torch.Generator, activation: str = "silu", gated: bool = True, **more: Any) -> Experts:
+    integers = more.pop("integers", False)
+    experts = Experts(E, H, INNER, activation, gated, **more)
+    for stack in (experts.gate_up, experts.down):
+        filled(stack, generator, integers)
+    return experts.eval()
+
+
+def values(stack: Stack) -> Tensor:
+    """The weights in fp64, from NumPy's side of the format: [E, P, N, K]."""
+    get, (experts, parts, _, _) = stack.matrices(), stack.shape
+    pairs = [[get(e, p) for p in range(parts)] for e in range(experts)]
+    weight, linear = (
+        torch.stack([torch.stack([pair[i].view(torch.uint8) for pair in row]) for row in pairs]) for i in range(2)
+    )
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+    codes = torch.stack((weight & 15, weight >> 4), -1).flatten(-2)
+    scales = linear.view(torch.float8_e4m3fn).double().repeat_interleave(16, -1)
+    return table[codes.long()] * scales * stack.weight_global_scale.double()[..., None, None]
+
+
+def activated(experts: Experts, gate: Tensor, up: Tensor | None) -> Tensor:
+    if experts.limit is not None:
+        gate = gate.clamp(max=experts.limit)
+        up = None if up is None else up.clamp(-experts.limit, experts.limit)
+    alpha = 1.702 if experts.alpha is None else experts.alpha
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "silu": lambda t: t / (1 + torch.exp(-t)),
+        "gelu_tanh": lambda t: t / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (t + 0.044715 * t**3))),
+        "relu2": lambda t: t.clamp(min=0) ** 2,
+        "swiglu": lambda t: t / (1 + torch.exp(-alpha * t)),
+    }
+    h = functions[experts.activation](gate)
+    if experts.activation == "swiglu" and up is not None:
+        up = up + 1
+    return h if up is None else h * up
+
+
+def loop(experts: Experts, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    """The sum over each token's experts, one after another, in fp64."""
+    gate_up, down = values(experts.gate_up), values(experts.down)
+    bias, last = experts.gate_up.bias, experts.down.bias
+    result = []
+    for x, ids, factors in zip(hidden.double(), index.tolist(), weights.double()):
+        total = torch.zeros(experts.hidden_size, dtype=torch.float64)
+        for e, factor in zip(ids, factors):
+            if not 0 <= e < experts.num_experts:
+                continue
+            given = x * factor if experts.apply_router_weight_on_input else x
+            parts = [part @ given for part in gate_up[e]]
+            if bias is not None:
+                parts = [part + b.double() for part, b in zip(parts, bias[e])]
+            y = down[e, 0] @ activated(experts, parts[0], parts[1] if experts.gated else None)
+            y = y if last is None else y + last[e, 0].double()
+            total = total + (y if experts.apply_router_weight_on_input else y * factor)
+        result.append(total)
+    return torch.stack(result)
+
+
+def routing(generator: torch.Generator, tokens: int = TOKENS, k: int = 3) -> tuple[Tensor, Tensor]:
+    """Experts with duplicates, and some that are elsewhere; expert 0 is never called."""
+    index = torch.randint(1, E + 2, (tokens, k), generator=generator)
+    index[0, 0] = -1
+    return index, torch.rand(tokens, k, generator=generator)
+
+
+def error(y: Tensor, wanted: Tensor) -> float:
+    return float((y.detach().double() - wanted).norm() / wanted.norm())
+
+
+# ---- results ----
+
+
+def test_exact_where_no_sum_rounds(generator: torch.Generator) -> None:
+    """Integers, squared: equal bits. Hidden may have any leading dimensions."""
+    experts = make(generator, "relu2", False, integers=True)
+    hidden = torch.randint(-1, 2, (3, 3, H), generator=generator).float()
+    index, weights = routing(generator)
+    weights = torch.tensor([0.5, 1.0, 2.0])[torch.randint(3, weights.shape, generator=generator)]
+    wanted = loop(experts, hidden.reshape(-1, H), index, weights)
+    assert wanted.abs().max() > 0
+    y = experts(hidden, index.reshape(3, 3, 3), weights.reshape(3, 3, 3))
+    assert y.shape == hidden.shape and torch.equal(y.reshape(-1, H).double(), wanted)
+    assert torch.equal(experts(hidden.reshape(-1, H), index.int(), weights.half()).double(), wanted)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("activation", "gated"), KINDS)
+def test_every_activation(
+    activation: str, gated: bool, bias: bool, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    limits = {"limit": 7.0, "alpha": 1.5} if activation == "swiglu" else {}
+    if activation == "silu" and gated and bias:
+        limits = {"limit": 2.0}
+    experts = make(generator, activation, gated, bias=bias, **limits)
+    hidden = torch.randn(TOKENS, H, generator=generator).to(dtype)
+    index, weights = routing(generator)
+    y = experts(hidden, index, weights)
+    assert y.dtype == dtype and error(y, loop(experts, hidden, index, weights)) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("k", [1, 3])
+def test_router_weights_on_the_input(k: int, dtype: torch.dtype, generator: torch.Generator) -> None:
+    experts = make(generator, apply_router_weight_on_input=True)
+    hidden = torch.randn(TOKENS, H, generator=generator).to(dtype)
+    index, weights = routing(generator, k=k)
+    y = experts(hidden, index, weights)
+    assert error(y, loop(experts, hidden, index, weights)) < 2 * BOUNDS[dtype]
+
+
+def test_rows_in_the_order_of_their_experts(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama-4's form. Rows of zeros give zeros and are not computed."""
+    experts = make(generator)
+    hidden = torch.randn(E * 4, H, generator=generator)
+    hidden[[1, 2, 7, 8, 9, 10, 11]] = 0
+    own = torch.arange(E).repeat_interleave(4).unsqueeze(1)
+    computed: list[int] = []
+    product = Stack.product
+
+    def counted(stack: Stack, a: Tensor, ends: Tensor, *arguments: Any) -> Tensor:
+        computed.append(int(ends[-1]))
+        return product(stack, a, ends, *arguments)
+
+    monkeypatch.setattr(Stack, "product", counted)
+    y = experts(hidden)
+    assert computed == [E * 4 - 7] * 2
+    assert error(y, loop(experts, hidden, own, torch.ones(E * 4, 1))) < BOUNDS[torch.float32]
+    assert not y[[1, 2, 7, 8]].any() and experts(hidden[:0]).shape == (0, H)
+    biased = make(generator, bias=True)
+    assert error(biased(hidden), loop(biased, hidden, own, torch.ones(E * 4, 1))) < BOUNDS[torch.float32]
+
+
+def test_no_tokens_and_no_experts(generator: torch.Generator) -> None:
+    experts, hidden = make(generator), torch.randn(3, H, generator=generator)
+    index, weights = routing(generator, 3)
+    assert experts(hidden[:0], index[:0], weights[:0]).shape == (0, H)
+    assert not experts(hidden, torch.full_like(index, E), weights).any()
+    assert not experts(hidden, index[:, :0], weights[:, :0]).any()
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_batch_invariant(dtype: torch.dtype, generator: torch.Generator) -> None:
+    experts = make(generator, batch_invariant=True)
+    hidden = torch.randn(40, H, generator=generator).to(dtype)
+    index, weights = routing(generator, 40)
+    whole = experts(hidden, index, weights)
+    for rows in (slice(0, 1), slice(5, 8), slice(7, 40)):
+        assert torch.equal(experts(hidden[rows], index[rows], weights[rows]), whole[rows])
+
+
+def test_compiled(generator: torch.Generator) -> None:
+    experts, hidden = make(generator), torch.randn(TOKENS, H, generator=generator).bfloat16()
+    index, weights = routing(generator)
+    compiled = torch.compile(experts, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        assert torch.equal(compiled(hidden, index, weights), experts(hidden, index, weights))
+
+
+def test_autocast(generator: torch.Generator) -> None:
+    experts, hidden = make(generator), torch.randn(TOKENS, H, generator=generator)
+    index, weights = routing(generator)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = experts(hidden, index, weights)
+    assert torch.equal(y, experts(hidden.bfloat16(), index, weights))
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("gated", [True, False])
+def test_matrices_that_are_kept(gated: bool, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """The bits of a stack, also of gradients; casts keep them, and a state dict has the stack."""
+    experts = make(generator, "silu", gated, bias=True)
+    kept, (index, weights) = keep(experts), routing(generator)
+    hidden = torch.randn(TOKENS, H, generator=generator).to(dtype).requires_grad_()
+    addresses = [t.data_ptr() for t in kept.gate_up.kept[0][0]]
+    assert kept.gate_up.weight is None and kept.nbytes < experts.nbytes  # without padding of scales
+    state = {name: t.nan_to_num() if "weight_scale" not in name else t for name, t in experts.state_dict().items()}
+    found = kept.state_dict()
+    for name, t in state.items():
+        same_bytes = t.view(torch.uint8) == found[name].view(torch.uint8)
+        assert found[name].dtype == t.dtype and same_bytes[t.view(torch.uint8) != 0x7F].all()
+    for one in (kept, copy.deepcopy(kept), pickle.loads(pickle.dumps(kept)), kept.to(torch.bfloat16)):
+        assert one.gate_up.kept is not None and one.gate_up.weight_global_scale.dtype == torch.float32
+    assert [t.data_ptr() for t in kept.gate_up.kept[0][0]] == addresses
+    kept = keep(experts)
+    y, z = experts(hidden, index, weights), kept(hidden, index, weights)
+    assert torch.equal(y, z) and error(y, loop(experts, hidden, index, weights)) < BOUNDS[dtype]
+    dy = torch.randn(TOKENS, H, generator=generator).to(dtype)
+    given, wanted = (torch.autograd.grad(out, hidden, dy)[0] for out in (z, y))
+    assert error(given, wanted.double()) < BOUNDS[dtype]
+    assert not kept(hidden, torch.full_like(index, E), weights).any()
+    fresh = keep(make(generator, "silu", gated, bias=True))
+    fresh.load_state_dict(found)
+    assert fresh.down.kept is None and torch.equal(fresh(hidden, index, weights), y)
+    meta = keep(experts).to("meta")
+    assert meta.down.kept is None and meta.down.weight.is_meta
+
+
+# ---- gradients ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("on_input", [False, True])
+@pytest.mark.parametrize(("activation", "gated"), KINDS)
+def test_gradients(
+    activation: str, gated: bool, on_input: bool, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """Gradients of hidden and of the router's weights against autograd of the loop in fp64."""
+    limit = {"limit": 7.0} if activation == "swiglu" else {}
+    experts = make(generator, activation, gated, bias=True, apply_router_weight_on_input=on_input, **limit)
+    hidden = torch.randn(TOKENS, H, generator=generator).to(dtype).requires_grad_()
+    index, weights = routing(generator)
+    weights.requires_grad_()
+    dy = torch.randn(TOKENS, H, generator=generator)
+    given = torch.autograd.grad(experts(hidden, index, weights), (hidden, weights), dy.to(dtype))
+    wide = [t.detach().double().requires_grad_() for t in (hidden, weights)]
+    wanted = torch.autograd.grad(loop(experts, wide[0], index, wide[1]), wide, dy.double())
+    for own, right in zip(given, wanted):
+        assert error(own, right) < 4 * BOUNDS[dtype]
+    assert given[0].dtype == dtype and not given[1][(index < 0) | (index >= E)].any()
+
+
+def test_gradient_of_rows_in_order(generator: torch.Generator) -> None:
+    experts, hidden = make(generator), torch.randn(E * 2, H, generator=generator, requires_grad=True)
+    own = torch.arange(E).repeat_interleave(2).unsqueeze(1)
+    (given,) = torch.autograd.grad(experts(hidden).sum(), hidden)
+    wide = hidden.detach().double().requires_grad_()
+    (wanted,) = torch.autograd.grad(loop(experts, wide, own, torch.ones(E * 2, 1)).sum(), wide)
+    assert error(given, wanted) < 4 * BOUNDS[torch.float32]
+
+
+# ---- the module ----
+
+
+def with_input_scales(experts: Experts) -> Experts:
+    experts.gate_up.input_global_scale = torch.rand(E, 2) + 0.1
+    experts.down.input_global_scale = torch.rand(E, 1) + 0.1
+    experts.down.input_global_scale[1] = torch.nan  # an expert without one
+    return experts
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    def equal(s: Tensor, t: Tensor) -> bool:
+        return s.dtype == t.dtype and s.shape == t.shape and s.numpy().tobytes() == t.numpy().tobytes()
+
+    def plain(t: Tensor) -> Tensor:
+        return t.view(torch.uint8) if t.dtype == torch.float8_e4m3fn else t.contiguous()
+
+    return a.keys() == b.keys() and all(equal(plain(t), plain(b[name])) for name, t in a.items())
+
+
+def test_state_dict_copies_and_pickles(generator: torch.Generator) -> None:
+    experts = with_input_scales(make(generator, bias=True))
+    state = experts.state_dict()
+    assert {name.rpartition(".")[2] for name in state} == {
+        *("weight", "weight_scale", "weight_global_scale", "input_global_scale", "bias")
+    }
+    fresh = Experts(E, H, INNER, bias=True)
+    fresh.load_state_dict(state)
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    stored = torch.load(file)
+    for other in (fresh, copy.deepcopy(experts), pickle.loads(pickle.dumps(experts))):
+        assert same(other.state_dict(), state)
+    assert same(stored, state)
+    fresh.load_state_dict(make(generator, bias=True).state_dict())  # without input scales
+    assert fresh.down.input_global_scale is None
+
+
+@pytest.mark.parametrize("cast", [lambda m: m.to(torch.bfloat16), lambda m: m.half(), lambda m: m.double().float()])
+def test_casts_leave_scales_alone(cast: Callable[[Any], Any], generator: torch.Generator) -> None:
+    experts = with_input_scales(make(generator, bias=True))
+    before = {name: t.clone() for name, t in experts.state_dict().items()}
+    after = cast(experts).state_dict()
+    fixed = [name for name in before if not name.endswith("bias")]
+    assert same({name: after[name] for name in fixed}, {name: before[name] for name in fixed})
+    assert after["down.bias"].dtype in (torch.bfloat16, torch.float16, torch.float32)
+
+
+def test_repr_and_meta(generator: torch.Generator) -> None:
+    text = repr(make(generator, "swiglu", limit=7.0, batch_invariant=True))
+    assert (
+        "Experts(\n  5, hidden_size=64, intermediate_size=48, activation='swiglu', gated=True, limit=7.0, batch" in text
+    )
+    assert "(gate_up): Stack(5 x 2 matrices of 48 x 64, bias=False)" in text
+    meta = Experts(E, H, INNER, device="meta")
+    assert all(t.is_meta for t in meta.buffers()) and not list(meta.parameters())
+
+
+def test_new_experts_are_zero(generator: torch.Generator) -> None:
+    index, weights = routing(generator)
+    assert not Experts(E, H, INNER)(torch.randn(TOKENS, H, generator=generator), index, weights).any()
+
+
+BAD_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "num_experts: is 0; must be 1 to 1024": {"num_experts": 0},
+    "num_experts: is 1025; must be 1 to 1024": {"num_experts": 1025},
+    "hidden_size: is 40; must be a positive multiple of 16": {"hidden_size": 40},
+    "intermediate_size: is 0; must be a positive multiple of 16": {"intermediate_size": 0},
+    "intermediate_size: is of type float; must be an integer": {"intermediate_size": 16.0},
+    "activation: is 'relu2' with a gate; must be 'silu', 'gelu_tanh', 'swiglu'": {"activation": "relu2"},
+    "activation: is 'swiglu' without a gate; must be": {"activation": "swiglu", "gated": False},
+    "dtype: is int8; must be float16, bfloat16 or float32": {"dtype": torch.int8},
+}
+
+
+@pytest.mark.parametrize("message", BAD_ARGUMENTS)
+def test_arguments(message: str) -> None:
+    given = {"num_experts": E, "hidden_size": H, "intermediate_size": INNER} | BAD_ARGUMENTS[message]
+    with pytest.raises(nvfp4.Error) as raised:
+        Experts(**given)
+    assert str(raised.value).startswith(message)
+
+
+X, IDS, W = torch.zeros(4, H), torch.zeros(4, 2, dtype=torch.long), torch.zeros(4, 2)
+BAD_INPUTS: dict[str, tuple[Any, ...]] = {
+    "hidden: is of type NoneType; must be a torch.Tensor": (None, IDS, W),
+    f"hidden: shape is [4, 32]; the last dimension must be hidden_size = {H}": (X[:, :32], IDS, W),
+    "hidden: dtype is int64; must be float16, bfloat16 or float32": (X.long(), IDS, W),
+    f"hidden: has 4 rows; must be a multiple of num_experts = {E}": (X,),
+    "top_k_index: is of type NoneType; must be a torch.Tensor": (X, None, W),
+    "top_k_weights: is of type NoneType; must be a torch.Tensor": (X, IDS),
+    "top_k_index: dtype is float32; must be int32 or int64": (X, W, W),
+    "top_k_index: shape is [3, 2]; must be [4, k] for these tokens": (X, IDS[:3], W[:3]),
+    "top_k_weights: dtype is int64; must be float16, bfloat16 or float32": (X, IDS, IDS),
+    "top_k_weights: shape is [4, 1]; must be that of top_k_index: [4, 2]": (X, IDS, W[:, :1]),
+}
+
+
+@pytest.mark.parametrize("message", BAD_INPUTS)
+def test_inputs(message: str) -> None:
+    with pytest.raises(nvfp4.Error) as raised:
+        Experts(E, H, INNER)(*BAD_INPUTS[message])
+    assert str(raised.value).startswith(message)
+
+
+def test_states_of_other_dtypes(generator: torch.Generator) -> None:
+    experts = make(generator)
+    state = experts.state_dict()
+    state["down.weight_scale"] = state["down.weight_scale"].float()
+    with pytest.raises(RuntimeError, match=r"down\.weight_scale: is float32; must be float8_e4m3fn"):
+        experts.load_state_dict(state)
