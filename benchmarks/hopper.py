@@ -88,6 +88,15 @@ def vllm() -> str:
     )
 
 
+def experts() -> str:
+    """Layers of experts, of one run of `bench --set experts`."""
+    names = ("floor us", "layer us", "route and combine us", "torch bf16 us", "ratio")
+    return show.markdown(
+        ["<experts of", "tokens", "hit", *names],
+        [[row[name] for name in ("model", "tokens", "hit", *names)] for row in read("experts_h100.csv")],
+    )
+
+
 def goals() -> str:
     """Cells a/b/c are of the ranked N x K."""
     rows = measured()
@@ -215,6 +224,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "layers": layers,
     "marlin": marlin,
     "vllm": vllm,
+    "experts": experts,
     "goals": goals,
     "ratios": ratios,
     "targets": targets,
