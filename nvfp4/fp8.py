@@ -321,7 +321,8 @@ def quantize(x: Tensor, activations: str, input_scale: Tensor | None = None) -> 
 
 
 def _scale_of(largest: Tensor) -> Tensor:
-    return torch.where(largest == 0, 1.0, largest / LARGEST)
+    # A GPU multiplies by the reciprocal of a Python number, which can give another last bit than the division.
+    return torch.where(largest == 0, 1.0, largest / largest.new_full((), LARGEST))
 
 
 def _rounded(x: Tensor) -> Tensor:

@@ -6,8 +6,7 @@ AutoModelForCausalLM.from_pretrained(folder, quantization_config=NVFP4Config())
 load(folder, activations=None)                   an NVFP4 checkpoint, in another mode
 """
 
-import nvfp4._pretrained  # noqa: F401  first: it says if transformers is missing or too old
-from nvfp4._on_load import NVFP4Config, NVFP4Quantizer
+# First, since it says which part of transformers is missing.
 from nvfp4._pretrained import (
     CompressedTensorsConfig,
     CompressedTensorsQuantizer,
@@ -15,6 +14,9 @@ from nvfp4._pretrained import (
     ModelOptQuantizer,
     load,
 )
+
+# isort: split
+from nvfp4._on_load import NVFP4Config, NVFP4Quantizer
 
 __all__ = [
     "CompressedTensorsConfig",

@@ -13,7 +13,7 @@ enum { VALUES_E2M1 = NVFP4_NONE }; /* a_type of an A in the format, with scales;
 typedef enum gemm_operation {
     OP_GEMM = 0, /* A . B^T */
     OP_GEMM_NN,  /* A . B */
-    OP_GROUPED,  /* these of groups: common/grouped_problem.h */
+    OP_GROUPED,  /* of groups */
     OP_GROUPED_NN,
     GEMM_OPERATIONS
 } gemm_operation;
@@ -24,7 +24,7 @@ typedef struct gemm_problem {
     int64_t a_pitch, b_pitch;     /* bytes between rows: a multiple of 16, or those of a row */
     int64_t a_batch, b_batch;     /* bytes between batches */
     const uint8_t *sfa, *sfb;     /* 16-bit a: sfa is NULL */
-    int64_t sfa_pitch, sfb_pitch; /* linear: bytes between rows; 128x4: between 128-row blocks */
+    int64_t sfa_pitch, sfb_pitch; /* bytes between rows; 128x4: between 128-row blocks */
     int64_t sfa_batch, sfb_batch;
     void *out;
     int64_t out_pitch, out_batch;
@@ -35,18 +35,18 @@ typedef struct gemm_problem {
     const void *bias;     /* NULL: none */
     float alpha_value, beta;
     int32_t scale_layout; /* nvfp4_layout */
-    int32_t out_type;     /* nvfp4_dtype : of out and c */
+    int32_t out_type;     /* nvfp4_dtype of out and c */
     int32_t bias_type;    /* nvfp4_dtype */
-    int32_t aligned16;  /* 1: every row of a and b is 16-byte aligned; 0: 8-byte (a 16-bit a is always 16-byte aligned,
-                         * under OP_GEMM_NN 2-byte) */
-    int32_t a_type;     /* VALUES_E2M1, NVFP4_FP16 or NVFP4_BF16 */
-    int32_t constant_b; /* 1: what may still run when the first kernel starts does not write b and sfb. For plans */
-    int32_t operation;  /* gemm_operation. OP_GEMM: b is [l][n][k/2] bytes. OP_GEMM_NN: b is [l][k][n/2] bytes, and a
-                         * scale belongs to 16 values along n; n is a multiple of 16, k any number */
-    int32_t by_batch;   /* of alpha and bias: common/grouped_problem.h */
+    int32_t aligned16;    /* 1: every row of a and b is on 16 bytes; 0: on 8 (a 16-bit a always on 16, under OP_GEMM_NN
+                           * on 2) */
+    int32_t a_type;       /* VALUES_E2M1, NVFP4_FP16 or NVFP4_BF16 */
+    int32_t constant_b;   /* 1: no kernel that may still run writes b and sfb. For plans */
+    int32_t operation;    /* gemm_operation. OP_GEMM_NN: b is [l][k][n/2] bytes, a scale has 16 values along n, n is a
+                           * multiple of 16 */
+    int32_t by_batch;     /* bits: common/grouped_problem.h */
 } gemm_problem;
 
-/* The epilogue of every backend, in fp32 and in this order, so that equal sums give equal bits:
+/* The epilogue of every backend, in fp32 and this order, so that equal sums give equal bits:
  *   v = alpha * sum;  if c: v = fma(beta, c, v);  if bias: v = v + bias;  one rounding to out_type. */
 
 #endif

@@ -1,6 +1,5 @@
-/* The traits of a problem, on which the choice of a kernel depends: sizes and how operands lie in memory, no addresses.
- * Planners are given nothing else, so equal traits (and a device's properties) give equal plans: the cache of choose.c
- * relies on that. C11 and C++17. */
+/* The traits of a problem: sizes and how operands lie in memory, no addresses. Planners are given nothing else, so
+ * equal traits (and a device's properties) give equal plans: the cache of choose.c relies on that. C11 and C++17. */
 #ifndef NVFP4_PLAN_TRAITS_H
 #define NVFP4_PLAN_TRAITS_H
 
@@ -14,19 +13,19 @@ enum { BROADCAST_VALUES = 1, BROADCAST_SCALES = 2 };
 
 typedef struct gemm_traits { /* compared as bytes: no padding */
     int64_t m, n, k, l;
-    int32_t scale_layout;     /* nvfp4_layout */
-    int32_t output_bytes;     /* of an element of C */
-    int32_t tma_values;       /* 1: tensor maps can describe the values of A and B */
-    int32_t output_is_column; /* 1: N = 1, without a bias, and the elements of C (and c) are contiguous: the transposed
-                                 product writes them as one row */
+    int32_t scale_layout;             /* nvfp4_layout */
+    int32_t output_bytes;             /* of an element of C */
+    int32_t tma_values;               /* 1: tensor maps can describe A and B */
+    int32_t output_is_column;         /* 1: N = 1, no bias, elements of C (and c) are contiguous: the transposed product
+                                                 writes them as one row */
     int32_t broadcast_a, broadcast_b; /* BROADCAST_* */
     int32_t a_type;                   /* as of gemm_problem */
     int32_t operation, by_batch;      /* as of gemm_problem */
-    int32_t groups;                   /* of OP_GROUPED; else 0 */
+    int32_t groups;                   /* or 0 */
 } gemm_traits;
 
-/* Whether TMA takes rows that lie so: base and strides are multiples of 16 bytes, strides below 2^40 (PTX ISA 9.0,
- * section 5.5.2). The stride of a dimension of size 1 does not matter. */
+/* Whether TMA takes rows that lie so: base and strides on 16 bytes, strides below 2^40 (PTX ISA 9.0, section
+ * 5.5.2). The stride of a dimension of size 1 does not matter. */
 static inline int tma_reaches(const gemm_problem *p, int64_t rows, int64_t pitch, int64_t batch) {
     const int rows_ok = rows == 1 || (pitch >= 0 && pitch < TENSOR_STRIDE_END && pitch % 16 == 0);
     const int batches_ok = p->l == 1 || (batch >= 0 && batch < TENSOR_STRIDE_END && batch % 16 == 0);

@@ -86,7 +86,7 @@ def layers_of(model: nn.Module) -> set[str]:
 
 
 def state(model: nn.Module) -> dict[str, Any]:
-    named = (*model.named_parameters(), *model.named_buffers())
+    named = ((name, t) for name, t in (*model.named_parameters(), *model.named_buffers()) if not t.is_meta)
     return {name: (t.dtype, t.shape, t.detach().cpu().reshape(-1).view(torch.uint8).tolist()) for name, t in named}
 
 
@@ -417,7 +417,11 @@ def test_on_a_gpu(device_map: Any, tmp_path: Path) -> None:
         device_map = {"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": "cpu"}
         device_map |= {"model.norm": 0, "model.rotary_emb": 0, "lm_head": 0}
     model, expected = load(folder, NVFP4Config(), device_map=device_map), after(folder, NVFP4Config())[0].to("cuda")
-    assert state(model) == state(expected) and torch.equal(logits(model), logits(expected))
+    offloaded = {name for name, p in model.named_parameters() if p.is_meta}  # accelerate brings them for each call
+    assert bool(offloaded) == isinstance(device_map, dict)
+    found, wanted = state(model), state(expected)
+    assert found == {name: own for name, own in wanted.items() if name not in offloaded}
+    assert torch.equal(logits(model), logits(expected))
     assert all(layer.weight.is_cuda for layer in model.modules() if type(layer) is nvfp4.Linear)
 
 
