@@ -1,4 +1,4 @@
-"""NVFP4 experts beside FP8 attention in one checkpoint of mixed precision."""
+"""NVFP4 experts beside other layers: FP8 attention in a checkpoint of mixed precision, and adapters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors.torch", reason="comes with transformers")
 from fp8_models import CT, KINDS, OPT, Plain, check_layers, eight_bits, eights, logits  # noqa: E402
-from mixtures import MODELS, Mixture, content  # noqa: E402
+from mixtures import IDS, MODELS, Mixture, content  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
@@ -217,3 +217,24 @@ def test_a_checkpoint_that_modelopt_exports(tmp_path: Path) -> None:
         first, second = content(tmp_path / "first"), content(tmp_path / how)
         kept = [name for name in first if first[name][0] != torch.bfloat16]  # embeddings and norms are fp32 now
         assert first.keys() == second.keys() and all(first[name] == second[name] for name in kept)
+
+
+def test_adapters_beside_experts(tmp_path: Path) -> None:
+    """Once they are merged into all other layers, the experts alone are NVFP4, and are saved as such."""
+    peft = pytest.importorskip("peft")
+    own = Mixture("qwen3-moe", "W4A16", tmp_path)
+    model = loaded("transformers", None, own.write(tmp_path / "read", OPT))
+    settings = peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    adapted = peft.get_peft_model(model, settings)
+    adapted(input_ids=IDS, labels=IDS).loss.backward()
+    adapters = [p for p in adapted.parameters() if p.requires_grad]
+    assert len(adapters) == 2 * 10  # of attention and routers
+    assert all(p.grad is not None and p.grad.any() for p in adapters)
+    before = logits(adapted)
+    merged = adapted.merge_and_unload()
+    after = logits(merged)
+    assert not [m for m in merged.modules() if isinstance(m, nvfp4.Linear)] and error(after, before) < BOUND
+    merged.save_pretrained(tmp_path / "saved")
+    assert torch.equal(logits(loaded("transformers", None, tmp_path / "saved")), after)
+    experts = {name: t for name, t in content(tmp_path / "read").items() if ".experts." in name}
+    assert experts.items() <= content(tmp_path / "saved").items() and len(experts) == 2 * 6 * 3 * 3
