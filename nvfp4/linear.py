@@ -162,8 +162,10 @@ class Linear(FixedBuffers, torch.nn.Linear):
         input_global_scale: float | Tensor | None = None,
         block_scale: str = "amax6",
     ) -> Linear:
-        """Quantizes a layer's weight. Its global scale is nvfp4.amax_scale of the weight, changed by at most
-        1 in the last place so that each format stores it without loss.
+        """Quantizes a layer's weight.
+
+        Its global scale is nvfp4.amax_scale of the weight, changed by at most 1 in the last place so that each format
+        stores it without loss.
 
         Args:
             linear (torch.nn.Linear): a layer with a weight [N, K] in float16, bfloat16 or float32.

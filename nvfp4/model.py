@@ -40,8 +40,10 @@ def quantize_model(
     fuse: bool = False,
     block_scale: str = "amax6",
 ) -> QuantizeReport:
-    """Replaces each torch.nn.Linear of a model, and each Conv1D of transformers (GPT-2), by an nvfp4.Linear, in place,
-    and each module of experts of transformers by an nvfp4.Experts.
+    """Replaces the linear layers of a model by nvfp4.Linear, and its modules of experts by nvfp4.Experts, in place.
+
+    Linear layers are each torch.nn.Linear and each Conv1D of transformers (GPT-2). Modules of experts are those of
+    transformers.
 
     The weights are quantized layer by layer, each on its own device, so that no more than one of them exists twice.
     On a terminal and in a notebook a progress bar is drawn, while calibrating too.

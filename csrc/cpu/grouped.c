@@ -12,6 +12,7 @@
 enum {
     TASK_ROWS = 64,             /* of a matrix: more would leave threads idle where few groups have rows */
     PACKED_BY_ONE = 128 * 1024, /* values that one thread packs */
+    READ_BY_ONE = 256 * 1024,   /* values of matrices that one thread reads */
 };
 
 typedef struct group {
@@ -114,7 +115,7 @@ static void run_task(void *context, int64_t task, int thread) {
 }
 
 /* packed_first has room for each group. */
-static nvfp4_status run_few(grouped *x, int count, int64_t *packed_first, int threads) {
+static nvfp4_status run_few(grouped *x, int count, int64_t *packed_first, int threads, int available) {
     const grouped_problem *p = x->problem;
     int64_t rows = 0;
     for (int i = 0; i < count; i++) {
@@ -130,7 +131,10 @@ static nvfp4_status run_few(grouped *x, int count, int64_t *packed_first, int th
     /* Few rows are packed in less time than another thread takes to wake. */
     const int64_t packers = 1 + rows * p->g.k / PACKED_BY_ONE;
     parallel_for((int)least(threads, packers), count, pack, x);
-    parallel_for(threads, count * p->parts * x->tasks, run_task, x);
+    /* Reading bounds this: a thread is worth waking for some 40 us of it, which cpu_grouped_gemm's rule, made for
+     * arithmetic, would give to fewer threads. */
+    const int64_t readers = 1 + count * p->parts * p->g.n * p->g.k / READ_BY_ONE;
+    parallel_for((int)least(available, readers), count * p->parts * x->tasks, run_task, x);
     return NVFP4_OK;
 }
 
@@ -205,11 +209,12 @@ nvfp4_status cpu_grouped_gemm(const grouped_problem *p, cpu_isa isa, int threads
         if (!m.gathered) status = fail(NVFP4_OUT_OF_MEMORY, "grouped_gemm: no memory for %lld rows", (long long)most);
     }
     if (threads <= 0) threads = threads_available();
+    const int available = threads;
     /* A second thread is worth waking for some 20 us of work, as for other products. */
     const double products = (double)rows * (double)p->g.n * (double)p->g.k * p->parts;
     if (threads > 1 + products * 0x1p-21) threads = (int)(1 + products * 0x1p-21);
     x.groups = m.few;
-    if (!status && few) status = run_few(&x, few, m.packed_first, threads);
+    if (!status && few) status = run_few(&x, few, m.packed_first, threads, available);
     for (int i = 0; i < many && !status; i++) status = run_many(&x, &m.many[i], m.gathered, threads);
     release(&m);
     trim_scratch();

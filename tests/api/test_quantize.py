@@ -431,7 +431,8 @@ FLOATS = "must be float16, bfloat16 or float32"
 @pytest.mark.parametrize(
     ("x", "dtype"),
     [
-        (torch.zeros(2, 32, dtype=torch.int32), "torch.int32"),
+        (torch.zeros(2, 32, dtype=torch.int32), "int32"),
+        (torch.zeros(2, 32, dtype=torch.int16), "torch.int16"),
         (torch.zeros(2, 32, dtype=torch.float64), "torch.float64"),
         (torch.zeros(2, 32, dtype=torch.uint8), "uint8"),
         (np.zeros((2, 32), np.int32), "int32"),

@@ -40,12 +40,15 @@ static void check_shapes(nvfp4_context *context) {
     }
     nvfp4_plan plan = {.name = "nvfp4_sm80_gemm_64x64"};
     nvfp4_shape shape = NVFP4_SHAPE;
-    shape.size -= sizeof shape.l;
+    shape.size = offsetof(nvfp4_shape, l);
     expect(nvfp4_plan_shape(context, &shape, &plan) == NVFP4_INVALID &&
-               !strcmp(nvfp4_last_error(), "shape: its size is 48; must be 56, as NVFP4_SHAPE sets it"),
+               !strcmp(nvfp4_last_error(), "shape: its size is 48; must be 64, as NVFP4_SHAPE sets it"),
            "a struct of another version is rejected");
-    expect(nvfp4_override_plan(context, &shape, &plan) == NVFP4_INVALID && strstr(nvfp4_last_error(), "must be 56"),
+    expect(nvfp4_override_plan(context, &shape, &plan) == NVFP4_INVALID && strstr(nvfp4_last_error(), "must be 64"),
            "here as well");
+    shape.size = offsetof(nvfp4_shape, groups), shape.groups = -1;
+    expect(nvfp4_plan_shape(context, &shape, &plan) == NVFP4_OK, "an older program has no groups");
+    plan = (nvfp4_plan){.name = "nvfp4_sm80_gemm_64x64"};
     shape = NVFP4_SHAPE;
     expect(nvfp4_override_plan(context, &shape, &plan) == NVFP4_INVALID && strstr(nvfp4_last_error(), "device: is -1"),
            "the CPU has one plan");
