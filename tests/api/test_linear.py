@@ -196,7 +196,8 @@ def test_a_row_that_is_not_finite_leaves_the_others(value: float, device: str, g
 def test_from_linear_quantizes_by_the_largest_weight(dtype: torch.dtype, device: str) -> None:
     linear = torch.nn.Linear(K, N).to(device, dtype)
     layer = nvfp4.Linear.from_linear(linear)
-    scale = linear.weight.detach().float().abs().max() / (448 * 6)
+    scale = linear.weight.detach().float().abs().max().cpu() / (448 * 6)  # a GPU multiplies by the reciprocal of 2688
+    scale = (1 / (1 / scale)).to(device)  # as formats of divisors store it
     data, blocks = nvfp4.quantize(linear.weight.detach(), global_scale=scale)
     assert same(layer.weight, data) and same(layer.weight_scale.view(torch.uint8), blocks.view(torch.uint8))
     assert same(layer.weight_global_scale, scale) and same(layer.alpha, scale)

@@ -16,6 +16,8 @@ from nvfp4.__main__ import main
 from nvfp4.cli import bench, limits, machine, report, timing
 from nvfp4.cli.shapes import Shape
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these time a CPU; bench would take the GPU")
+
 
 @pytest.mark.usefixtures("small_cache")
 def test_no_time_lies_below_the_floor_on_a_cpu(tmp_path: Path) -> None:
