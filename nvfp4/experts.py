@@ -391,9 +391,12 @@ class Experts(torch.nn.Module):
     def nbytes(self) -> int:
         return self.gate_up.nbytes + self.down.nbytes
 
+    def _get_name(self) -> str:
+        return f"nvfp4.{type(self).__name__}"  # in the repr of a model, beside transformers' modules
+
     def extra_repr(self) -> str:
         text = f"{self.num_experts}, hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}"
-        text += f", activation={self.activation!r}, gated={self.gated}"
+        text += f", activation={self.activation!r}, gated={self.gated}, W4A16"
         given = {"limit": self.limit, "alpha": self.alpha}
         text += "".join(f", {name}={value}" for name, value in given.items() if value is not None)
         flags = ("apply_router_weight_on_input", "batch_invariant")

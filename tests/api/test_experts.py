@@ -336,7 +336,8 @@ def test_casts_leave_scales_alone(cast: Callable[[Any], Any], generator: torch.G
 def test_repr_and_meta(generator: torch.Generator) -> None:
     text = repr(make(generator, "swiglu", limit=7.0, batch_invariant=True))
     assert (
-        "Experts(\n  5, hidden_size=64, intermediate_size=48, activation='swiglu', gated=True, limit=7.0, batch" in text
+        "nvfp4.Experts(\n  5, hidden_size=64, intermediate_size=48, activation='swiglu', gated=True, W4A16, limit=7.0"
+        in text
     )
     assert "(gate_up): Stack(5 x 2 matrices of 48 x 64, bias=False)" in text
     meta = Experts(E, H, INNER, device="meta")
