@@ -4,6 +4,7 @@ parts were seen to hold, which the emulated B200 enforces."""
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 
 import b200_report as report
@@ -11,6 +12,10 @@ import c_model
 import model_b200 as model
 import pytest
 from emulate import Emulator
+from emulated import driver
+from interpreter import python
+
+from nvfp4 import _C
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="gcc not installed")
 
@@ -49,6 +54,14 @@ def test_without_an_answer_as_many_fit_as_an_emulated_b200_has_room_for() -> Non
     assert [c_model.clusters_that_fit(b200, size, 2) for size in SIZES] == [148, 66, 30]
     assert [c_model.clusters_that_fit(c_model.device("h200"), size) for size in SIZES] == [66, 28, 13]
     assert c_model.clusters_that_fit(b200, 1) == 148
+
+
+@pytest.mark.skipif(not _C.archs, reason="this build has no GPU code")
+def test_what_a_device_answers_is_told() -> None:
+    """As `first-run` prints it, on an emulated B200."""
+    variables = {**os.environ, **driver(), "EMULATE_DEVICE": "sm_100"}
+    done = python("-c", "from nvfp4 import _C; print(_C.clusters(0))", env=variables)
+    assert done.stdout.startswith("((74, 33, 15), ("), done.stdout + done.stderr
 
 
 def test_the_devices_answer_counts() -> None:

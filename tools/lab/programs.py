@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nvfp4 import Error, __version__, gemm, info, swizzle
+from nvfp4 import _C, Error, __version__, gemm, info, swizzle
 from nvfp4.cli import machine, show
 from nvfp4.cli.bench import shape_list
 from nvfp4.cli.shapes import task_shapes
@@ -94,6 +94,8 @@ def device(_: argparse.Namespace) -> int:
         "sm_count": gpu["sm_count"],
         "emulated": target.device != target.tensors,
     }
+    for ctas, fit in enumerate(_C.clusters(0), 1):
+        print(f"clusters of 2, 4 and 8 CTAs that run at a time, {ctas} CTA(s) an SM: {', '.join(map(str, fit))}")
     Path(DEVICE_FILE).write_text(json.dumps(described, indent=1) + "\n")
     print(hardware)
     return 0

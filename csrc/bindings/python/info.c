@@ -1,4 +1,5 @@
 /* The functions behind info() and init(): driver, devices, and how a shape would be run. */
+#include "api/context.h"
 #include "bindings/python/module.h"
 #include "plan/gemm_family.h"
 #ifdef NVFP4_DUMP
@@ -192,6 +193,19 @@ PyObject *python_device(PyObject *module, PyObject *ordinal) {
                          d.shared_per_sm, "l2_bytes", (long long)d.l2_bytes, "memory_bytes", (long long)d.memory_bytes,
                          "reads_host_memory", PyBool_FromLong(d.reads_host_memory), "usable", PyBool_FromLong(d.usable),
                          "reason", d.unusable_reason);
+}
+
+/* The clusters of 2, 4 and 8 CTAs that a device says run at a time, with one CTA an SM and with two; 0: it has not
+ * said, -1: none. Loads its code. */
+PyObject *python_clusters(PyObject *module, PyObject *ordinal) {
+    (void)module;
+    int64_t device;
+    target where;
+    if (!read_integer(ordinal, "device", 0, INT32_MAX, &device) ||
+        find_target(python_context, NVFP4_AUTO, (int32_t)device, &where) != NVFP4_OK)
+        return raise_error();
+    const int32_t (*fit)[3] = where.props->clusters;
+    return Py_BuildValue("((iii)(iii))", fit[0][0], fit[0][1], fit[0][2], fit[1][0], fit[1][1], fit[1][2]);
 }
 
 PyObject *python_load(PyObject *module, PyObject *ordinal) {

@@ -77,6 +77,7 @@ static PyMethodDef methods[] = {
     {"plan", FASTCALL(python_plan), METH_FASTCALL, NULL},
     {"driver", python_driver, METH_NOARGS, NULL},
     {"device", python_device, METH_O, NULL},
+    {"clusters", python_clusters, METH_O, NULL},
     {"load", python_load, METH_O, NULL},
     {"set_candidate", python_set_candidate, METH_O, NULL},
     {"families", python_families, METH_NOARGS, NULL},

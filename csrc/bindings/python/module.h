@@ -27,6 +27,7 @@ int read_out_dtype(PyObject *object, int32_t *dtype); /* torch's, NumPy's or a s
 PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_driver(PyObject *module, PyObject *unused);
 PyObject *python_device(PyObject *module, PyObject *ordinal);
+PyObject *python_clusters(PyObject *module, PyObject *ordinal);
 PyObject *python_load(PyObject *module, PyObject *ordinal);
 PyObject *python_set_candidate(PyObject *module, PyObject *candidate);
 PyObject *python_families(PyObject *module, PyObject *unused);
