@@ -58,7 +58,7 @@ def test_without_an_answer_as_many_fit_as_an_emulated_b200_has_room_for() -> Non
 
 @pytest.mark.skipif(not _C.archs, reason="this build has no GPU code")
 def test_what_a_device_answers_is_told() -> None:
-    """As `first-run` prints it, on an emulated B200."""
+    """What `first-run` prints, on an emulated B200."""
     variables = {**os.environ, **driver(), "EMULATE_DEVICE": "sm_100"}
     done = python("-c", "from nvfp4 import _C; print(_C.clusters(0))", env=variables)
     assert done.stdout.startswith("((74, 33, 15), ("), done.stdout + done.stderr
