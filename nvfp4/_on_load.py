@@ -263,7 +263,7 @@ def check_shape(name: str, t: Tensor, own: Tensor) -> None:
 
 
 class _Quantize(ConversionOps):
-    """What transformers does with the weights of one layer, or with the several that it made of one tensor."""
+    """Quantizes the weights of one layer, or the several that transformers made of one tensor, as they come."""
 
     def __init__(self, quantizer: NVFP4Quantizer) -> None:
         self.quantizer = quantizer

@@ -24,9 +24,13 @@ static int is_grouped(const gemm_problem *p) {
     return p->operation == OP_GROUPED || p->operation == OP_GROUPED_NN;
 }
 
+static int is_nn(const gemm_problem *p) {
+    return p->operation == OP_GEMM_NN || p->operation == OP_GROUPED_NN;
+}
+
 /* The caller's name for the columns of the result. */
 static char column_size(const gemm_problem *p) {
-    return p->operation == OP_GEMM_NN || p->operation == OP_GROUPED_NN ? 'K' : 'N';
+    return is_nn(p) ? 'K' : 'N';
 }
 
 static nvfp4_status check_result_shape(const checked_call *c, const nvfp4_tensor *t, const nvfp4_tensor *a,
@@ -92,8 +96,7 @@ static nvfp4_status check_scales(const checked_call *c, const nvfp4_gemm_args *a
         return REJECT(argument_name(c, scale_a), ("is given but a is %s", nvfp4_dtype_name(args->a.dtype)),
                       ("must be absent, its values have no scales"));
     if (a_is_e2m1 && absent(scale_a)) return REJECT(argument_name(c, scale_a), ("is missing"), ("must be a tensor"));
-    const int is_nn = p->operation == OP_GEMM_NN;
-    const int64_t b_rows = is_nn ? p->k : p->n, b_columns = is_nn ? p->n : p->k;
+    const int64_t b_rows = is_nn(p) ? p->k : p->n, b_columns = is_nn(p) ? p->n : p->k;
     nvfp4_status status = check_layout(args->scale_layout);
     if (!status && a_is_e2m1)
         status =
@@ -158,10 +161,9 @@ static nvfp4_status check_by_batch(const checked_call *c, const nvfp4_tensor *t,
 }
 
 nvfp4_status check_alpha(const checked_call *c, const nvfp4_tensor *alpha, gemm_problem *p) {
-    const int is_nn = p->operation == OP_GEMM_NN || p->operation == OP_GROUPED_NN;
     if (absent(alpha)) return NVFP4_OK;
     const int by_batch = element_count(alpha) != 1 && (is_grouped(p) || alpha->ndim == 2);
-    if (is_nn && (by_batch ? alpha->ndim == 2 && alpha->shape[1] != 1 : element_count(alpha) != 1))
+    if (is_nn(p) && (by_batch ? alpha->ndim == 2 && alpha->shape[1] != 1 : element_count(alpha) != 1))
         return REJECT(argument_name(c, alpha), ("has %lld elements", (long long)element_count(alpha)),
                       ("must have 1 %s" WHERE_NOT_TRANSPOSED ", since N is summed over", p->l > 1 ? "a batch " : ""));
     nvfp4_status status =

@@ -42,7 +42,7 @@ nvfp4_status join_parts(operation_args *all) {
 /* ---- rules ---- */
 
 /* Matrices at addresses of their own: each aligned, none in memory that is written. */
-static nvfp4_status check_lists(const nvfp4_grouped_gemm_args *args, int32_t *aligned16) {
+static nvfp4_status check_lists(const nvfp4_grouped_gemm_args *args) {
     const uintptr_t out = (uintptr_t)args->out.data, out_end = out + (uintptr_t)bytes_to_end(&args->out);
     if (args->a.device != NVFP4_HOST)
         return CONTRADICTS("b", ("is a list but a is on a GPU; must be one tensor there"));
@@ -58,7 +58,6 @@ static nvfp4_status check_lists(const nvfp4_grouped_gemm_args *args, int32_t *al
             return REJECT("out", ("shares memory with b, matrix %d", e), ("must not overlap it, it is written"));
         if (out && out < scale + (uintptr_t)bytes_to_end(&args->scale_b) && scale < out_end)
             return REJECT("out", ("shares memory with scale_b, matrix %d", e), ("must not overlap it, it is written"));
-        *aligned16 &= b % 16 == 0;
     }
     return NVFP4_OK;
 }
@@ -117,7 +116,7 @@ static nvfp4_status check_operands(const checked_call *c, const nvfp4_grouped_ge
     if (!status)
         status = check_scale(c, &args->scale_b, args->scale_layout, b.l, b.rows, k / 16, READ_ONLY, &g->sfb_pitch,
                              &g->sfb_batch);
-    if (!status && args->b_list) status = check_lists(args, &g->aligned16);
+    if (!status && args->b_list) status = check_lists(args);
     p->b_list = args->b_list;
     p->sfb_list = args->scale_b_list;
     g->sfb = args->scale_b.data;

@@ -34,7 +34,7 @@ FORMATS = {compressed_tensors.NAME: compressed_tensors, modelopt.NAME: modelopt}
 
 @dataclass(frozen=True)
 class Place:
-    """Where a module of a checkpoint belongs: an expert's layer, or a stack of them.
+    """The place of a module of a checkpoint: an expert's layer, or a stack of them.
 
     Attributes:
         container: the name of the module of all experts.

@@ -41,7 +41,7 @@ SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0f
 MODELOPT = "modelopt"
 # ModelOpt's names, which it writes in either case.
 ALGORITHMS = {"FP8": STATIC, "FP8_PER_CHANNEL_PER_TOKEN": TOKEN, "FP8_PB_WO": W8A16, "FP8_PB_REAL": W8A16}
-# What its algorithms have, with the shape of their scales: "tensor" can be expanded to any.
+# Modes and scales that its algorithms can store, with the scales that they store: "tensor" can be expanded to any.
 STORABLE = {
     (STATIC, "tensor"): "tensor",
     (STATIC, "channel"): "channel",

@@ -55,7 +55,7 @@ def gatherer(
 
 
 def described(name: str, module: torch.nn.Module) -> Description:
-    """What a module computes that takes the checkpoint's experts."""
+    """The computation of a module that takes the checkpoint's experts."""
     if isinstance(module, Experts):
         return of_experts(module)
     about = describe(module)

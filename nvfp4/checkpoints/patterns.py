@@ -134,7 +134,7 @@ def check_length(where: str, pattern: str) -> None:
 
 
 class Limits:
-    """What an expression and those inside its assertions may use together."""
+    """Bounds that an expression and those inside its assertions share."""
 
     def __init__(self, work: Work) -> None:
         self.instructions, self.work = MOST_INSTRUCTIONS, work

@@ -26,7 +26,7 @@ __device__ __forceinline__ int tiles_of_rows(int at, int end, int tile_m) {
     return (int)(((uint32_t)(end - at) + (uint32_t)tile_m - 1) / (uint32_t)tile_m);
 }
 
-/* What the values of all earlier threads of the CTA combine to; 0 for the first. Values are not negative. `warps` is
+/* Combines the values of all earlier threads of the CTA; 0 for the first. Values are not negative. `warps` is
  * shared memory for one value a warp, which no thread may use before the next barrier. */
 template <class OP, int THREADS> __device__ __forceinline__ int scan_before(int value, int *warps) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

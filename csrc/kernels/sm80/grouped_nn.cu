@@ -12,7 +12,7 @@
 #include "kernels/sm80/nn_tile.cuh"
 #include "kernels/sm80/store_tile.cuh"
 
-/* Where a thread's pieces of A lie: in rows anywhere; NULL for a row outside of A. */
+/* A thread's pieces of A, in rows that lie anywhere; NULL is the address of a row outside of A. */
 template <class C> struct rows_anywhere {
     static constexpr int A_ROWS = C::THREADS / 8;
 

@@ -45,7 +45,7 @@ static __device__ __forceinline__ int clamp(int64_t value, int most) {
     return value < 0 ? 0 : value > most ? most : (int)value;
 }
 
-/* Where a thread's pieces of A lie: in rows at equal distances. */
+/* A thread's pieces of A, in rows at equal distances. */
 template <class C> struct rows_at_pitch {
     static constexpr int A_ROWS = C::THREADS / 8; /* that all threads copy at a time */
 
