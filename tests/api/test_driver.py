@@ -68,7 +68,7 @@ def test_one_launch_a_call(fake_driver: Path, tmp_path: Path) -> None:
         "call(128, 7168, 2048)", fake_driver, tmp_path / "log"
     )
     assert name.startswith("nvfp4_sm80_gemm_") and int(grid) > 0 and int(threads) % 32 == 0
-    assert attributes == ["0", "0"]  # no cluster, no early start
+    assert attributes == ["0", "1"]  # no cluster, programmatic dependent launch
     assert all(row[0] == "nvfp4_sm80_split_reduce" for row in rest) and len(rest) <= 1
 
 

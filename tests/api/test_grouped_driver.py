@@ -34,9 +34,11 @@ CALL = """
 
 
 def launched(code: str, fake_driver: Path, log: Path, **variables: str) -> list[tuple[str, int]]:
-    """Kernels and their grids. None starts before the grid before it has ended, so operands may come late."""
+    """Kernels and their grids. From sm_90 on they may start before the grid before them has ended: they wait for it
+    first (tests/kernels/test_dependent_sass.py)."""
     rows = launches(f"{CALL.strip()}\n    {code}", fake_driver, log, **variables)
-    assert all(row[5:] == ["0", "0"] for row in rows)  # cluster, programmatic dependent launch
+    programmatic = str(int(min(int(variables.get(name, "90")) for name in ("FAKE_CC", "FAKE_PTX")) >= 90))
+    assert all(row[5:] == ["0", programmatic] for row in rows)  # cluster, programmatic dependent launch
     return [(row[0], int(row[1])) for row in rows]
 
 
@@ -46,6 +48,11 @@ def test_one_launch(capability: str, fake_driver: Path, tmp_path: Path) -> None:
     code = "for e in (1, 8, 1024): [call(t, 200, 96, e, parts) for t in (1, 37, 2000) for parts in (1, 2)]"
     rows = launched(code, fake_driver, tmp_path / "log", FAKE_CC=capability)
     assert len(rows) == 18 and all(name.startswith("nvfp4_sm80_grouped_fp16_") for name, _ in rows)
+
+
+def test_code_that_does_not_wait_starts_after_the_grid_before(fake_driver: Path, tmp_path: Path) -> None:
+    """A build with PTX of sm_80 alone, on a GPU that could start it early."""
+    launched("call(37, 200, 96, 4)", fake_driver, tmp_path / "log", FAKE_PTX="80")
 
 
 def test_the_guard() -> None:

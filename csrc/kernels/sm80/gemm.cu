@@ -29,6 +29,7 @@
  * past the end of K are zero; e2m1 values are finite for every bit pattern. */
 #include "kernels/common/cp_async.cuh"
 #include "kernels/common/decode.cuh"
+#include "kernels/common/dependent.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/common/shared.cuh"
 #include "kernels/sm80/config.h"
@@ -298,6 +299,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 #define X(id, tile_m, tile_n, tile_k, stages, warps, swap_ab, ctas_per_sm)                                             \
     extern "C" __global__ void __launch_bounds__(32 * (warps), ctas_per_sm)                                            \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm80_schedule s) {                  \
+        begin_dependent_grid();                                                                                        \
         gemm<config<tile_m, tile_n, tile_k, stages, warps, swap_ab, ctas_per_sm>>(p, s);                               \
     }
 SM80_GEMM_CONFIGS(X)

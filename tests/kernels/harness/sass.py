@@ -51,19 +51,24 @@ def fatbins(data: bytes) -> Iterator[bytes]:
             yield data[at : at + header + size]
 
 
-def find_cubin(source: Path, folder: Path, prefix: str) -> Path:
-    """Unpacks the fat binaries in a file into the folder and returns the cubin with those kernels."""
-    data = source.read_bytes()
-    if data[:4] == b"\x7fELF" and prefix.encode() in data and FATBIN not in data:
-        return source
+def cubins(data: bytes, folder: Path) -> Iterator[Path]:
+    """Unpacks the fat binaries in a file's content into the folder; a cubin's name ends with its architecture."""
     for i, fatbin in enumerate(fatbins(data)):
         place = folder / str(i)
         place.mkdir()
         (place / "kernels.fatbin").write_bytes(fatbin)
         output_of("cuobjdump", "-xelf", "all", "kernels.fatbin", folder=place)
-        for cubin in place.glob("*.cubin"):
-            if prefix.encode() in cubin.read_bytes():
-                return cubin
+        yield from place.glob("*.cubin")
+
+
+def find_cubin(source: Path, folder: Path, prefix: str) -> Path:
+    """The cubin with those kernels."""
+    data = source.read_bytes()
+    if data[:4] == b"\x7fELF" and prefix.encode() in data and FATBIN not in data:
+        return source
+    for cubin in cubins(data, folder):
+        if prefix.encode() in cubin.read_bytes():
+            return cubin
     raise LookupError(f"{source} contains no SASS of {prefix}*")
 
 
