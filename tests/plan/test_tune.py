@@ -188,7 +188,7 @@ def test_another_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     a100 = {"name": "NVIDIA A100", "compute_capability": 80}
     monkeypatch.setattr(tune, "info", lambda: {"devices": [a100]})
     gpu = torch.device("cuda:0")
-    with pytest.raises(show.CommandError, match=r"B300\).*\); cuda:0 is NVIDIA A100, of compute capability 8.0"):
+    with pytest.raises(show.CommandError, match=r"B300, Thor\).*\); cuda:0 is NVIDIA A100, of compute capability 8.0"):
         tune.tunable(argparse.Namespace(backend=None), machine.Target(gpu, gpu, None))
 
 
