@@ -98,7 +98,8 @@ class WeightOnly(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        dx = input_gradient(gradients[0], *ctx.saved_tensors, batch_invariant=ctx.batch_invariant)
+        weight, weight_scale, alpha = ctx.saved_tensors
+        dx = input_gradient(gradients[0], weight, weight_scale, alpha, ctx.batch_invariant)
         return dx, None, None, None, None, None, None
 
 
