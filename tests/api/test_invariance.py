@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from paths import ROOT
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -282,6 +283,18 @@ def test_a_sequence_alone_and_in_batches(
             found.append(torch.cat((first.logits, second.logits), 1)[batch.index(3)])
     assert found[0].isfinite().all() and len(found[0].unique()) > 1
     assert all(torch.equal(logits, found[0]) for logits in found[1:])
+
+
+def test_the_example_of_the_page(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    example = page.split("## Batch invariance")[1].split("```python\n")[1].split("```")[0]
+    made = of_transformers("Qwen3Moe")
+    nvfp4.quantize_model(made, activations=None)
+    made.save_pretrained(tmp_path)
+    scope: dict[str, Any] = {"folder": str(tmp_path)}
+    exec(example, scope)
+    layers = [m for m in scope["model"].modules() if isinstance(m, (nvfp4.Linear, nvfp4.Experts))]
+    assert len(layers) == 10 and all(m.batch_invariant for m in layers)
 
 
 def test_arguments_of_transformers(tmp_path: Path) -> None:
