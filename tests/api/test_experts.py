@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -90,9 +90,12 @@ def activated(experts: Experts, gate: Tensor, up: Tensor | None) -> Tensor:
     return h if up is None else h * up
 
 
-def loop(experts: Experts, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """The sum over each token's experts, one after another, in fp64."""
+def loop(experts: Experts, hidden: Tensor, index: Tensor, weights: Tensor, factors: Sequence[Tensor] = ()) -> Tensor:
+    """The sum over each token's experts, one after another, in fp64. `factors`: of the adapters of both stacks."""
     gate_up, down = values(experts.gate_up), values(experts.down)
+    if factors:
+        left, right, other_left, other_right = (t.double() for t in factors)
+        gate_up, down = gate_up + (left @ right).view_as(gate_up), down + (other_left @ other_right).view_as(down)
     bias, last = experts.gate_up.bias, experts.down.bias
     result = []
     for x, ids, factors in zip(hidden.double(), index.tolist(), weights.double()):
@@ -282,6 +285,91 @@ def test_gradient_of_rows_in_order(generator: torch.Generator) -> None:
     wide = hidden.detach().double().requires_grad_()
     (wanted,) = torch.autograd.grad(loop(experts, wide, own, torch.ones(E * 2, 1)).sum(), wide)
     assert error(given, wanted) < 4 * BOUNDS[torch.float32]
+
+
+# ---- adapters ----
+
+
+def with_adapters(experts: Experts, generator: torch.Generator, rank: int = 3) -> list[Tensor]:
+    """Gives both stacks an adapter with about the size of the weights, and returns the factors."""
+    factors = []
+    for stack in (experts.gate_up, experts.down):
+        count, parts, n, k = stack.shape
+        size = float(values(stack).square().mean().sqrt())
+        left = torch.randn(count, parts * n, rank, generator=generator) * size
+        stack.adapter = left.requires_grad_(), torch.randn(count, rank, k, generator=generator).requires_grad_()
+        factors += stack.adapter
+    return factors
+
+
+# Each adapter adds five roundings to a result's four: of both factors, of the two products and of the sum. In fp32 the
+# sums have 2 * (64 + 48) terms and those of two ranks.
+ADAPTED = {torch.float32: 240 * 2.0**-24, torch.float16: 14 * 2.0**-11, torch.bfloat16: 14 * 2.0**-8}
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("on_input", [False, True])
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(("activation", "gated"), KINDS)
+def test_adapters(
+    activation: str, gated: bool, kept: bool, on_input: bool, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """The result, and the gradients of the input, the router's weights and the factors, against autograd of the loop in
+    fp64 with the sum of weights and adapters."""
+    limit = {"limit": 7.0} if activation == "swiglu" else {}
+    experts = make(generator, activation, gated, bias=True, apply_router_weight_on_input=on_input, **limit)
+    experts = keep(experts) if kept else experts
+    factors = with_adapters(experts, generator)
+    hidden = torch.randn(TOKENS, H, generator=generator).to(dtype).requires_grad_()
+    index, weights = routing(generator)
+    weights.requires_grad_()
+    y = experts(hidden, index, weights)
+    with torch.no_grad():
+        assert torch.equal(experts(hidden, index, weights), y)
+    dy = torch.randn(TOKENS, H, generator=generator)
+    given = torch.autograd.grad(y, (hidden, weights, *factors), dy.to(dtype))
+    wide = [t.detach().double().requires_grad_() for t in (hidden, weights, *factors)]
+    right = loop(experts, wide[0], index, wide[1], wide[2:])
+    assert y.dtype == dtype and error(y, right) < (2 if on_input else 1) * ADAPTED[dtype]
+    for own, wanted in zip(given, torch.autograd.grad(right, wide, dy.double())):
+        assert own.shape == wanted.shape and error(own, wanted) < 4 * ADAPTED[dtype]
+    assert not any(own[0].any() for own in given[2:])  # expert 0 is never called
+
+
+@pytest.mark.parametrize("rank", [1, 4, 8, 12])
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_an_adapter_of_zeros(dtype: torch.dtype, rank: int, generator: torch.Generator) -> None:
+    """Changes no bit, of the result and of the other gradients."""
+    experts = make(generator)
+    hidden = torch.randn(TOKENS, H, generator=generator).to(dtype).requires_grad_()
+    index, weights = routing(generator)
+    weights.requires_grad_()
+    before = experts(hidden, index, weights)
+    gradients = torch.autograd.grad(before.square().sum(), (hidden, weights))
+    for left in with_adapters(experts, generator, rank)[::2]:
+        left.data.zero_()
+    after = experts(hidden, index, weights)
+    assert torch.equal(after, before)
+    for own, wanted in zip(torch.autograd.grad(after.square().sum(), (hidden, weights)), gradients):
+        assert torch.equal(own, wanted)
+
+
+@pytest.mark.parametrize("stack", ["gate_up", "down"])
+def test_the_adapter_of_one_stack_alone(stack: str, generator: torch.Generator) -> None:
+    """Where nothing else requires a gradient."""
+    experts = make(generator)
+    factors = with_adapters(experts, generator)
+    other = experts.down if stack == "gate_up" else experts.gate_up
+    for t in factors[2:] if stack == "gate_up" else factors[:2]:
+        t.data.zero_()
+    other.adapter = None
+    own = getattr(experts, stack).adapter
+    hidden = torch.randn(TOKENS, H, generator=generator)
+    index, weights = routing(generator)
+    given = torch.autograd.grad(experts(hidden, index, weights).sum(), own)
+    right = loop(experts, hidden, index, weights, factors)
+    for one, wanted in zip(given, torch.autograd.grad(right.sum(), own)):
+        assert error(one, wanted.double()) < 4 * ADAPTED[torch.float32]
 
 
 # ---- the module ----
