@@ -336,8 +336,9 @@ class Experts(torch.nn.Module):
     token's experts is computed in fp32 in the order of its indices and rounded once. For float32 each product is
     the sum of the products of three bfloat16 parts, which are exact: three times the work.
 
-    There are gradients with respect to hidden and top_k_weights, by products with the packed weights; none with respect
-    to the weights.
+    There are gradients with respect to hidden and top_k_weights, by products with the packed weights, and to the
+    low-rank adapters of nvfp4.peft; none with respect to the weights. `batch_invariant` does not hold for adapters,
+    whose products are torch's.
 
     Experts of a W4A4 checkpoint run in this way too. `mode` is what the checkpoint says, and `input_global_scale` of
     the stacks is kept for saving.

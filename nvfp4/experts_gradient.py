@@ -14,7 +14,7 @@ from nvfp4 import _api
 if TYPE_CHECKING:
     from nvfp4.experts import Experts
 
-# Of one stack: left [E, N, r] and right [E, r, K]. The adapter adds left . right to the stack's weights [E, N, K].
+# left [E, N, r] and right [E, r, K], whose product an adapter adds to a stack's weights [E, N, K].
 Adapter: TypeAlias = tuple[Tensor, Tensor]
 ALIGNMENT = 16  # bytes: torch.nn.functional.grouped_mm wants them of the strides of its operands
 

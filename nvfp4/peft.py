@@ -106,10 +106,10 @@ class ParamWrapper(DenseParamWrapper):
         a, b = self.lora_A[adapter_name].weight, self.lora_B[adapter_name].weight
         a = a.reshape(self.num_experts, -1, a.shape[1])  # [E, r, in]
         b = b.reshape(b.shape[0], -1, self.num_experts).permute(2, 0, 1)  # [E, out, r]
-        # "in" is the last dimension of the parameter if PEFT has swapped the two, as from 0.19 on unless the module
-        # says is_transposed; else the first after E.
-        swapped = getattr(self, "_did_swap_in_out_features", False)
-        first, second = (b, a) if swapped else (a.transpose(1, 2), b.transpose(1, 2))
+        # The parameter is [E, out, in] or [E, in, out] for PEFT, by its version and what the module says of
+        # is_transposed.
+        out_first = getattr(self, "_did_swap_in_out_features", False)
+        first, second = (b, a) if out_first else (a.transpose(1, 2), b.transpose(1, 2))
         left, right = (second.transpose(1, 2), first.transpose(1, 2)) if experts.transposed else (first, second)
         if experts.interleaved and self.parameter_name == "gate_up_proj":
             left = divided(left, 2, True).flatten(1, 2)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import NO_GPU, gpu
 from torch import Tensor
 
 import nvfp4
@@ -302,6 +303,17 @@ def with_adapters(experts: Experts, generator: torch.Generator, rank: int = 3) -
     return factors
 
 
+def placed(experts: Experts, place: str) -> tuple[Experts, str]:
+    """The experts in stacks or mapped files of a CPU, or on a GPU, with the same adapters; and the device."""
+    if place == "cuda" and not gpu():
+        pytest.skip(NO_GPU)
+    own = keep(experts) if place == "mapped" else copy.deepcopy(experts)
+    device = "cuda" if place == "cuda" else "cpu"
+    for stack, given in zip((own.gate_up, own.down), (experts.gate_up, experts.down)):
+        stack.adapter = None if given.adapter is None else tuple(t.to(device) for t in given.adapter)
+    return own.to(device), device
+
+
 # Each adapter adds five roundings to a result's four: of both factors, of the two products and of the sum. In fp32 the
 # sums have 2 * (64 + 48) terms and those of two ranks.
 ADAPTED = {torch.float32: 240 * 2.0**-24, torch.float16: 14 * 2.0**-11, torch.bfloat16: 14 * 2.0**-8}
@@ -309,45 +321,48 @@ ADAPTED = {torch.float32: 240 * 2.0**-24, torch.float16: 14 * 2.0**-11, torch.bf
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("on_input", [False, True])
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("place", ["cpu", "mapped", "cuda"])
 @pytest.mark.parametrize(("activation", "gated"), KINDS)
 def test_adapters(
-    activation: str, gated: bool, kept: bool, on_input: bool, dtype: torch.dtype, generator: torch.Generator
+    activation: str, gated: bool, place: str, on_input: bool, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
     """The result, and the gradients of the input, the router's weights and the factors, against autograd of the loop in
     fp64 with the sum of weights and adapters."""
     limit = {"limit": 7.0} if activation == "swiglu" else {}
     experts = make(generator, activation, gated, bias=True, apply_router_weight_on_input=on_input, **limit)
-    experts = keep(experts) if kept else experts
     factors = with_adapters(experts, generator)
+    own, device = placed(experts, place)
     hidden = torch.randn(TOKENS, H, generator=generator).to(dtype).requires_grad_()
     index, weights = routing(generator)
     weights.requires_grad_()
-    y = experts(hidden, index, weights)
+    y = own(hidden.to(device), index.to(device), weights.to(device)).cpu()
     with torch.no_grad():
-        assert torch.equal(experts(hidden, index, weights), y)
+        assert torch.equal(own(hidden.to(device), index.to(device), weights.to(device)).cpu(), y)
     dy = torch.randn(TOKENS, H, generator=generator)
     given = torch.autograd.grad(y, (hidden, weights, *factors), dy.to(dtype))
     wide = [t.detach().double().requires_grad_() for t in (hidden, weights, *factors)]
     right = loop(experts, wide[0], index, wide[1], wide[2:])
     assert y.dtype == dtype and error(y, right) < (2 if on_input else 1) * ADAPTED[dtype]
-    for own, wanted in zip(given, torch.autograd.grad(right, wide, dy.double())):
-        assert own.shape == wanted.shape and error(own, wanted) < 4 * ADAPTED[dtype]
-    assert not any(own[0].any() for own in given[2:])  # expert 0 is never called
+    for one, wanted in zip(given, torch.autograd.grad(right, wide, dy.double())):
+        assert one.shape == wanted.shape and error(one, wanted) < 4 * ADAPTED[dtype]
+    assert not any(one[0].any() for one in given[2:])  # expert 0 is never called
 
 
 @pytest.mark.parametrize("rank", [1, 4, 8, 12])
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
 @pytest.mark.parametrize("dtype", BOUNDS)
-def test_an_adapter_of_zeros(dtype: torch.dtype, rank: int, generator: torch.Generator) -> None:
+def test_an_adapter_of_zeros(dtype: torch.dtype, place: str, rank: int, generator: torch.Generator) -> None:
     """Changes no bit, of the result and of the other gradients."""
-    experts = make(generator)
-    hidden = torch.randn(TOKENS, H, generator=generator).to(dtype).requires_grad_()
-    index, weights = routing(generator)
+    experts, device = placed(make(generator), place)
+    hidden = torch.randn(TOKENS, H, generator=generator).to(device, dtype).requires_grad_()
+    index, weights = (t.to(device) for t in routing(generator))
     weights.requires_grad_()
     before = experts(hidden, index, weights)
     gradients = torch.autograd.grad(before.square().sum(), (hidden, weights))
+    experts = experts.cpu()
     for left in with_adapters(experts, generator, rank)[::2]:
         left.data.zero_()
+    experts, _ = placed(experts, place)
     after = experts(hidden, index, weights)
     assert torch.equal(after, before)
     for own, wanted in zip(torch.autograd.grad(after.square().sum(), (hidden, weights)), gradients):
