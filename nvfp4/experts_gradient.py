@@ -25,9 +25,8 @@ def low_rank(x: Tensor, left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     pad = -left.shape[2] % (ALIGNMENT // x.element_size())
     right = F.pad(right.to(x.dtype), (0, 0, 0, pad)).contiguous()
     left = F.pad(left.to(x.dtype), (0, pad)).contiguous()
-    with torch.autocast(x.device.type, enabled=False):
-        inner = F.grouped_mm(x, right.transpose(1, 2), offs=ends)
-        return F.grouped_mm(inner, left.transpose(1, 2), offs=ends)
+    inner = F.grouped_mm(x, right.transpose(1, 2), offs=ends)
+    return F.grouped_mm(inner, left.transpose(1, 2), offs=ends)
 
 
 class Gradient(torch.autograd.Function):

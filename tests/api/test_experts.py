@@ -126,6 +126,17 @@ def error(y: Tensor, wanted: Tensor) -> float:
     return float((y.detach().double() - wanted).norm() / wanted.norm())
 
 
+def placed(experts: Experts, place: str) -> tuple[Experts, str]:
+    """The experts in stacks or mapped files of a CPU, or on a GPU, with the same adapters; and the device."""
+    if place == "cuda" and not gpu():
+        pytest.skip(NO_GPU)
+    own = keep(experts) if place == "mapped" else copy.deepcopy(experts)
+    device = "cuda" if place == "cuda" else "cpu"
+    for stack, given in zip((own.gate_up, own.down), (experts.gate_up, experts.down)):
+        stack.adapter = None if given.adapter is None else tuple(t.to(device) for t in given.adapter)
+    return own.to(device), device
+
+
 # ---- results ----
 
 
@@ -198,11 +209,12 @@ def test_no_tokens_and_no_experts(generator: torch.Generator) -> None:
     assert not experts(hidden, index[:, :0], weights[:, :0]).any()
 
 
+@pytest.mark.parametrize("place", ["cpu", "mapped", "cuda"])
 @pytest.mark.parametrize("dtype", BOUNDS)
-def test_batch_invariant(dtype: torch.dtype, generator: torch.Generator) -> None:
-    experts = make(generator, batch_invariant=True)
-    hidden = torch.randn(40, H, generator=generator).to(dtype)
-    index, weights = routing(generator, 40)
+def test_batch_invariant(dtype: torch.dtype, place: str, generator: torch.Generator) -> None:
+    experts, device = placed(make(generator, batch_invariant=True), place)
+    hidden = torch.randn(40, H, generator=generator).to(device, dtype)
+    index, weights = (t.to(device) for t in routing(generator, 40))
     whole = experts(hidden, index, weights)
     for rows in (slice(0, 1), slice(5, 8), slice(7, 40)):
         assert torch.equal(experts(hidden[rows], index[rows], weights[rows]), whole[rows])
@@ -301,17 +313,6 @@ def with_adapters(experts: Experts, generator: torch.Generator, rank: int = 3) -
         stack.adapter = left.requires_grad_(), torch.randn(count, rank, k, generator=generator).requires_grad_()
         factors += stack.adapter
     return factors
-
-
-def placed(experts: Experts, place: str) -> tuple[Experts, str]:
-    """The experts in stacks or mapped files of a CPU, or on a GPU, with the same adapters; and the device."""
-    if place == "cuda" and not gpu():
-        pytest.skip(NO_GPU)
-    own = keep(experts) if place == "mapped" else copy.deepcopy(experts)
-    device = "cuda" if place == "cuda" else "cpu"
-    for stack, given in zip((own.gate_up, own.down), (experts.gate_up, experts.down)):
-        stack.adapter = None if given.adapter is None else tuple(t.to(device) for t in given.adapter)
-    return own.to(device), device
 
 
 # Each adapter adds five roundings to a result's four: of both factors, of the two products and of the sum. In fp32 the

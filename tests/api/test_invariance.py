@@ -6,10 +6,12 @@ import copy
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from conftest import NO_GPU, gpu
 from paths import ROOT
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,8 +33,8 @@ SIZES = {
 MIXTURE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 
 
-def layer(activations: str | None, k: int = 256, **more: Any) -> nvfp4.Linear:
-    made = nvfp4.Linear.from_linear(nn.Linear(k, 96), activations, None if activations is None else 0.002)
+def layer(activations: str | None) -> nvfp4.Linear:
+    made = nvfp4.Linear.from_linear(nn.Linear(256, 96), activations, None if activations is None else 0.002)
     made.batch_invariant = True
     return made
 
@@ -40,14 +42,21 @@ def layer(activations: str | None, k: int = 256, **more: Any) -> nvfp4.Linear:
 # ---- layers ----
 
 
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cuda" and not gpu():
+        pytest.skip(NO_GPU)
+    return request.param
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("activations", [None, "nvfp4"])
-def test_rows_of_a_layer(activations: str | None, dtype: torch.dtype, generator: torch.Generator) -> None:
+def test_rows_of_a_layer(activations: str | None, dtype: torch.dtype, device: str, generator: torch.Generator) -> None:
     """And their gradients. With fp32 and W4A16 torch's product would depend on the number of rows."""
-    own = layer(activations)
-    x = torch.randn(40, 256, generator=generator).to(dtype).requires_grad_(activations is None)
+    own = layer(activations).to(device)
+    x = torch.randn(40, 256, generator=generator).to(device, dtype).requires_grad_(activations is None)
     whole = own(x)
-    dy = torch.randn(whole.shape, generator=generator).to(dtype)
+    dy = torch.randn(whole.shape, generator=generator).to(device, dtype)
     for rows in ROWS:
         part = x[rows].detach().requires_grad_(activations is None)
         y = own(part)
@@ -58,14 +67,14 @@ def test_rows_of_a_layer(activations: str | None, dtype: torch.dtype, generator:
             assert torch.equal(gradients[0], gradients[1][rows])
 
 
-def test_an_fp32_product_is_that_of_the_dense_weight(generator: torch.Generator) -> None:
+def test_an_fp32_product_is_that_of_the_dense_weight(device: str, generator: torch.Generator) -> None:
     """Each part of x is exact in bf16, so the sums of K = 256 products have the bound of fp32 sums, three times."""
     own = layer(None)
     x = torch.randn(40, 256, generator=generator)
     weight = own.dequantize(torch.float32).double()
     wanted = x.double() @ weight.T + own.bias.double()
     bound = 3 * 258 * 2.0**-24 * (x.double().abs() @ weight.abs().T + own.bias.double().abs())
-    assert ((own(x) - wanted).abs() <= bound).all()
+    assert ((own.to(device)(x.to(device)).cpu() - wanted).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("activations", [None, "nvfp4"])
@@ -108,6 +117,16 @@ def test_a_dynamic_scale_is_an_error() -> None:
     own = nvfp4.Linear(64, 32, batch_invariant=True)
     with pytest.raises(nvfp4.Error, match="^input_global_scale: is None, so its input scale is that of all rows"):
         own(torch.ones(2, 64))
+
+
+def test_sums_of_three_ranks_are_an_error() -> None:
+    from nvfp4.parallel import RowwiseLinear
+
+    own = layer(None)
+    own.__class__ = RowwiseLinear
+    own.mesh = SimpleNamespace(size=lambda: 3)
+    with pytest.raises(nvfp4.Error, match="^batch_invariant: is True for a layer whose sums of 3 ranks"):
+        own(torch.ones(2, 256))
 
 
 # ---- models ----
