@@ -25,7 +25,7 @@ def prefix_of(config: Config) -> str:
 
 @pytest.fixture(scope="module")
 def usage(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, int, int]]:
-    """The usage of all kernels; of those for every GPU on sm_90, since sm80_gemm_64x64 has 64 bytes of stack on sm_80."""
+    """The usage of all kernels; of those for every GPU on sm_90: on sm_80 sm80_gemm_64x64 has 64 bytes of stack."""
     found = {}
     for prefix in sorted({prefix_of(config) for config in CONFIGS.values()}):
         arch = "sm_90" if "_sm80_" in prefix else "sm_"
