@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from nvfp4 import _api
-
-if TYPE_CHECKING:
-    from nvfp4.experts import Experts
 
 # left [E, N, r] and right [E, r, K], whose product an adapter adds to a stack's weights [E, N, K].
 Adapter: TypeAlias = tuple[Tensor, Tensor]
@@ -35,7 +32,7 @@ class Gradient(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        experts: Experts,
+        experts: Any,
         x: Tensor,
         weights: Tensor | None,
         rows: Tensor,
@@ -43,7 +40,11 @@ class Gradient(torch.autograd.Function):
         places: Tensor,
         *factors: Tensor | None,
     ) -> Tensor:
-        """`factors`: the adapter of gate and up, and that of down; two times None for none."""
+        """
+        Args:
+            experts: the nvfp4.Experts, whose module imports this one.
+            factors: the adapter of gate and up, and that of down; two times None for none.
+        """
         ctx.experts = experts
         ctx.save_for_backward(x, weights, rows, ends, places, *factors)
         return experts._computed(x, rows, ends, places, weights, *adapters(factors))
@@ -51,7 +52,7 @@ class Gradient(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        experts: Experts = ctx.experts
+        experts = ctx.experts
         x, weights, rows, ends, places, *factors = ctx.saved_tensors
         first, second = adapters(factors)
         inner = experts._inner(x, rows, ends)
