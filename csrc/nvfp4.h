@@ -166,7 +166,9 @@ static inline nvfp4_gemm_args nvfp4_gemm_defaults(void) {
 /* Products of groups of rows, each group by a matrix of its own (the experts of a mixture): row i of the result is
  * row_scale[i] * (alpha * (row rows[i] of a) . B[e]^T + bias[e]), where e is the group of i.
  *
- *   a        fp16 or bf16 [R, K], as of nvfp4_gemm_args. scale_a must be absent.
+ *   a        fp16 or bf16 [R, K], as of nvfp4_gemm_args; scale_a and scale_rows are then absent. Or NVFP4 data
+ *            [R, K/2] with scale_a: in the linear layout [R, K/16], of the rows of a; in the 128x4 layout any number of
+ *            whole blocks, with scale_rows, and rows is absent.
  *   b        [E * parts, N, K/2] and scale_b, as of nvfp4_gemm_args with L = E * parts. The results of a group's parts
  *            lie side by side: gate and up, each with its own blocks of scales, are two parts. E is at most
  *            NVFP4_MAX_GROUPS.
@@ -176,19 +178,23 @@ static inline nvfp4_gemm_args nvfp4_gemm_defaults(void) {
  *            the product runs, never by the host of a GPU. A running maximum of them counts, clamped to 0 .. T. Rows
  *            past the last end are not written.
  *   rows     absent (T = R, row i is row i of a), or int32 [T]. The result of an index outside of a is NaN.
- *   row_scale absent, or fp32 [T]. Applied last, before rounding.
+ *   scale_rows int32 [E], of an NVFP4 a with 128x4 scales: row i of group e has its scales in row scale_rows[e] + i of
+ *            scale_a, i from 0. A multiple of 128: each group begins on its own block. Of another or a negative number
+ *            the group's results are NaN, and those of rows that scale_a does not have. scale_rows is read as ends are.
+ *   row_scale absent, or fp32 [T]. Applied last, before rounding. The global scales of a are factors here, by row, or
+ *            in alpha, by group.
  *   out      [T, parts * N], fp16, bf16 or fp32.
  *   alpha    absent: alpha_value; else fp32 of 1 element, [E * parts] or [E * parts, N].
  *   bias     absent, or [E * parts, N] in fp32 or the dtype of out.
- *   flags    as of nvfp4_gemm_args. With NVFP4_NO_TRANSPOSE_B a is [R, N], out [T, K], bias [E, K], parts is 1, and
- *            alpha has 1 element or E.
+ *   flags    as of nvfp4_gemm_args. With NVFP4_NO_TRANSPOSE_B a is fp16 or bf16 [R, N], out [T, K], bias [E, K], parts
+ *            is 1, and alpha has 1 element or E.
  *
  * The bits of a row depend on E, N, K, parts, types and at most the size of its group, with NVFP4_BATCH_INVARIANT not
  * on that either. The number of launches does not depend on E. */
 #define NVFP4_MAX_GROUPS 1024
 typedef struct nvfp4_grouped_gemm_args {
     nvfp4_call call;
-    nvfp4_tensor a, b, scale_a, scale_b, ends, rows, row_scale, out, alpha, bias;
+    nvfp4_tensor a, b, scale_a, scale_b, ends, rows, scale_rows, row_scale, out, alpha, bias;
     const void *const *b_list, *const *scale_b_list; /* NULL: b and scale_b have all matrices */
     float alpha_value;
     int32_t parts, groups; /* groups: of b_list */

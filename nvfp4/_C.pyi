@@ -67,6 +67,7 @@ def grouped_gemm(
     scale_b: AnyArray | Sequence[AnyArray],
     ends: AnyArray,
     rows: AnyArray | None,
+    scale_rows: AnyArray | None,
     row_scale: AnyArray | None,
     alpha: float | AnyArray | None,
     bias: AnyArray | None,

@@ -154,6 +154,7 @@ def grouped_gemm(
     ends: AnyArray,
     *,
     rows: AnyArray | None = None,
+    scale_rows: AnyArray | None = None,
     row_scale: AnyArray | None = None,
     alpha: float | AnyArray | None = None,
     bias: AnyArray | None = None,
@@ -170,16 +171,18 @@ def grouped_gemm(
     Row i of the result is row_scale[i] * (alpha[e] * a[rows[i]] . B[e]^T + bias[e]), where e is the group of row i.
     Rows lie in the order of their groups, and `ends` says where each group ends.
 
-    Tensors are as `gemm` takes them. On a GPU `ends`, `rows` and `row_scale` are read by the kernel alone, so one CUDA
-    graph serves every routing. The call is one launch for any number of groups.
+    Tensors are as `gemm` takes them. On a GPU `ends`, `rows`, `scale_rows` and `row_scale` are read by the kernel
+    alone, so one CUDA graph serves every routing. The call is one launch for any number of groups.
 
     Args:
-        a (Tensor): [R, K], float16 or bfloat16, as a 16-bit a of `gemm`.
+        a (Tensor): [R, K], float16 or bfloat16, as a 16-bit a of `gemm`; or NVFP4 data, [R, K/2], uint8 or
+            float4_e2m1fn_x2. Its global scale is a factor in `alpha`, by group, or in `row_scale`, by row.
         b (Tensor): the matrices, [E, N, K/2], uint8 or float4_e2m1fn_x2; E is at most 1024.
             [E, P, N, K/2] has P parts, whose results lie side by side: gate and up are two parts.
             On a CPU, also a list of E torch tensors or NumPy arrays of equal layout, [N, K/2] or [P, N, K/2] each, such
             as parts of mapped files: nothing is copied. scale_b is then a list too.
-        scale_a (None): a 16-bit a has no scales. An NVFP4 a is not supported yet.
+        scale_a (Tensor or None): the scales of an NVFP4 a, in `scale_layout`; None for a 16-bit a.
+            "linear": [R, K/16]. "128x4": whole blocks of 128 rows, each group on blocks of its own (`scale_rows`).
         scale_b (Tensor): the scales of b, in `scale_layout`. Each matrix has its own 128x4 blocks:
             E * P * ceil(N/128) * ceil(K/64) * 512 bytes. "linear": [E, N, K/16] or [E, P, N, K/16].
         ends (Tensor): int32 [E]. Group e has rows ends[e-1] .. ends[e] - 1 of the result; group 0 begins with row 0.
@@ -187,6 +190,10 @@ def grouped_gemm(
             lead to empty groups, and never out of a tensor.
         rows (Tensor, optional): int32 [T]. Row i of the result is computed from row rows[i] of a. Default: None.
             None: T = R, and row i from row i. The result of an index outside of a is NaN.
+            An NVFP4 a with 128x4 scales has no rows: `quantize` takes `ends` and `rows`, and sorts.
+        scale_rows (Tensor, optional): int32 [E], required for an NVFP4 a with 128x4 scales, else None. Default: None.
+            Row i of group e, from 0, has its scales in row scale_rows[e] + i of scale_a. scale_rows[e] is a multiple of
+            128. Otherwise the results of the group are NaN, as those of rows are that scale_a does not have.
         row_scale (Tensor, optional): float32 [T], a factor for each row of the result, such as the weight of a router.
             Default: None.
         alpha (float or Tensor, optional): the factor of the products. Default: 1.
@@ -197,8 +204,8 @@ def grouped_gemm(
             that of a.
         scale_layout (str, optional): "128x4" or "linear", as of `gemm`. Default: "128x4".
         transpose_b (bool, optional): whether the matrices are transposed. Default: True.
-            False computes [T, K] from a of [R, N], the gradient with respect to a. b has no parts, alpha has one
-            element or [E], and bias is [E, K].
+            False computes [T, K] from a 16-bit a of [R, N], the gradient with respect to a. b has no parts, alpha has
+            one element or [E], and bias is [E, K].
         backend (str, optional): "cpu" or "sm80" (every GPU since Ampere), or None, which chooses by rule. Default:
             None.
         batch_invariant (bool, optional): makes the bits of a row independent of T and of its group's size.
@@ -244,6 +251,7 @@ def grouped_gemm(
             scale_b,
             ends,
             rows,
+            scale_rows,
             row_scale,
             alpha,
             bias,
@@ -254,7 +262,21 @@ def grouped_gemm(
             out_dtype,
         )
     return _C.grouped_gemm(
-        a, b, scale_a, scale_b, ends, rows, row_scale, alpha, bias, scale_layout, backend, flags, out, out_dtype
+        a,
+        b,
+        scale_a,
+        scale_b,
+        ends,
+        rows,
+        scale_rows,
+        row_scale,
+        alpha,
+        bias,
+        scale_layout,
+        backend,
+        flags,
+        out,
+        out_dtype,
     )
 
 

@@ -7,8 +7,8 @@ passes a call of nvfp4's functions to an operator.
 
     gemm(a, b, scale_a, scale_b, alpha, bias, c, alpha_value, beta, scale_layout, backend, flags, out_dtype) -> Tensor
     gemm_out(..., flags, Tensor(a!) out) -> ()
-    grouped_gemm(a, b, scale_a, scale_b, ends, rows, row_scale, alpha, bias, alpha_value, scale_layout, backend, flags,
-                 out_dtype) -> Tensor
+    grouped_gemm(a, b, scale_a, scale_b, ends, rows, scale_rows, row_scale, alpha, bias, alpha_value, scale_layout,
+                 backend, flags, out_dtype) -> Tensor
     grouped_gemm_out(..., flags, Tensor(a!) out) -> ()
     custom_kernel(a, b, sfa_permuted, sfb_permuted, Tensor(a!) c) -> ()
     quantize(x, global_scale, global_value, scale_layout, block_scale="amax6") -> (Tensor, Tensor)
@@ -26,8 +26,8 @@ passes a call of nvfp4's functions to an operator.
     moe_combine(y, places, weights, out_dtype) -> Tensor
     moe_combine_out(..., weights, Tensor(a!) out) -> ()
 
-A uint8 tensor of shape [0] stands for an absent scale_a, rows, row_scale, alpha, bias, c, residual, global_scale, up,
-expert_map or weights; backend "auto" chooses by rule. No limit of gated is infinity.
+A uint8 tensor of shape [0] stands for an absent scale_a, rows, scale_rows, row_scale, alpha, bias, c, residual,
+global_scale, up, expert_map or weights; backend "auto" chooses by rule. No limit of gated is infinity.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ static void grouped_defaults(operation_args *args) {
     nvfp4_grouped_gemm_init(&args->grouped_gemm);
 }
 
-enum { GROUPED_A, GROUPED_B, GROUPED_SCALE_B = 3, GROUPED_ROWS = 5, GROUPED_ALPHA = 7, GROUPED_OUT = 9 };
+enum { GROUPED_A, GROUPED_B, GROUPED_SCALE_B = 3, GROUPED_ROWS = 5, GROUPED_ALPHA = 8, GROUPED_OUT = 10 };
 
 #define AT(field) offsetof(nvfp4_grouped_gemm_args, field)
 static const operation_tensor grouped_tensors[] = {
@@ -77,6 +77,7 @@ static const operation_tensor grouped_tensors[] = {
     [GROUPED_SCALE_B] = {"scale_b", AT(scale_b), INPUT, HOLDS_SCALES, 0, 0},
     {"ends", AT(ends), INPUT, HOLDS_INT32, 0, 0},
     [GROUPED_ROWS] = {"rows", AT(rows), INPUT, HOLDS_INT32, 1, 0},
+    {"scale_rows", AT(scale_rows), INPUT, HOLDS_INT32, 1, 0},
     {"row_scale", AT(row_scale), INPUT, HOLDS_FLOAT32, 1, 0},
     [GROUPED_ALPHA] = {"alpha", AT(alpha), INPUT, HOLDS_FLOAT32, 1, 0},
     {"bias", AT(bias), INPUT, HOLDS_ANY, 1, 0},

@@ -59,7 +59,8 @@ def test_first_call_is_captured(cuda: Backend, m: int, n: int, k: int, tmp_path:
     assert result.stdout == "equal\n", result.stderr[-3000:]
 
 
-def test_one_graph_serves_every_routing(cuda: Backend, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("nvfp4_a", [False, True])
+def test_one_graph_serves_every_routing(nvfp4_a: bool, cuda: Backend, generator: torch.Generator) -> None:
     """It is captured where no group has rows. Rows past the last end keep their values."""
     t, groups, n, k = 70, 8, 72, 96
 
@@ -69,6 +70,7 @@ def test_one_graph_serves_every_routing(cuda: Backend, generator: torch.Generato
     scales = torch.tensor(reference.SCALE_SETS["contest"], dtype=torch.uint8)
     fixed = {
         "a": ((draw(40, k, most=25) - 12) / 2).half(),
+        "scale_a": None,
         "b": draw(groups, 2, n, k // 2).byte(),
         "scale_b": reference.swizzle(scales[draw(groups * 2, n, k // 16, most=4)], padding=reference.E4M3_NAN),
     }
@@ -77,21 +79,29 @@ def test_one_graph_serves_every_routing(cuda: Backend, generator: torch.Generato
         "rows": torch.zeros(t, dtype=torch.int32),
         "row_scale": torch.zeros(t),
     }
-    on_gpu = {name: x.cuda() for name, x in (fixed | routing).items()}
+    if nvfp4_a:  # a in the order of groups; the scales of each lie in one of as many blocks
+        scale_a = scales[draw(groups, t, k // 16, most=4)]
+        fixed |= {"a": draw(t, k // 2).byte(), "scale_a": reference.swizzle(scale_a, padding=reference.E4M3_NAN)}
+        del routing["rows"]
+        routing["scale_rows"] = torch.zeros(groups, dtype=torch.int32)
+    on_gpu = {name: x.cuda() if x is not None else None for name, x in (fixed | routing).items()}
     out = torch.empty(t, 2 * n, dtype=torch.float16, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        nvfp4.grouped_gemm(**on_gpu, scale_a=None, out=out)
+        nvfp4.grouped_gemm(**on_gpu, out=out)
     for i in range(50):
         last = int(draw(1, most=t + 1)) if i else t
         routing["ends"] = draw(last, most=groups if i % 3 else 1).bincount(minlength=groups).cumsum(0).int()
-        routing["rows"] = draw(t, most=40).int()
+        if nvfp4_a:
+            routing["scale_rows"] = 128 * torch.randperm(groups, generator=generator).int()
+        else:
+            routing["rows"] = draw(t, most=40).int()
         routing["row_scale"] = torch.randn(t, generator=generator)
         for name, x in routing.items():
             on_gpu[name].copy_(x)
         out.fill_(torch.nan)
         graph.replay()
-        expected = nvfp4.grouped_gemm(**fixed, **routing, scale_a=None)[:last]
+        expected = nvfp4.grouped_gemm(**fixed, **routing)[:last]
         assert torch.equal(out[:last].cpu(), expected) and out[last:].isnan().all()
 
 

@@ -61,12 +61,22 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
     experts = (torch.stack([b, b]).view(2, 1, N, K // 2), none, scale_b.flatten().repeat(2))
     ends, rows = (torch.tensor(x, dtype=torch.int32, device=place) for x in ([2, 5], [4, 0, 3, 3, 1]))
     routed = (torch.randn(M, K, device=place).half(), *experts, ends)
-    weighted = (*routed, rows, torch.randn(5, device=place), torch.randn(2, 1, device=place), torch.stack([bias, bias]))
+    weighted = (
+        *routed,
+        rows,
+        none,
+        torch.randn(5, device=place),
+        torch.randn(2, 1, device=place),
+        torch.stack([bias, bias]),
+    )
+    first = torch.tensor([128, 0], dtype=torch.int32, device=place)
+    sorted_values = (a, experts[0], scale_a.flatten().repeat(2), experts[2], ends, none, first)
     checks: list[tuple[Any, tuple[Any, ...]]] = [
         (ops.gemm, (a, b, scale_a, scale_b, none, none, none, 0.5, 0.0, *AUTO, torch.bfloat16)),
         (ops.gemm, (a, b, scale_a, scale_b, bias, bias, c, 1.0, 2.0, *AUTO, torch.float32)),
         (ops.gemm_out, (a, b, scale_a, scale_b, none, bias, c, 0.5, 2.0, *AUTO, out)),
-        (ops.grouped_gemm, (*routed, none, none, none, none, 0.5, *AUTO, torch.bfloat16)),
+        (ops.grouped_gemm, (*routed, none, none, none, none, none, 0.5, *AUTO, torch.bfloat16)),
+        (ops.grouped_gemm, (*sorted_values, none, none, none, 1.0, *AUTO, torch.float16)),
         (ops.grouped_gemm, (*weighted, 1.0, *AUTO, torch.float32)),
         (ops.grouped_gemm_out, (*weighted, 1.0, *AUTO, torch.zeros(5, N, device=place))),
         (ops.custom_kernel, (views[0], views[1], views[4], views[5], views[6])),
