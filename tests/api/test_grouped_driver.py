@@ -15,7 +15,7 @@ import nvfp4
 
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
-CALL = """
+HIDDEN = """
     import ctypes, mmap
     import numpy as np
     def hidden(count, dtype):
@@ -24,6 +24,11 @@ CALL = """
         array = np.frombuffer(memory, dtype, count)
         assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(len(memory)), 0) == 0
         return array
+"""
+
+CALL = (
+    HIDDEN
+    + """
     def call(t, n, k, e, parts=1, ends=None):
         a, b = np.zeros((3, k), np.float16), np.zeros((e, parts, n, k // 2), np.uint8)
         scale = np.zeros(e * parts * -(-n // 128) * -(-k // 64) * 512, np.uint8)
@@ -31,6 +36,7 @@ CALL = """
         rows, row_scale = hidden(t, np.int32), hidden(t, np.float32)
         return nvfp4.grouped_gemm(a, b, None, scale, ends, rows=rows, row_scale=row_scale, backend="sm80")
 """
+)
 
 
 def launched(code: str, fake_driver: Path, log: Path, **variables: str) -> list[tuple[str, int]]:
