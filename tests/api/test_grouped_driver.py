@@ -15,7 +15,7 @@ import nvfp4
 
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
-CALL = """
+HIDDEN = """
     import ctypes, mmap
     import numpy as np
     def hidden(count, dtype):
@@ -24,6 +24,11 @@ CALL = """
         array = np.frombuffer(memory, dtype, count)
         assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(len(memory)), 0) == 0
         return array
+"""
+
+CALL = (
+    HIDDEN
+    + """
     def call(t, n, k, e, parts=1, ends=None, nvfp4_a=False):
         a, b = np.zeros((3, k), np.float16), np.zeros((e, parts, n, k // 2), np.uint8)
         extra = {"scale_a": None, "rows": hidden(t, np.int32)}
@@ -35,6 +40,7 @@ CALL = """
         row_scale = hidden(t, np.float32)
         return nvfp4.grouped_gemm(a, b, scale_b=scale, ends=ends, row_scale=row_scale, backend="sm80", **extra)
 """
+)
 
 
 def launched(code: str, fake_driver: Path, log: Path, **variables: str) -> list[tuple[str, int]]:

@@ -277,12 +277,26 @@ def run_fused(x: torch.Tensor, layout: str) -> None:
 
 
 def run_steps() -> int:
-    """The steps around experts: choices of one warp and of several, ragged columns."""
+    """The steps around experts: choices of one warp and of several, ragged columns; quantizers of groups, which need
+    every block of their scales, with rows outside of x."""
     import torch
 
     import nvfp4
 
     ids, x, weights = torch.randint(-1, 40, (70, 6)), torch.randn(420, 83), torch.randn(70, 6)
+    gate, g = x[:, :80].contiguous(), torch.rand(3) + 0.5
+    ends, rows = torch.tensor([1, 2, 420], dtype=torch.int32), torch.randint(-1, 421, (420,), dtype=torch.int32)
+
+    def quantized(place: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, tuple[torch.Tensor, ...]]:
+        y = place(gate)
+        groups = {"global_scale": place(g), "ends": place(ends)}
+        how = {"rows": place(rows), "scale_layout": "linear", "block_scale": "four_over_six"}
+        fused = dict.fromkeys(("silu", "gelu_tanh", "swiglu"), y) | {"relu2": None}
+        return {
+            "amax_scale by row": (nvfp4.amax_scale(place(x), by_row=True),),
+            "quantize in groups": nvfp4.quantize(y, rows=place(rows), **groups),
+            "four_over_six in groups": nvfp4.quantize(y, **groups, **how),
+        } | {name: nvfp4.gated_quantize(y, up, name, **groups) for name, up in fused.items()}
 
     def calls(place: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, list[torch.Tensor]]:
         routed = nvfp4.moe_route(place(ids), 40)
@@ -294,11 +308,11 @@ def run_steps() -> int:
             "moe_combine": [nvfp4.moe_combine(y, routed[2], place(weights))],
         }
 
-    expected, got = calls(lambda y: y), calls(gpu)
+    expected, got = calls(lambda y: y) | quantized(lambda y: y), calls(gpu) | quantized(gpu)
     for name, results in expected.items():
-        if not all(torch.equal(p.cpu(), q) for p, q in zip(got[name], results)):
+        if not all(torch.equal(p.cpu().view(torch.uint8), q.view(torch.uint8)) for p, q in zip(got[name], results)):
             sys.exit(f"{name}: differs from the CPU backend")
-    return 4
+    return len(expected) + 1  # moe_route ran twice
 
 
 def rows_of_groups(a_type: str, layout: str, columns: int) -> dict[str, torch.Tensor]:

@@ -7,6 +7,7 @@
  * tile is included. */
 #include <math.h>
 
+#include "common/group_blocks.h"
 #include "common/grouped_problem.h"
 #include "common/math.h"
 #include "kernels/sm80/plan.h"
@@ -80,11 +81,6 @@ static double single_us(const device_props *props, const gemm_traits *t, const g
     return model->call_us + overlapped(model->overlap * clocks * 1e-3 / model->clock_ghz, memory, model->hindered);
 }
 
-/* Tiles that T rows in any groups need at most: each group with rows adds less than one to T / tile_m. */
-static int64_t most_tiles(const gemm_traits *t, int32_t tile_m) {
-    return (t->m + min_int(t->groups, t->m) * (tile_m - 1)) / tile_m;
-}
-
 static int64_t tiles_along_n(const gemm_traits *t, const grouped_config *c) {
     return c->operation == OP_GROUPED && c->a_type != VALUES_E2M1 ? SM80_W4A16_TILES_N(t->n, SM80_GROUPED_OCTETS)
                                                                   : ceil_div(t->n, c->tile_n);
@@ -96,7 +92,8 @@ int32_t sm80_grouped_candidates(const device_props *props, const gemm_traits *t,
         const grouped_config *c = &configs[i];
         if (c->a_type != t->a_type || c->operation != t->operation || c->shared_bytes > props->shared_per_block)
             continue;
-        const int64_t tiles_m = most_tiles(t, c->tile_m), tiles_n = tiles_along_n(t, c), parts = t->l / t->groups;
+        const int64_t tiles_m = most_group_tiles(t->m, t->groups, c->tile_m), tiles_n = tiles_along_n(t, c),
+                      parts = t->l / t->groups;
         if (tiles_m > INT32_MAX / (tiles_n * parts)) continue;
         gemm_candidate *x = &out[count++];
         *x = (gemm_candidate){
