@@ -14,15 +14,8 @@ import nvfp4
 
 SOURCE = Path(nvfp4._C.__file__)
 PREFIXES = [
-    *("nvfp4_sm80_gemm_", "nvfp4_sm80_w4a16_", "nvfp4_sm80_nn_", "nvfp4_sm80_split_reduce"),
-    *(
-        "nvfp4_sm80_grouped_fp16_",
-        "nvfp4_sm80_grouped_nn_",
-        "nvfp4_sm80_grouped_w4a4_",
-        "nvfp4_gated_",
-        "nvfp4_moe_route",
-        "nvfp4_moe_combine",
-    ),
+    *("nvfp4_sm80_gemm_", "nvfp4_sm80_w4a16_", "nvfp4_sm80_nn_", "nvfp4_sm80_split_reduce", "nvfp4_sm80_grouped_fp16_"),
+    *("nvfp4_sm80_grouped_w4a4_", "nvfp4_sm80_grouped_nn_", "nvfp4_gated_silu", "nvfp4_moe_route", "nvfp4_moe_combine"),
 ]
 # Loads, stores and copies of global memory, and what leaves the kernel. A kernel may compute ahead of its wait.
 MEMORY = r"(LD|ST|LDG|STG|LDGSTS|LDGDEPBAR|ATOM|ATOMG|RED|REDG|UBLKCP|UTMALDG|CCTL|MEMBAR|EXIT|RET)\b"
