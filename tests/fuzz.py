@@ -19,6 +19,7 @@ import family_table
 import numpy as np
 import torch
 from buffers import Guarded
+from sorted_rows import by_definition, scale_of_each, sorted_rows
 
 import nvfp4
 from nvfp4 import reference
@@ -236,7 +237,12 @@ def make_silu_mul_quantize(make: Maker) -> Call:
 def make_amax_scale(make: Maker) -> Call:
     shape = (*make.pick((), (2,), (0,)), make.pick(1, 5, 130, 0), make.pick(16, 17, 80, 0))
     x = make.normal(*shape).to(make.pick(torch.float16, torch.bfloat16, torch.float32))
-    args = {"x": make.place("x", x), "block_scale": make.pick("amax6", "four_over_six")}
+    args = {
+        "x": make.place("x", x),
+        "block_scale": make.pick("amax6", "four_over_six"),
+        "by_row": make.pick(False, True),
+    }
+
     return Call(nvfp4.amax_scale, reference.amax_scale, args, None, make.buffers)
 
 
@@ -283,6 +289,84 @@ def make_gated(make: Maker) -> Call:
     return Call(nvfp4.gated, define, args, "out", make.buffers)
 
 
+def place_groups(make: Maker, t: int, r: int) -> Arguments:
+    """ends and a global scale of t sorted rows of r."""
+    e = make.pick(1, 3)
+    g = make.pick(None, 0.5, torch.tensor([0.25]), make.normal(e).exp(), make.normal(r, 1).exp())
+    g = make.place("global_scale", g) if isinstance(g, torch.Tensor) else g
+    ends = torch.randint(-1, t + 2, (e,), dtype=torch.int32, generator=make.random)
+    return {"ends": make.place("ends", ends), "global_scale": g, "scale_layout": make.pick("128x4", "linear")}
+
+
+def written_rows(
+    values: torch.Tensor,
+    x: torch.Tensor,
+    ends: Any,
+    rows: Any,
+    global_scale: Any,
+    layout: str,
+    block_scale: str = "amax6",
+) -> list[list[torch.Tensor]]:
+    """The results of sorted rows `values`, those of x, with bytes that are not written as 0 and as 255."""
+    g = torch.as_tensor(1.0 if global_scale is None else global_scale, dtype=torch.float32)
+    each = scale_of_each(g, ends, rows, len(x), len(values))
+    return [list(by_definition(values, each, ends, layout, block_scale, poison)) for poison in (0, 255)]
+
+
+def joined(parts: Any) -> torch.Tensor:
+    return torch.cat([as_torch(part).contiguous().view(torch.uint8).flatten() for part in parts])
+
+
+def of_groups(
+    call: Callable[..., Any], define: Callable[..., list[list[torch.Tensor]]], args: Arguments, make: Maker
+) -> Call:
+    """A call whose results have bytes that are not written."""
+
+    def masked(**args: Any) -> torch.Tensor:
+        got = call(**args)
+        if as_torch(got[0]).device.type == "meta":
+            return got[0]
+        low, high = (joined(parts[: len(got)]) for parts in define(**{name: small_copy(x) for name, x in args.items()}))
+        return torch.where(low == high, joined(got), 0)
+
+    def expected(**args: Any) -> torch.Tensor:
+        low, high = define(**args)
+        count = 3 if args["ends"] is not None and args["scale_layout"] == "128x4" else 2
+        return torch.where(joined(low[:count]) == joined(high[:count]), joined(low[:count]), 0)
+
+    return Call(masked, expected, args, None, make.buffers)
+
+
+def make_quantize_in_groups(make: Maker) -> Call:
+    r, k, dtype = make.pick(1, 5, 130), make.pick(16, 48), make.pick(torch.float16, torch.bfloat16, torch.float32)
+    t = make.pick(0, 7, 140)
+    rows = torch.randint(-1, r + 1, (t,), dtype=torch.int32, generator=make.random) if make.pick(False, True) else None
+    args: Arguments = {"x": make.place("x", make.normal(r, k).to(dtype))}
+    args |= place_groups(make, r if rows is None else t, r) | {"block_scale": make.pick("amax6", "four_over_six")}
+    args["rows"] = None if rows is None else make.place("rows", rows)
+
+    def define(x: Any, rows: Any, ends: Any, global_scale: Any, scale_layout: str, block_scale: str) -> Any:
+        return written_rows(sorted_rows(x, rows), x, ends, rows, global_scale, scale_layout, block_scale)
+
+    return of_groups(nvfp4.quantize, define, args, make)
+
+
+def make_gated_quantize(make: Maker) -> Call:
+    r, k, dtype = make.pick(1, 5, 130, 0), make.pick(16, 48), make.pick(torch.float16, torch.bfloat16, torch.float32)
+    args: Arguments = {"gate": make.place("gate", make.normal(r, k).to(dtype))} | place_groups(make, r, r)
+    args["activation"] = make.pick("silu", "gelu_tanh", "relu2", "swiglu")
+    args["up"] = None if args["activation"] == "relu2" else make.place("up", make.normal(r, k).to(dtype))
+    args["limit"] = make.pick(None, 0.5) if args["activation"] in ("silu", "swiglu") else None
+    args["alpha"] = make.pick(None, 1.5) if args["activation"] == "swiglu" else None
+
+    def define(gate: Any, ends: Any, global_scale: Any, scale_layout: str, alpha: Any, **others: Any) -> Any:
+        alpha = 1.702 if alpha is None else alpha
+        values = reference.gated(gate, alpha=alpha, out_dtype=torch.float32, **others)
+        return written_rows(values, gate, ends, None, global_scale, scale_layout)
+
+    return of_groups(nvfp4.gated_quantize, define, args, make)
+
+
 def make_moe_route(make: Maker) -> Call:
     ids = torch.randint(-1, 9, (make.pick(1, 5, 70, 0), make.pick(1, 3, 8, 0)), generator=make.random)
     expert_map = make.pick(None, torch.randint(-1, 6, (8,), dtype=torch.int32, generator=make.random))
@@ -324,8 +408,8 @@ def make_moe_combine(make: Maker) -> Call:
 # it is still valid, "either" if that depends on the other arguments.
 
 OPTIONAL = ("alpha", "bias", "c", "out", "residual", "global_scale", "out_dtype", "backend", "scale_a")
-OPTIONAL += ("up", "limit", "expert_map", "weights")
-SWITCHES = ("batch_invariant", "constant_b", "transpose_b")
+OPTIONAL += ("up", "limit", "expert_map", "weights", "ends")
+SWITCHES = ("batch_invariant", "constant_b", "transpose_b", "by_row")
 NUMBERS = ("alpha", "beta", "global_scale", "eps", "limit")
 
 
@@ -352,7 +436,7 @@ def other_dtype(draw: Random, args: Arguments, name: str) -> str:
             ("bias", "c", "out", "x", "weight", "residual", "gate_up", "gate", "up", "y", "weights"),
             (torch.float16, torch.bfloat16, torch.float32),
         ),
-        **dict.fromkeys(("places", "expert_map"), (torch.int32,)),
+        **dict.fromkeys(("places", "expert_map", "ends", "rows"), (torch.int32,)),
         "ids": (torch.int32, torch.int64),
     }[name]
     every = (torch.int8, torch.bool, torch.int16, torch.int64, torch.float64, torch.complex64, torch.float8_e5m2)
@@ -529,7 +613,7 @@ TENSOR_MUTATIONS = (
 
 def switch(draw: Random, args: Arguments, name: str) -> str:
     args[name] = not args[name]
-    return "either" if name == "transpose_b" else "taken"
+    return "either" if name in ("transpose_b", "by_row") else "taken"
 
 
 def mutate(draw: Random, args: Arguments, name: str) -> tuple[str, str]:

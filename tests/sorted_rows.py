@@ -92,7 +92,7 @@ def by_definition(
     shape = (t, columns) if layout == "linear" else (128 * most_blocks(t, len(groups)), -(-columns // 4) * 4)
     data = torch.full((t, columns * 8), poison, dtype=torch.uint8)
     scale = torch.full(shape, poison, dtype=torch.uint8)
-    codes, scales = reference.quantize(x, global_scale=g[:, None], scale_layout="linear", block_scale=block_scale)
+    codes, scales = reference.quantize(x, global_scale=g, scale_layout="linear", block_scale=block_scale)
     scale_rows, block = [], 0
     for begin, end in groups:
         scale_rows.append(begin if layout == "linear" else 128 * block)

@@ -114,7 +114,7 @@ def test_rows_of_their_own(backend: Backend, layout: str, generator: torch.Gener
         for block_scale in ("amax6", "four_over_six"):
             how = {"scale_layout": layout, "block_scale": block_scale}
             data, scale = nvfp4.quantize(x.to(backend.device), global_scale=g.to(backend.device), **how)
-            codes, scales = reference.quantize(x, global_scale=g[..., None], **how)
+            codes, scales = reference.quantize(x, global_scale=g, **how)
             assert torch.equal(data.cpu(), codes)
             assert torch.equal(scale.cpu().view(torch.uint8).flatten(), scales.flatten())
             got = nvfp4.dequantize(data, scale, global_scale=g.to(backend.device), scale_layout=layout).cpu()
@@ -270,7 +270,7 @@ def test_gated_of_batches(backend: Backend, layout: str, generator: torch.Genera
     both = torch.randn(2, 130, 2 * 48, generator=generator).half()
     gate, up = both.to(backend.device).chunk(2, dim=-1)
     g = scales_of((2, 130), generator)
-    for scale, each in ((0.003, 0.003), (g.to(backend.device), g[..., None])):
+    for scale, each in ((0.003, 0.003), (g.to(backend.device), g)):
         got = nvfp4.gated_quantize(gate, up, global_scale=scale, scale_layout=layout)
         same = nvfp4.silu_mul_quantize(both.to(backend.device), global_scale=scale, scale_layout=layout)
         y = reference.gated(gate.cpu(), up.cpu(), out_dtype=torch.float32)
@@ -297,6 +297,7 @@ def test_amax_of_rows(backend: Backend, block_scale: str, dtype: torch.dtype, ge
         assert got.dtype == torch.float32 and got.shape == (r,) and got.device.type == backend.device
         right = torch.cat([reference.amax_scale(row[None], block_scale=block_scale) for row in values])
         assert torch.equal(got.cpu(), right)
+        assert torch.equal(reference.amax_scale(values, block_scale=block_scale, by_row=True), right)
         assert nvfp4.amax_scale(x[:0], by_row=True).shape == (0,)
 
 
