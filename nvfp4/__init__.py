@@ -19,6 +19,7 @@ scale (e4m3) for every 16 values along K.
     Experts         is the module of all experts of a mixture with NVFP4 weights
     Fp8Linear       is torch.nn.Linear with FP8 weights, for checkpoints that have both
     quantize_model  replaces a model's linear layers by NVFP4 ones, in place;  dequantize_model by dense ones again
+    set_batch_invariant  makes the bits of a sequence independent of its batch in these layers
     load            reads an NVFP4 checkpoint, and puts it into a model
     save            writes a model's NVFP4 layers as a checkpoint of compressed-tensors or ModelOpt
     parallel        runs such layers on several devices, for torch's parallelize_module (a module)
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
     from nvfp4.dense import dequantize_model as dequantize_model
     from nvfp4.experts import Experts as Experts
     from nvfp4.fp8 import Fp8Linear as Fp8Linear
+    from nvfp4.invariance import set_batch_invariant as set_batch_invariant
     from nvfp4.linear import Linear as Linear
     from nvfp4.model import quantize_model as quantize_model
 
@@ -103,6 +105,7 @@ _LAZY = {
     "Experts": "nvfp4.experts",
     "quantize_model": "nvfp4.model",
     "dequantize_model": "nvfp4.dense",
+    "set_batch_invariant": "nvfp4.invariance",
     "load": "nvfp4.checkpoints.loader",
     "save": "nvfp4.checkpoints.save",
 }

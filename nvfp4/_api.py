@@ -83,7 +83,7 @@ def gemm(
             anything.
             "linear" is [rows, K/16] or [L, rows, K/16].
         backend (str, optional): the kernel family: "cpu", "sm80" (any GPU since Ampere), "sm90" (H100, H200) or "sm100"
-            (B200, B300). Default: None.
+            (B200, B300, Thor). Default: None.
             None chooses by rule; `info(m, n, k)` shows the plan and the reason.
         batch_invariant (bool, optional): makes the bits of a row of the result independent of M and of the row's place.
             Default: False.

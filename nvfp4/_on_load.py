@@ -24,6 +24,7 @@ from nvfp4._adapters import prepare_adapters
 from nvfp4._pretrained import check_dtype, register
 from nvfp4._saving import prepare_saving
 from nvfp4.experts import Experts, Stack
+from nvfp4.invariance import set_batch_invariant
 from nvfp4.linear import Linear
 from nvfp4.mixture import Description, check_finite
 from nvfp4.model import check_ignore, check_modes, find_linears, find_mixtures, quantize_experts, quantize_layer
@@ -50,6 +51,8 @@ class NVFP4Config(QuantizationConfigMixin):
             Default: ("lm_head",).
         modules_to_not_convert (sequence of str, optional): another name of `ignore`, as transformers' configurations
             call it. Default: None.
+        batch_invariant (bool, optional): makes the bits of a sequence independent of its batch in all NVFP4 layers, see
+            nvfp4.set_batch_invariant. It needs activations=None. Default: False.
 
     transformers has a class of this name too, which needs a Blackwell GPU and kernels from the Hub. It does not clash
     with this one.
@@ -71,17 +74,18 @@ class NVFP4Config(QuantizationConfigMixin):
         block_scale: str = "amax6",
         ignore: Sequence[str] = ("lm_head",),
         modules_to_not_convert: Sequence[str] | None = None,
+        batch_invariant: bool = False,
         **unknown: Any,
     ) -> None:
         self.quant_method = unknown.pop("quant_method", METHOD)
         if unknown:
             raise _C.Error(
-                f"{sorted(unknown)[0]}: is no argument of NVFP4Config; must be activations, block_scale, ignore or "
-                "modules_to_not_convert"
+                f"{sorted(unknown)[0]}: is no argument of NVFP4Config; must be activations, block_scale, ignore, "
+                "modules_to_not_convert or batch_invariant"
             )
         if self.quant_method != METHOD:
             raise _C.Error(f"quant_method: is {self.quant_method!r}; must be {METHOD!r}")
-        check_modes(activations, block_scale)
+        check_modes(activations, block_scale, batch_invariant, calibrated=False)
         if modules_to_not_convert is not None:
             if ignore not in (("lm_head",), ["lm_head"]):
                 raise _C.Error("modules_to_not_convert: is given beside ignore; must be given alone, as the same list")
@@ -90,6 +94,7 @@ class NVFP4Config(QuantizationConfigMixin):
         self.activations = activations
         self.block_scale = block_scale
         self.ignore = list(ignore)
+        self.batch_invariant = batch_invariant
 
 
 class NVFP4Quantizer(HfQuantizer):
@@ -241,6 +246,8 @@ class NVFP4Quantizer(HfQuantizer):
         dense, others = find_dense(model, layers, sum(row.bytes_before for row in self.rows.values()) - now)
         found = [(name, isinstance(module, Experts)) for name, module in model.named_modules() if name in self.rows]
         rows = [self.rows[name] for name, _ in sorted(found, key=lambda entry: entry[1])]  # experts last
+        if self.quantization_config.batch_invariant:
+            set_batch_invariant(model)
         report = QuantizeReport(rows, self.skipped | not_linear(model, dense), dense, others)
         model.hf_quantizer = None
         del model.config.quantization_config

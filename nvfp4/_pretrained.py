@@ -59,9 +59,10 @@ from nvfp4.checkpoints.save import (
 from nvfp4.dense import dequantize_model
 from nvfp4.experts import Experts, left_out_of_state
 from nvfp4.fp8 import Fp8Linear
+from nvfp4.invariance import set_batch_invariant
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart, find_layers
-from nvfp4.packed import PackedLinear, short
+from nvfp4.packed import PackedLinear, check_type, short
 
 TESTED = "5.17.0 and 5.24.0"
 try:
@@ -103,12 +104,13 @@ def load(
     *,
     auto_class: Any = AutoModelForCausalLM,
     activations: str | None = AUTO,
+    batch_invariant: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Loads an NVFP4 checkpoint of either format, by `auto_class.from_pretrained(path, **kwargs)`.
 
-    Plain from_pretrained does the same, but has no `activations`, does not read hf_quant_config.json, and leaves
-    configurations without NVFP4 layers to transformers.
+    Plain from_pretrained does the same, but has no `activations` and no `batch_invariant`, does not read
+    hf_quant_config.json, and leaves configurations without NVFP4 layers to transformers.
 
     Args:
         path (str or PathLike): a folder or a name on the Hub.
@@ -119,6 +121,8 @@ def load(
         activations (str, optional): "auto", "nvfp4" or None, as in nvfp4.load. Default: "auto".
             If the mode differs from the checkpoint's, `save_pretrained` writes a configuration of the model's own
             layers.
+        batch_invariant (bool, optional): makes the bits of a sequence independent of its batch in all NVFP4 layers, see
+            nvfp4.set_batch_invariant. Default: False.
         **kwargs: arguments of from_pretrained, such as dtype (float16, bfloat16 or float32) and device_map.
 
     Returns:
@@ -129,14 +133,15 @@ def load(
         `save_pretrained` writes the format that was read, with these scales.
 
     Raises:
-        nvfp4.Error: the checkpoint is damaged, is no NVFP4, or does not fit the model. The message names the tensor or
-            the layer.
+        nvfp4.Error: the checkpoint is damaged, is no NVFP4, or does not fit the model, or has a layer that cannot be
+            batch invariant. The message names the tensor or the layer.
 
     Example:
         >>> import nvfp4.transformers
         >>> model = nvfp4.transformers.load("Llama-NVFP4", dtype="bfloat16")  # doctest: +SKIP
     """
     check_activations(activations)
+    check_type("batch_invariant", batch_invariant, bool, "a bool")
     hub = {name: kwargs[name] for name in HUB if kwargs.get(name) is not None}
     config = kwargs.pop("config", None)
     if config is None:
@@ -152,7 +157,10 @@ def load(
         raise _C.Error(f"{path}: quant_method is {method!r}; must be {' or '.join(FORMATS)}")
     registered = modelopt.NAME if method == modelopt.NAME else COMPRESSED_TENSORS
     config.quantization_config = quantization | {"quant_method": registered, ACTIVATIONS: activations}
-    return auto_class.from_pretrained(path, config=config, **kwargs)
+    model = auto_class.from_pretrained(path, config=config, **kwargs)
+    if batch_invariant:
+        set_batch_invariant(model)
+    return model
 
 
 def _quantization(config: Any, path: str | os.PathLike[str], hub: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nvfp4 import _C, _api, experts_w4a4
 from nvfp4.buffers import FixedBuffers
+from nvfp4.experts_gradient import Adapter, Gradient, adapters, low_rank
 from nvfp4.gradient import WITH_GRADIENT, NoGradient, as_gemm_takes_it, bf16_parts, is_transformed
 from nvfp4.packed import ACTIVATIONS, BLOCK, aligned, check_type, round_up, short
 
@@ -63,6 +64,7 @@ class Stack(FixedBuffers):
         self.shape = (experts, parts, rows, columns)
         self.kept: list[tuple[list[Tensor], list[Tensor]]] | None = None
         self.has_state = True  # False while a state dict is made that leaves this stack out
+        self.adapter: Adapter | None = None  # while nvfp4.peft calls the experts
         self._known_scales: Any = None  # of two buffers and their versions, what input_scales returned
         self.register_buffer("weight", None)
         self.register_buffer("weight_scale", None)
@@ -364,6 +366,10 @@ class Experts(torch.nn.Module):
     expert read one input, quantized with the larger of their scales. An expert without a scale, as producers leave them
     that no sample reached, takes the largest of all.
 
+    W4A16 has gradients with respect to hidden and top_k_weights, by products with the packed weights, and to the
+    low-rank adapters of nvfp4.peft; none with respect to the weights. W4A4 has none, as nvfp4.Linear.
+    `batch_invariant` does not hold for adapters, whose products are torch's.
+
     W4A16 has gradients with respect to hidden and top_k_weights, by products with the packed weights; none with respect
     to the weights. W4A4 has none, as nvfp4.Linear.
 
@@ -412,6 +418,8 @@ class Experts(torch.nn.Module):
         self.batch_invariant = batch_invariant
         self.activations = activations
         self.interleaved = False  # whether rows of gate and up alternate in a checkpoint's stack
+        self.transposed = False  # whether the parameters of the module of transformers are [E, K, N]
+        self.is_transposed = False  # what that module says about it, which PEFT asks
         self.naming: Any = None  # nvfp4.checkpoints.experts.Naming of the checkpoint, for saving
         place = {"bias": bias, "device": device, "dtype": dtype}
         self.gate_up = Stack(num_experts, 2 if gated else 1, intermediate_size, hidden_size, **place)
@@ -508,16 +516,25 @@ class Experts(torch.nn.Module):
         return self._run(x, rows, ends, places, None)
 
     def _run(self, x: Tensor, rows: Tensor, ends: Tensor, places: Tensor, weights: Tensor | None) -> Tensor:
-        given = x.requires_grad or (weights is not None and weights.requires_grad)
+        factors = [t for stack in (self.gate_up, self.down) for t in stack.adapter or (None, None)]
+        given = any(t is not None and t.requires_grad for t in (x, weights, *factors))
         if torch.is_grad_enabled() and given and self.activations is not None:
-            return self._without_gradient(x, rows, ends, places, weights)
+            if any(t is not None and t.requires_grad for t in factors):
+                raise _C.Error(f"adapter: is of W4A4 experts, which have no gradient; {WITH_GRADIENT}")
+            return self._without_gradient(x, rows, ends, places, weights, factors)
         if torch.is_grad_enabled() and given:
-            result: Tensor = _Gradient.apply(self, x, weights, rows, ends, places)
+            result: Tensor = Gradient.apply(self, x, weights, rows, ends, places, *factors)
             return result
-        return self._computed(x, rows, ends, places, weights)
+        return self._computed(x, rows, ends, places, weights, *adapters(factors))
 
     def _without_gradient(
-        self, x: Tensor, rows: Tensor, ends: Tensor, places: Tensor, weights: Tensor | None
+        self,
+        x: Tensor,
+        rows: Tensor,
+        ends: Tensor,
+        places: Tensor,
+        weights: Tensor | None,
+        factors: Sequence[Tensor | None],
     ) -> Tensor:
         if is_transformed():
             raise _C.Error(
@@ -526,33 +543,50 @@ class Experts(torch.nn.Module):
             )
 
         def run(x: Tensor, weights: Tensor | None, *more: Any) -> Tensor:
-            return self._computed(x, rows, ends, places, weights)
+            return self._computed(x, rows, ends, places, weights, *adapters(factors))
 
         result: Tensor = NoGradient.apply(x, run, weights, None, None, x.dtype)
         return result
 
-    def _computed(self, x: Tensor, rows: Tensor, ends: Tensor, places: Tensor, weights: Tensor | None) -> Tensor:
-        y = self._outputs(self._inner(x, rows, ends), ends)
+    def _computed(
+        self,
+        x: Tensor,
+        rows: Tensor,
+        ends: Tensor,
+        places: Tensor,
+        weights: Tensor | None,
+        first: Adapter | None,
+        second: Adapter | None,
+    ) -> Tensor:
+        y = self._outputs(self._inner(x, rows, ends, first), ends, second)
         result: Tensor = _api.moe_combine(y, places, weights, out_dtype=x.dtype)
         return result
 
-    def _inner(self, x: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
+    def _inner(self, x: Tensor, rows: Tensor, ends: Tensor, adapter: Adapter | None = None) -> Tensor:
         """gate and up of each expert, side by side."""
         if self.activations is not None:
             a = experts_w4a4.quantized(self.gate_up, x, ends, rows)
-            return experts_w4a4.product(self.gate_up, a, ends, x.dtype, self.batch_invariant, is_constant())
-        return self.gate_up.product(as_gemm_takes_it(x), ends, rows, self.batch_invariant)
+            y = experts_w4a4.product(self.gate_up, a, ends, x.dtype, self.batch_invariant, is_constant())
+        else:
+            y = self.gate_up.product(as_gemm_takes_it(x), ends, rows, self.batch_invariant)
+        return y if adapter is None else y + low_rank(x.index_select(0, rows), *adapter, ends)
 
-    def _outputs(self, inner: Tensor, ends: Tensor) -> Tensor:
+    def _hidden(self, inner: Tensor) -> Tensor:
         gate, up = inner.split(self.intermediate_size, 1) if self.gated else (inner, None)
-        if self.activations is not None:
-            a = experts_w4a4.activated(self.down, gate, up, ends, self.activation, self.limit, self.alpha)
-            return experts_w4a4.product(self.down, a, ends, inner.dtype, self.batch_invariant, is_constant())
-        h: Tensor = _api.gated(gate, up, self.activation, limit=self.limit, alpha=self.alpha, out_dtype=inner.dtype)
-        return self.down.product(h, ends, None, self.batch_invariant)
+        return _api.gated(gate, up, self.activation, limit=self.limit, alpha=self.alpha, out_dtype=inner.dtype)
+
+    def _outputs(self, inner: Tensor, ends: Tensor, adapter: Adapter | None = None) -> Tensor:
+        if self.activations is None:
+            h = self._hidden(inner)
+            y = self.down.product(h, ends, None, self.batch_invariant)
+            return y if adapter is None else y + low_rank(h, *adapter, ends)
+        gate, up = inner.split(self.intermediate_size, 1) if self.gated else (inner, None)
+        a = experts_w4a4.activated(self.down, gate, up, ends, self.activation, self.limit, self.alpha)
+        y = experts_w4a4.product(self.down, a, ends, inner.dtype, self.batch_invariant, is_constant())
+        return y if adapter is None else y + low_rank(self._hidden(inner), *adapter, ends)
 
     def _activated(self, inner: Tensor) -> Tensor:
-        """gated() in torch, in fp32, for gradients."""
+        """_hidden in torch, in fp32, for gradients."""
         gate, up = inner.split(self.intermediate_size, 1) if self.gated else (inner, None)
         alpha = 1.702 if self.alpha is None else self.alpha
         if self.limit is not None:
@@ -566,50 +600,6 @@ class Experts(torch.nn.Module):
         }
         h = activations[self.activation](gate)
         return h if up is None else h * (up + 1 if self.activation == "swiglu" else up)
-
-
-class _Gradient(torch.autograd.Function):
-    """Experts with gradients with respect to the input and the router's weights. The backward pass computes gate and up
-    again, so that it keeps no more than the input."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, experts: Experts, x: Tensor, weights: Tensor | None, rows: Tensor, ends: Tensor, places: Tensor
-    ) -> Tensor:
-        ctx.experts = experts
-        ctx.save_for_backward(x, weights, rows, ends, places)
-        return experts._computed(x, rows, ends, places, weights)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        experts: Experts = ctx.experts
-        x, weights, rows, ends, places = ctx.saved_tensors
-        inner = experts._inner(x, rows, ends)
-        slots = rows.shape[0]
-        at = torch.where(places < 0, slots, places).long()  # a row more, for experts elsewhere
-        each_dy = dy.float().unsqueeze(1)
-        dout = dy.new_zeros((slots + 1, dy.shape[1]), dtype=torch.float32)
-        dout[at] = each_dy if weights is None else each_dy * weights.float().unsqueeze(2)
-        dout = dout[:slots]
-        dweights = None
-        if weights is not None and ctx.needs_input_grad[2]:
-            y = experts._outputs(inner, ends)[at.clamp(max=slots - 1)]
-            dweights = torch.where(places < 0, 0.0, (y.float() * each_dy).sum(2)).to(weights.dtype)
-        dx = None
-        if ctx.needs_input_grad[1]:
-            dh = experts.down.transposed(dout.to(x.dtype), ends, experts.batch_invariant)
-            with torch.enable_grad():
-                wide = inner.detach().float().requires_grad_()
-                (dinner,) = torch.autograd.grad(experts._activated(wide), wide, dh)
-            each = experts.gate_up.transposed(dinner.to(x.dtype), ends, experts.batch_invariant)
-            dx = _api.moe_combine(each, backward_places(places, rows, x), None, out_dtype=x.dtype)
-        return None, dx, dweights, None, None, None
-
-
-def backward_places(places: Tensor, rows: Tensor, x: Tensor) -> Tensor:
-    """The slots that each row of x was read into: those of its token, or its own if it stands for one choice."""
-    return places if places.shape[0] == x.shape[0] else places.reshape(-1, 1)
 
 
 def is_constant() -> bool:

@@ -56,14 +56,24 @@ def as_gemm_takes_it(x: Tensor) -> Tensor:
 
 
 def weight_only(
-    x: Tensor, weight: Tensor, weight_scale: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    alpha: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    batch_invariant: bool,
 ) -> Tensor:
     if x.dtype != torch.float32:
         if bias is not None and bias.dtype != dtype:
             bias = bias.float()
-        return _api.gemm(as_gemm_takes_it(x), weight, None, weight_scale, alpha=alpha, bias=bias, out_dtype=dtype)
-    with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
-        y = torch.mm(x, _api.dequantize(weight, weight_scale).t())
+        options = {"alpha": alpha, "bias": bias, "out_dtype": dtype, "batch_invariant": batch_invariant}
+        return _api.gemm(as_gemm_takes_it(x), weight, None, weight_scale, **options)
+    if batch_invariant:
+        y = product_of_parts(x, weight, weight_scale, True, batch_invariant)
+    else:
+        with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
+            y = torch.mm(x, _api.dequantize(weight, weight_scale).t())
     y = y if alpha is None else y * alpha
     return y if bias is None else y + bias.float()
 
@@ -80,25 +90,41 @@ class WeightOnly(torch.autograd.Function):
         alpha: Tensor | None,
         bias: Tensor | None,
         dtype: torch.dtype,
+        batch_invariant: bool,
     ) -> Tensor:
         ctx.save_for_backward(weight, weight_scale, alpha)
-        return weight_only(x, weight, weight_scale, alpha, bias, dtype)
+        ctx.batch_invariant = batch_invariant
+        return weight_only(x, weight, weight_scale, alpha, bias, dtype, batch_invariant)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return input_gradient(gradients[0], *ctx.saved_tensors), None, None, None, None, None
+        weight, weight_scale, alpha = ctx.saved_tensors
+        dx = input_gradient(gradients[0], weight, weight_scale, alpha, ctx.batch_invariant)
+        return dx, None, None, None, None, None, None
 
 
-def input_gradient(dy: Tensor, weight: Tensor, weight_scale: Tensor, alpha: Tensor | None) -> Tensor:
+def input_gradient(
+    dy: Tensor, weight: Tensor, weight_scale: Tensor, alpha: Tensor | None, batch_invariant: bool
+) -> Tensor:
     """(alpha * dy) . W. One alpha is applied to the fp32 sums; one for each row of W lies along the sums."""
     along_sums = alpha is not None and alpha.ndim > 0
     if dy.dtype != torch.float32 and not along_sums:
         dy = as_gemm_takes_it(dy)
-        return _api.gemm(dy, weight, None, weight_scale, alpha=alpha, out_dtype=dy.dtype, transpose_b=False)
-    parts = bf16_parts(dy.float() * alpha if along_sums else dy).reshape(-1, dy.shape[1])
-    sums = _api.gemm(parts, weight, None, weight_scale, out_dtype=torch.float32, transpose_b=False)
-    dx = sums.reshape(3, *dy.shape[:1], -1).sum(0)
+        options = {"out_dtype": dy.dtype, "transpose_b": False, "batch_invariant": batch_invariant}
+        return _api.gemm(dy, weight, None, weight_scale, alpha=alpha, **options)
+    given = dy.float() * alpha if along_sums else dy
+    dx = product_of_parts(given, weight, weight_scale, False, batch_invariant)
     return (dx if alpha is None or along_sums else dx * alpha).to(dy.dtype)
+
+
+def product_of_parts(
+    x: Tensor, weight: Tensor, weight_scale: Tensor, transpose_b: bool, batch_invariant: bool
+) -> Tensor:
+    """The product of fp32 rows in fp32: the sum of those of three bf16 parts, the smallest first."""
+    parts = bf16_parts(x).reshape(-1, x.shape[1])
+    options = {"out_dtype": torch.float32, "transpose_b": transpose_b, "batch_invariant": batch_invariant}
+    sums = _api.gemm(parts, weight, None, weight_scale, **options).reshape(3, x.shape[0], -1)
+    return sums[2] + sums[1] + sums[0]
 
 
 def bf16_parts(x: Tensor) -> Tensor:

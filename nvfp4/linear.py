@@ -27,6 +27,11 @@ from nvfp4.packed import (
     short,
 )
 
+NOT_INVARIANT = (
+    "so its input scale is that of all rows together; must be calibrated for batch_invariant=True, or have "
+    "activations=None"
+)
+
 
 class Linear(FixedBuffers, torch.nn.Linear):
     """A torch.nn.Linear with NVFP4 weights: y = x . W^T + bias, where W is [out_features, in_features].
@@ -52,6 +57,11 @@ class Linear(FixedBuffers, torch.nn.Linear):
         block_scale (str, optional): how nvfp4.quantize chooses the scales of the input, "amax6" or "four_over_six".
             Default: "amax6".
             It is not in the state dict, and it has no effect on the weight.
+        batch_invariant (bool, optional): makes the bits of a row of the output independent of the other rows.
+            Default: False.
+            With activations=None a float32 input is multiplied as three bfloat16 parts, which are exact.
+            With activations="nvfp4" an input_global_scale is required: forward raises an error without one.
+            It is not in the state dict. nvfp4.set_batch_invariant sets it for all layers of a model.
 
     Buffers:
         weight: [N, K/2] uint8, like gemm's b.
@@ -110,6 +120,7 @@ class Linear(FixedBuffers, torch.nn.Linear):
     e4m3 = ("weight_scale",)
     # For pickles written without these, and for a module that becomes a layer.
     block_scale = "amax6"
+    batch_invariant = False
     dtype = torch.float32
     _is_hf_initialized = True  # or transformers, which initializes each torch.nn.Linear, would write random numbers
 
@@ -122,6 +133,7 @@ class Linear(FixedBuffers, torch.nn.Linear):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         block_scale: str = "amax6",
+        batch_invariant: bool = False,
     ) -> None:
         torch.nn.Module.__init__(self)  # torch.nn.Linear's would make dense parameters
         check_type("in_features", in_features, SupportsIndex, "an integer")
@@ -133,12 +145,14 @@ class Linear(FixedBuffers, torch.nn.Linear):
         if activations not in ACTIVATIONS:
             raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
         check_block_scale(block_scale)
+        check_type("batch_invariant", batch_invariant, bool, "a bool")
         dtype = torch.get_default_dtype() if dtype is None else dtype
         check_dense_dtype(dtype)
         self.in_features = in_features
         self.out_features = out_features
         self.activations = activations
         self.block_scale = block_scale
+        self.batch_invariant = batch_invariant
         self.dtype = dtype
         scales = (round_up(out_features, 128), round_up(in_features // BLOCK, 4))
 
@@ -242,14 +256,14 @@ class Linear(FixedBuffers, torch.nn.Linear):
             The nvfp4.Linear.
 
         Raises:
-            nvfp4.Error: the layers differ in in_features, activations, block_scale, input_global_scale, pre_quant_scale
-                or the dtype of the bias.
+            nvfp4.Error: the layers differ in in_features, activations, block_scale, batch_invariant,
+                input_global_scale, pre_quant_scale or the dtype of the bias.
         """
         if not layers:
             raise _C.Error("layers: has none; must have 1 or more")
         first = layers[0]
         for i, layer in enumerate(layers):
-            for name in ("in_features", "activations", "block_scale", "input_global_scale", "bias"):
+            for name in ("in_features", "activations", "block_scale", "batch_invariant", "input_global_scale", "bias"):
                 ours, theirs = _described(getattr(first, name), name), _described(getattr(layer, name), name)
                 if ours != theirs:
                     raise _C.Error(f"layers: {name} of layer {i} is {theirs} but of layer 0 {ours}")
@@ -267,7 +281,9 @@ class Linear(FixedBuffers, torch.nn.Linear):
         packed = PackedLinear(
             weight, blocks, scale, first.input_global_scale, bias, first.activations, first.pre_quant_scale
         )
-        return cls.from_packed(packed, first.block_scale, first.dtype)
+        fused = cls.from_packed(packed, first.block_scale, first.dtype)
+        fused.batch_invariant = first.batch_invariant
+        return fused
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """Returns the dense weight W [N, K]: value * scale * weight_global_scale, computed in fp32. Its columns are
@@ -369,6 +385,7 @@ class Linear(FixedBuffers, torch.nn.Linear):
             text += f", W4A4, input_global_scale={'dynamic' if self.input_global_scale is None else 'static'}"
         if self.block_scale != "amax6":
             text += f", block_scale={self.block_scale!r}"
+        text += ", batch_invariant=True" if self.batch_invariant else ""
         text += ", weight_global_scale=[N]" if self.weight_global_scale.ndim else ""
         return text + ("" if self.pre_quant_scale is None else ", pre_quant_scale=[K]")
 
@@ -395,6 +412,8 @@ class Linear(FixedBuffers, torch.nn.Linear):
         """The global scale of an input [rows, K], or None if it is not quantized, and alpha with it."""
         if self.activations is None or self.input_global_scale is not None:
             return self.input_global_scale, self.alpha
+        if self.batch_invariant:
+            raise _C.Error(f"input_global_scale: is None, {NOT_INVARIANT}")
         scale = self._dynamic_scale(rows)
         return scale, self.alpha * scale
 
@@ -410,8 +429,8 @@ class Linear(FixedBuffers, torch.nn.Linear):
             check_no_tangent(rows)
         if self.activations is None:
             if torch.is_grad_enabled() and rows.requires_grad:
-                return WeightOnly.apply(rows, self.weight, self.weight_scale, alpha, bias, dtype)
-            return weight_only(rows, self.weight, self.weight_scale, alpha, bias, dtype)
+                return WeightOnly.apply(rows, self.weight, self.weight_scale, alpha, bias, dtype, self.batch_invariant)
+            return weight_only(rows, self.weight, self.weight_scale, alpha, bias, dtype, self.batch_invariant)
         if torch.is_grad_enabled() and rows.requires_grad:
             if is_transformed():
                 raise _C.Error(
@@ -440,6 +459,7 @@ class Linear(FixedBuffers, torch.nn.Linear):
             alpha=alpha,
             bias=bias,
             out_dtype=dtype,
+            batch_invariant=self.batch_invariant,
             constant_b=not (torch.compiler.is_compiling() or torch._C._is_tracing()),
         )
 

@@ -32,6 +32,7 @@ class Description:
         bias: whether the products have biases.
         transposed: whether parameters are [E, K, N].
         interleaved: whether rows of gate and up alternate.
+        is_transposed: what the module says of `transposed`, or False.
     """
 
     experts: int
@@ -44,6 +45,7 @@ class Description:
     bias: bool
     transposed: bool
     interleaved: bool
+    is_transposed: bool
 
     def make(self, device: Any, dtype: torch.dtype) -> Experts:
         made = Experts(
@@ -59,6 +61,7 @@ class Description:
             dtype=dtype,
         )
         made.interleaved = self.interleaved
+        made.transposed, made.is_transposed = self.transposed, self.is_transposed
         return made
 
 
@@ -72,8 +75,9 @@ def of_experts(experts: Experts) -> Description:
         experts.limit,
         experts.alpha,
         experts.gate_up.bias is not None,
-        transposed=False,
-        interleaved=experts.interleaved,
+        experts.transposed,
+        experts.interleaved,
+        experts.is_transposed,
     )
 
 
@@ -123,7 +127,17 @@ def describe(module: torch.nn.Module) -> Description | str:
         return f"is a {kind} with an activation that nvfp4 does not have"
     activation, limit, alpha = found
     return Description(
-        experts, hidden, intermediate, activation, gated, limit, alpha, biases[0], transposed, interleaved
+        experts,
+        hidden,
+        intermediate,
+        activation,
+        gated,
+        limit,
+        alpha,
+        biases[0],
+        transposed,
+        interleaved,
+        bool(getattr(module, "is_transposed", False)),
     )
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from nvfp4 import _C, _api, _text
 from nvfp4._adapters import prepare_adapters
 from nvfp4._saving import naming_in, prepare_saving
-from nvfp4.linear import Linear
+from nvfp4.invariance import check_invariant, set_batch_invariant
+from nvfp4.linear import NOT_INVARIANT, Linear
 from nvfp4.mixture import Description, Reached, check_finite, describe, is_mixture, quantized
 from nvfp4.modules import FUSED, FusedPart, as_linear, find_dense, is_plain, keep_hooks, not_linear, places_of, put
 from nvfp4.packed import (
@@ -39,6 +40,7 @@ def quantize_model(
     calibrate: Callable[[torch.nn.Module], Any] | None = None,
     fuse: bool = False,
     block_scale: str = "amax6",
+    batch_invariant: bool = False,
 ) -> QuantizeReport:
     """Replaces the linear layers of a model by nvfp4.Linear, and its modules of experts by nvfp4.Experts, in place.
 
@@ -76,6 +78,9 @@ def quantize_model(
             Parts with different calibrated input scales are not joined, nor are parts of which only some have a bias.
         block_scale (str, optional): how nvfp4.quantize chooses the scales of weights and inputs. Default: "amax6".
             "four_over_six" is more exact and slower to quantize.
+        batch_invariant (bool, optional): makes the bits of a sequence independent of its batch in all NVFP4 layers of
+            the model, see set_batch_invariant. Default: False.
+            With activations="nvfp4" it needs `calibrate`, which must reach every layer.
 
     Returns:
         A QuantizeReport, which also names what stays dense, such as experts that nvfp4 does not know, and layers that
@@ -96,7 +101,7 @@ def quantize_model(
         (['0', '2'], 37408, 6712)
     """
     check_type("model", model, torch.nn.Module, "a torch.nn.Module")
-    check_modes(activations, block_scale)
+    check_modes(activations, block_scale, batch_invariant, calibrate is not None)
     if activations is None and calibrate is not None:
         raise _C.Error("calibrate: is given but activations is None; there are no input scales then")
     if calibrate is not None and not callable(calibrate):
@@ -117,6 +122,11 @@ def quantize_model(
                 raise _C.Error("weight: has a value that is NaN or infinite; must be finite")
     reached = {name: Reached(model.get_submodule(name), about) for name, about in mixtures.items()}
     scales = {} if calibrate is None else input_scales(model, linears, calibrate, LARGEST[block_scale], reached)
+    if batch_invariant:
+        check_invariant(dict(model.named_modules()))  # layers that are NVFP4 already
+        unscaled = [name for name in linears if name not in scales and activations is not None]
+        if unscaled:
+            raise _C.Error(f"{unscaled[0]}: is not reached by calibrate, {NOT_INVARIANT}")
     expert_scales = {name: found.input_scales(name) for name, found in reached.items() if calibrate is not None}
     dense, other_bytes = find_dense(model, [*linears.values(), *(model.get_submodule(name) for name in mixtures)])
     skipped |= not_linear(model, dense)
@@ -144,6 +154,8 @@ def quantize_model(
             step(name)
             given = expert_scales.get(name)
             report.layers.append(quantize_experts(model, name, about, block_scale, activations, given))
+    if batch_invariant:
+        set_batch_invariant(model)
     if calibrate is not None:
         report.unreached = {name: missed for name, found in reached.items() if (missed := found.missed())}
     prepare_saving(model)
@@ -175,10 +187,16 @@ def quantize_layer(
     )
 
 
-def check_modes(activations: str | None, block_scale: str) -> None:
+def check_modes(activations: str | None, block_scale: str, batch_invariant: bool, calibrated: bool) -> None:
     if activations not in ACTIVATIONS:
         raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
     check_block_scale(block_scale)
+    check_type("batch_invariant", batch_invariant, bool, "a bool")
+    if batch_invariant and activations is not None and not calibrated:
+        raise _C.Error(
+            "batch_invariant: is True, but without calibrate the input scales of W4A4 are those of all rows together; "
+            "must be False, or be given with calibrate or activations=None"
+        )
 
 
 def find_mixtures(model: torch.nn.Module, ignore: Sequence[str], skipped: dict[str, str]) -> dict[str, Description]:

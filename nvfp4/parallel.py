@@ -156,6 +156,9 @@ class RowwiseParallel(TorchRowwise):
     rank has whole, are then applied once, and the result is rounded once. Where the sums are exact, the bits are those
     of one device. The collective chooses the order of the ranks' sums: NCCL and gloo repeat it from run to run.
 
+    With more than two ranks, whose sums are added in the collective's order, a layer with batch_invariant=True raises
+    an error.
+
     The ranks share a dynamic input_global_scale, that of the whole x: they reduce the largest |x| (a max all-reduce of
     one number), so that the scale equals one device's.
 
@@ -266,6 +269,12 @@ class ColwiseLinear(PartLinear):
 
 class RowwiseLinear(PartLinear):
     def forward(self, x: Tensor) -> Tensor:
+        if self.batch_invariant and self.mesh.size() > 2:
+            raise _C.Error(
+                f"batch_invariant: is True for a layer whose sums of {self.mesh.size()} ranks are added in the "
+                "collective's order, which may depend on the rows; must be split among 2 ranks at most, or by its "
+                "outputs"
+            )
         x = self._local(x, LAST)
         x = self._checked(x.to_local() if isinstance(x, DTensor) else x)
         rows = x.reshape(-1, self.in_features)

@@ -9,8 +9,12 @@ vLLM calls `register` through the entry point `vllm.general_plugins`. Two things
   Marlin alone, which needs CUDA. On CUDA, W4A16 stays with vLLM: ours has not been measured beside Marlin there.
 
 Which kernel runs W4A4 is vLLM's choice, logged as "Using ... for NVFP4 GEMM". These leave a layer to vLLM:
-VLLM_DISABLED_KERNELS=ExactNvFp4LinearKernel, --linear-backend with the name of another kernel, VLLM_BATCH_INVARIANT=1.
-NVFP4_VLLM=0 registers nothing.
+VLLM_DISABLED_KERNELS=ExactNvFp4LinearKernel, --linear-backend with the name of another kernel. NVFP4_VLLM=0 registers
+nothing.
+
+VLLM_BATCH_INVARIANT=1 makes the layers batch invariant. vLLM's own kernels for it are CUTLASS (from 10.0) and the
+emulation (W4A4 alone), whatever --linear-backend says. Where there is no CUTLASS, all layers but W4A4 with dynamic
+input scales are ours.
 """
 
 from __future__ import annotations
@@ -148,6 +152,8 @@ def put(layer: torch.nn.Module, parts: Sequence[PackedLinear]) -> None:
 
     def modules(given: Sequence[PackedLinear]) -> torch.nn.ModuleList:
         made = [Linear.from_packed(part) for part in given]
+        for module in made:
+            module.batch_invariant = batch_invariant()
         groups = [
             list(group) for _, group in itertools.groupby(made, key=lambda part: _number(part.input_global_scale))
         ]
@@ -185,14 +191,24 @@ def _with_bias(part: PackedLinear, bias: Tensor) -> PackedLinear:
 # ---- the layers of a checkpoint ----
 
 
+def batch_invariant() -> bool:
+    """Whether vLLM is to give a sequence the same bits in every batch (VLLM_BATCH_INVARIANT=1)."""
+    return bool(envs.VLLM_BATCH_INVARIANT)
+
+
 def chosen(mode: str) -> bool:
     """Whether vLLM's settings give a layer of this mode to nvfp4."""
-    if mode != W4A16:
-        return isinstance(kernels.init_nvfp4_linear_kernel(), ExactNvFp4LinearKernel)
     name = ExactNvFp4LinearKernel.__name__
-    if not current_platform.is_cpu() or envs.VLLM_BATCH_INVARIANT or name in envs.VLLM_DISABLED_KERNELS:
+    if batch_invariant():  # vLLM's choice would be its own CUTLASS or emulation
+        supported, _ = ExactNvFp4LinearKernel.is_supported()
+        if not supported or mode == W4A4_DYNAMIC or name in envs.VLLM_DISABLED_KERNELS:
+            return False
+    elif mode != W4A16:
+        return isinstance(kernels.init_nvfp4_linear_kernel(), ExactNvFp4LinearKernel)
+    elif not current_platform.is_cpu() or name in envs.VLLM_DISABLED_KERNELS:
         return False
-    logger.info_once("Using nvfp4.Linear for NVFP4 weights with 16-bit activations")
+    activations = "16-bit activations" if mode == W4A16 else "NVFP4 activations"
+    logger.info_once("Using nvfp4.Linear for NVFP4 weights with %s", activations)
     return True
 
 

@@ -23,6 +23,7 @@ from nvfp4.checkpoints.mixtures import described, gatherer, made
 from nvfp4.checkpoints.reader import check_layer, read, report_dense
 from nvfp4.experts import Stack
 from nvfp4.fp8 import Fp8Linear, Fp8Tensors
+from nvfp4.invariance import check_invariant, set_batch_invariant
 from nvfp4.linear import Linear
 from nvfp4.modules import find_dense, keep_hooks
 from nvfp4.packed import PackedLinear, check_type, short
@@ -41,6 +42,7 @@ def load(
     plan: Mapping[str, ParallelStyle] | None = None,
     activations: str | None = AUTO,
     mmap: bool = True,
+    batch_invariant: bool = False,
 ) -> Checkpoint:
     """Reads a checkpoint of NVFP4 layers, and FP8 layers beside them. If a model is given, puts it into the model.
 
@@ -84,6 +86,8 @@ def load(
             what is missing.
             False reads files into memory, and they can then be changed or deleted. Reading takes twice the memory of
             the largest file.
+        batch_invariant (bool, optional): makes the bits of a sequence independent of its batch in all NVFP4 layers of
+            the model, see set_batch_invariant. Default: False.
 
     The configuration, `quantization_config` of config.json or hf_quant_config.json, gives the format, each layer's mode
     (W4A4 or W4A16) and the names of ignored layers. Without a configuration, as for a dict, the format follows from
@@ -101,6 +105,7 @@ def load(
             A block scale is NaN or negative, or all of a layer's scales are 0 but its values are not.
             The model does not fit the checkpoint, or has experts whose computation nvfp4 does not know.
             A plan cannot split a layer.
+            batch_invariant is True and a layer of the checkpoint is FP8, or W4A4 with dynamic input scales.
             The message names the file or the tensor. The model is unchanged.
 
     Example:
@@ -123,8 +128,10 @@ def load(
         check_type("model", model, torch.nn.Module, "a torch.nn.Module")
     if (mesh is None) != (plan is None):
         raise _C.Error("plan: and mesh must be given together")
-    if plan is not None and model is None:
-        raise _C.Error("plan: is given without a model; must be for one")
+    check_type("batch_invariant", batch_invariant, bool, "a bool")
+    for name, given in (("plan", plan is not None), ("batch_invariant", batch_invariant)):
+        if given and model is None:
+            raise _C.Error(f"{name}: is given without a model; must be for one")
     rows = {} if model is None else others.rows_of(model)
     renamed = None if model is None else renaming(model)
     unwanted = None if model is None else unwanted_by(model, renamed)
@@ -139,10 +146,14 @@ def load(
         if plan is None:
             check_scales(checkpoint, step=step)
         if model is not None:
+            if batch_invariant:
+                check_invariant(checkpoint.all_layers)
             put(checkpoint, model, None if mesh is None or plan is None else (mesh, plan), step)
     if model is None:
         report_dense(checkpoint)
     else:
+        if batch_invariant:
+            set_batch_invariant(model)
         layers = [module for module in model.modules() if isinstance(module, (Linear, Fp8Linear, Stack))]
         checkpoint.dense, checkpoint.other_bytes = find_dense(model, layers)
     return checkpoint

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from conftest import NO_GPU, gpu
 from torch import Tensor
 
 import nvfp4
@@ -90,9 +91,12 @@ def activated(experts: Experts, gate: Tensor, up: Tensor | None) -> Tensor:
     return h if up is None else h * up
 
 
-def loop(experts: Experts, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """The sum over each token's experts, one after another, in fp64."""
+def loop(experts: Experts, hidden: Tensor, index: Tensor, weights: Tensor, factors: Sequence[Tensor] = ()) -> Tensor:
+    """The sum over each token's experts, one after another, in fp64. `factors`: of the adapters of both stacks."""
     gate_up, down = values(experts.gate_up), values(experts.down)
+    if factors:
+        left, right, other_left, other_right = (t.double() for t in factors)
+        gate_up, down = gate_up + (left @ right).view_as(gate_up), down + (other_left @ other_right).view_as(down)
     bias, last = experts.gate_up.bias, experts.down.bias
     result = []
     for x, ids, factors in zip(hidden.double(), index.tolist(), weights.double()):
@@ -120,6 +124,17 @@ def routing(generator: torch.Generator, tokens: int = TOKENS, k: int = 3) -> tup
 
 def error(y: Tensor, wanted: Tensor) -> float:
     return float((y.detach().double() - wanted).norm() / wanted.norm())
+
+
+def placed(experts: Experts, place: str) -> tuple[Experts, str]:
+    """The experts in stacks or mapped files of a CPU, or on a GPU, with the same adapters; and the device."""
+    if place == "cuda" and not gpu():
+        pytest.skip(NO_GPU)
+    own = keep(experts) if place == "mapped" else copy.deepcopy(experts)
+    device = "cuda" if place == "cuda" else "cpu"
+    for stack, given in zip((own.gate_up, own.down), (experts.gate_up, experts.down)):
+        stack.adapter = None if given.adapter is None else tuple(t.to(device) for t in given.adapter)
+    return own.to(device), device
 
 
 # ---- results ----
@@ -194,11 +209,12 @@ def test_no_tokens_and_no_experts(generator: torch.Generator) -> None:
     assert not experts(hidden, index[:, :0], weights[:, :0]).any()
 
 
+@pytest.mark.parametrize("place", ["cpu", "mapped", "cuda"])
 @pytest.mark.parametrize("dtype", BOUNDS)
-def test_batch_invariant(dtype: torch.dtype, generator: torch.Generator) -> None:
-    experts = make(generator, batch_invariant=True)
-    hidden = torch.randn(40, H, generator=generator).to(dtype)
-    index, weights = routing(generator, 40)
+def test_batch_invariant(dtype: torch.dtype, place: str, generator: torch.Generator) -> None:
+    experts, device = placed(make(generator, batch_invariant=True), place)
+    hidden = torch.randn(40, H, generator=generator).to(device, dtype)
+    index, weights = (t.to(device) for t in routing(generator, 40))
     whole = experts(hidden, index, weights)
     for rows in (slice(0, 1), slice(5, 8), slice(7, 40)):
         assert torch.equal(experts(hidden[rows], index[rows], weights[rows]), whole[rows])
@@ -282,6 +298,94 @@ def test_gradient_of_rows_in_order(generator: torch.Generator) -> None:
     wide = hidden.detach().double().requires_grad_()
     (wanted,) = torch.autograd.grad(loop(experts, wide, own, torch.ones(E * 2, 1)).sum(), wide)
     assert error(given, wanted) < 4 * BOUNDS[torch.float32]
+
+
+# ---- adapters ----
+
+
+def with_adapters(experts: Experts, generator: torch.Generator, rank: int = 3) -> list[Tensor]:
+    """Gives both stacks an adapter with about the size of the weights, and returns the factors."""
+    factors = []
+    for stack in (experts.gate_up, experts.down):
+        count, parts, n, k = stack.shape
+        size = float(values(stack).square().mean().sqrt())
+        left = torch.randn(count, parts * n, rank, generator=generator) * size
+        stack.adapter = left.requires_grad_(), torch.randn(count, rank, k, generator=generator).requires_grad_()
+        factors += stack.adapter
+    return factors
+
+
+# Each adapter adds five roundings to a result's four: of both factors, of the two products and of the sum. In fp32 the
+# sums have 2 * (64 + 48) terms and those of two ranks.
+ADAPTED = {torch.float32: 240 * 2.0**-24, torch.float16: 14 * 2.0**-11, torch.bfloat16: 14 * 2.0**-8}
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("on_input", [False, True])
+@pytest.mark.parametrize("place", ["cpu", "mapped", "cuda"])
+@pytest.mark.parametrize(("activation", "gated"), KINDS)
+def test_adapters(
+    activation: str, gated: bool, place: str, on_input: bool, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """The result, and the gradients of the input, the router's weights and the factors, against autograd of the loop in
+    fp64 with the sum of weights and adapters."""
+    limit = {"limit": 7.0} if activation == "swiglu" else {}
+    experts = make(generator, activation, gated, bias=True, apply_router_weight_on_input=on_input, **limit)
+    factors = with_adapters(experts, generator)
+    own, device = placed(experts, place)
+    hidden = torch.randn(TOKENS, H, generator=generator).to(dtype).requires_grad_()
+    index, weights = routing(generator)
+    weights.requires_grad_()
+    y = own(hidden.to(device), index.to(device), weights.to(device)).cpu()
+    with torch.no_grad():
+        assert torch.equal(own(hidden.to(device), index.to(device), weights.to(device)).cpu(), y)
+    dy = torch.randn(TOKENS, H, generator=generator)
+    given = torch.autograd.grad(y, (hidden, weights, *factors), dy.to(dtype))
+    wide = [t.detach().double().requires_grad_() for t in (hidden, weights, *factors)]
+    right = loop(experts, wide[0], index, wide[1], wide[2:])
+    assert y.dtype == dtype and error(y, right) < (2 if on_input else 1) * ADAPTED[dtype]
+    for one, wanted in zip(given, torch.autograd.grad(right, wide, dy.double())):
+        assert one.shape == wanted.shape and error(one, wanted) < 4 * ADAPTED[dtype]
+    assert not any(one[0].any() for one in given[2:])  # expert 0 is never called
+
+
+@pytest.mark.parametrize("rank", [1, 4, 8, 12])
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_an_adapter_of_zeros(dtype: torch.dtype, place: str, rank: int, generator: torch.Generator) -> None:
+    """Changes no bit, of the result and of the other gradients."""
+    experts, device = placed(make(generator), place)
+    hidden = torch.randn(TOKENS, H, generator=generator).to(device, dtype).requires_grad_()
+    index, weights = (t.to(device) for t in routing(generator))
+    weights.requires_grad_()
+    before = experts(hidden, index, weights)
+    gradients = torch.autograd.grad(before.square().sum(), (hidden, weights))
+    experts = experts.cpu()
+    for left in with_adapters(experts, generator, rank)[::2]:
+        left.data.zero_()
+    experts, _ = placed(experts, place)
+    after = experts(hidden, index, weights)
+    assert torch.equal(after, before)
+    for own, wanted in zip(torch.autograd.grad(after.square().sum(), (hidden, weights)), gradients):
+        assert torch.equal(own, wanted)
+
+
+@pytest.mark.parametrize("stack", ["gate_up", "down"])
+def test_the_adapter_of_one_stack_alone(stack: str, generator: torch.Generator) -> None:
+    """Where nothing else requires a gradient."""
+    experts = make(generator)
+    factors = with_adapters(experts, generator)
+    other = experts.down if stack == "gate_up" else experts.gate_up
+    for t in factors[2:] if stack == "gate_up" else factors[:2]:
+        t.data.zero_()
+    other.adapter = None
+    own = getattr(experts, stack).adapter
+    hidden = torch.randn(TOKENS, H, generator=generator)
+    index, weights = routing(generator)
+    given = torch.autograd.grad(experts(hidden, index, weights).sum(), own)
+    right = loop(experts, hidden, index, weights, factors)
+    for one, wanted in zip(given, torch.autograd.grad(right.sum(), own)):
+        assert error(one, wanted.double()) < 4 * ADAPTED[torch.float32]
 
 
 # ---- the module ----

@@ -44,9 +44,11 @@ CALL = (
 
 
 def launched(code: str, fake_driver: Path, log: Path, **variables: str) -> list[tuple[str, int]]:
-    """Kernels and their grids. None starts before the grid before it has ended, so operands may come late."""
+    """Kernels and their grids. From sm_90 on they may start before the grid before them has ended: they wait for it
+    first (tests/kernels/test_dependent_sass.py)."""
     rows = launches(f"{CALL.strip()}\n    {code}", fake_driver, log, **variables)
-    assert all(row[5:] == ["0", "0"] for row in rows)  # cluster, programmatic dependent launch
+    programmatic = str(int(min(int(variables.get(name, "90")) for name in ("FAKE_CC", "FAKE_PTX")) >= 90))
+    assert all(row[5:] == ["0", programmatic] for row in rows)  # cluster, programmatic dependent launch
     return [(row[0], int(row[1])) for row in rows]
 
 
@@ -58,6 +60,11 @@ def test_one_launch(nvfp4_a: bool, kind: str, capability: str, fake_driver: Path
     calls = f"[call(t, 200, 96, e, p, nvfp4_a={nvfp4_a}) for t in (1, 37, 2000) for p in (1, 2)]"
     rows = launched(f"for e in (1, 8, 1024): {calls}", fake_driver, tmp_path / "log", FAKE_CC=capability)
     assert len(rows) == 18 and all(name.startswith(f"nvfp4_sm80_grouped_{kind}_") for name, _ in rows)
+
+
+def test_code_that_does_not_wait_starts_after_the_grid_before(fake_driver: Path, tmp_path: Path) -> None:
+    """A build with PTX of sm_80 alone, on a GPU that could start it early."""
+    launched("call(37, 200, 96, 4)", fake_driver, tmp_path / "log", FAKE_PTX="80")
 
 
 def test_the_guard() -> None:

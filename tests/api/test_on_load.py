@@ -452,9 +452,8 @@ ARGUMENTS: dict[str, Callable[[], Any]] = {
     "modules_to_not_convert: is given beside ignore; must be given alone, as the same list": lambda: NVFP4Config(
         ignore=["a"], modules_to_not_convert=["b"]
     ),
-    "calibrate: is no argument of NVFP4Config; must be activations, block_scale, ignore or modules_to_not_convert": (
-        lambda: NVFP4Config(calibrate=print)
-    ),
+    "calibrate: is no argument of NVFP4Config; must be activations, block_scale, ignore, modules_to_not_convert or "
+    "batch_invariant": lambda: NVFP4Config(calibrate=print),
     "quant_method: is 'nvfp4'; must be 'nvfp4-on-load'": lambda: NVFP4Config.from_dict({"quant_method": "nvfp4"}),
 }
 

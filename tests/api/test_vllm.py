@@ -348,16 +348,46 @@ def test_the_choice_on_cuda(capability: int, parallel: None, monkeypatch: pytest
     assert not plugin.chosen("W4A4")
 
 
+@pytest.mark.parametrize("capability", [None, 75, 80, 90, 100])
+def test_the_choice_if_batch_invariant(capability: int | None, parallel: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours wherever it runs, also where vLLM has a kernel; but W4A4 with the scale of all rows is not invariant."""
+    if capability is not None:
+        monkeypatch.setattr(plugin, "current_platform", Cuda(capability))
+        monkeypatch.setattr(_C, "archs", "sm_80")
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    ours = capability is None or 80 <= capability <= 90
+    assert plugin.batch_invariant()
+    assert [plugin.chosen(mode) for mode in ("W4A4", "W4A16", "W4A4 dynamic")] == [ours, ours, False]
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+    assert not plugin.batch_invariant()
+
+
+@pytest.mark.parametrize("mode", ["W4A4", "W4A16"])
+@pytest.mark.parametrize("format_name", ["compressed-tensors", "modelopt", "mixed"])
+def test_layers_that_are_batch_invariant(
+    format_name: str, mode: str, parallel: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In fp32, where W4A16 is a product of torch's otherwise, which depends on the count of rows."""
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    layer = fused(configuration(format_name, mode), parts(mode, OTHER, OTHER), torch.float32)
+    made = [module for modules in (layer.nvfp4, layer.nvfp4_biased) for module in modules]
+    assert made and all(module.batch_invariant for module in made)
+    x = torch.randn(40, 64)
+    with torch.inference_mode():
+        whole = layer(x)[0]
+        for rows in (slice(0, 1), slice(5, 8), slice(7, 40)):
+            assert torch.equal(layer(x[rows])[0], whole[rows])
+
+
 def test_what_turns_it_off(parallel: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    messages: list[str] = []
-    monkeypatch.setattr(plugin.logger, "info_once", messages.append)
+    messages: list[tuple[str, ...]] = []
+    monkeypatch.setattr(plugin.logger, "info_once", lambda *given: messages.append(given))
     assert plugin.chosen("W4A4") and plugin.chosen("W4A16")
-    assert messages == ["Using nvfp4.Linear for NVFP4 weights with 16-bit activations"]
+    assert messages == [("Using nvfp4.Linear for NVFP4 weights with %s", "16-bit activations")]
     monkeypatch.setenv("VLLM_DISABLED_KERNELS", "ExactNvFp4LinearKernel")
     assert not plugin.chosen("W4A16")
     with pytest.raises(ValueError, match="ExactNvFp4LinearKernel disabled by environment variable"):
         plugin.chosen("W4A4")  # vLLM has no other kernel on a CPU
-    monkeypatch.delenv("VLLM_DISABLED_KERNELS")
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     assert not plugin.chosen("W4A16") and not plugin.chosen("W4A4")
     monkeypatch.setenv("NVFP4_VLLM", "0")

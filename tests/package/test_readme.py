@@ -50,10 +50,10 @@ def test_the_product_prints_what_the_readme_prints() -> None:
 
 
 def test_the_first_example_of_checkpoints_runs() -> None:
-    """The others, of transformers and PEFT, run in tests/api: test_load.py, test_load_experts.py, test_on_load.py,
-    test_peft.py and test_transformers.py."""
+    """The others, of transformers and PEFT, run in tests/api: test_invariance.py, test_load.py, test_load_experts.py,
+    test_on_load.py, test_peft.py, test_peft_experts.py and test_transformers.py."""
     example, *others = blocks(CHECKPOINTS, "python")
-    assert len(others) == 5
+    assert len(others) == 7
     program = f"{example}\nassert len(report.layers) == 2 and y.shape == (32, 64)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

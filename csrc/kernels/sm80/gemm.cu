@@ -6,6 +6,7 @@
  *
  * Shared memory of a CTA in KiB: 8x32 94, 16x32 84, 16x56 83, 32x64 55, 64x56 69, 64x64 68 (SM80_SHARED_BYTES); every
  * GPU since sm_80 has 99. */
+#include "kernels/common/dependent.cuh"
 #include "kernels/sm80/store_tile.cuh"
 #include "kernels/sm80/w4a4_tile.cuh"
 
@@ -59,6 +60,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 #define X(id, tile_m, tile_n, tile_k, stages, warps, swap_ab, ctas_per_sm)                                             \
     extern "C" __global__ void __launch_bounds__(32 * (warps), ctas_per_sm)                                            \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm80_schedule s) {                  \
+        begin_dependent_grid();                                                                                        \
         gemm<config<tile_m, tile_n, tile_k, stages, warps, swap_ab, ctas_per_sm>>(p, s);                               \
     }
 SM80_GEMM_CONFIGS(X)

@@ -9,6 +9,7 @@
  * Shared memory: the stages, in their place at the end the accumulators; behind them [TILE_M] addresses of rows, NULL
  * for an index outside of A, and [TILE_M] factors of their results. A row without an address is not loaded, and its
  * factor is NaN. Tails are those of w4a16.cu. */
+#include "kernels/common/dependent.cuh"
 #include "kernels/common/group_tile.cuh"
 #include "kernels/sm80/grouped_rows.cuh"
 #include "kernels/sm80/w4a16_tile.cuh"
@@ -98,6 +99,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
 #define KERNEL(id, tile_m, stages, ctas_per_sm, bf16)                                                                  \
     extern "C" __global__ void __launch_bounds__(SM80_GROUPED_THREADS, ctas_per_sm)                                    \
         nvfp4_##id(const __grid_constant__ grouped_problem p, const __grid_constant__ sm80_grouped_schedule s) {       \
+        begin_dependent_grid();                                                                                        \
         multiply<grouped_config<(bf16) ? NVFP4_BF16 : NVFP4_FP16, tile_m, stages>>(p, s);                              \
     }
 SM80_GROUPED_CONFIGS(KERNEL)

@@ -10,6 +10,7 @@
  * Shared memory: the stages, in their place at the end the accumulators; behind them [TILE_M] addresses of rows and
  * [TILE_M] of their scales, NULL for a row outside of A or without scales, and [TILE_M] factors of their results. A row
  * without an address is not loaded, and its factor is NaN. Tails are those of w4a4_tile.cuh. */
+#include "kernels/common/dependent.cuh"
 #include "kernels/common/group_tile.cuh"
 #include "kernels/sm80/grouped_rows.cuh"
 #include "kernels/sm80/w4a4_tile.cuh"
@@ -149,6 +150,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
 #define KERNEL(id, tile_m, stages, ctas_per_sm)                                                                        \
     extern "C" __global__ void __launch_bounds__(SM80_GROUPED_W4A4_THREADS, ctas_per_sm)                               \
         nvfp4_##id(const __grid_constant__ grouped_problem p, const __grid_constant__ sm80_grouped_schedule s) {       \
+        begin_dependent_grid();                                                                                        \
         multiply<grouped_config<tile_m, stages, ctas_per_sm>>(p, s);                                                   \
     }
 SM80_GROUPED_W4A4_CONFIGS(KERNEL)
