@@ -145,8 +145,9 @@ def dequantize(
     scale_layout: str = "128x4",
     out_dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """value * scale * global_scale in fp32, rounded once more to out_dtype."""
-    x = operand(data, scale, scale_layout) * as_fp32(global_scale, data.device)
+    """value * scale * global_scale (a number, or one a row) in fp32, rounded once more to out_dtype."""
+    x = operand(data, scale, scale_layout)
+    x = x * by_rows(as_fp32(global_scale, data.device), x)
     return x.to(out_dtype).reshape(*data.shape[:-1], data.shape[-1] * 2)
 
 
@@ -157,7 +158,7 @@ def quantize(
     scale_layout: str = "128x4",
     block_scale: str = "amax6",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[(L,) rows, K] to data [(L,) rows, K/2] and scales, uint8, in fp32 steps:
+    """[(L,) rows, K] to data [(L,) rows, K/2] and scales, uint8, in fp32 steps; g is a number, or one a row:
 
     scale = e4m3(amax / 6 / g), value = e2m1(x / (scale * g)); both to nearest, ties to even, saturating at 448 and 6.
     A block of zeros has scale 0, one with a NaN has scale NaN; where the scale is 0 or NaN the codes are 0, and so is
@@ -165,7 +166,7 @@ def quantize(
 
     "four_over_six": also with scale = e4m3(amax / 4 / g), and blocks take what has the smaller squared_error.
     """
-    g = as_fp32(global_scale, x.device)
+    g = by_rows(as_fp32(global_scale, x.device), x)
     blocks = x.float().unflatten(-1, (x.shape[-1] // BLOCK, BLOCK))
     amax = blocks.abs().amax(-1)
     scale, code = encode(blocks, amax / as_fp32(E2M1_MAX, x.device) / g, g)
@@ -176,6 +177,11 @@ def quantize(
     code = code.flatten(-2)
     data = code[..., 0::2] | code[..., 1::2] << 4
     return data, swizzle(scale) if scale_layout == "128x4" else scale
+
+
+def by_rows(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A global scale for x, or one for each of its rows beside their values."""
+    return g if g.numel() == 1 else g.reshape(*x.shape[:-1], 1)
 
 
 def encode(blocks: torch.Tensor, wanted: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -203,12 +209,13 @@ def squared_error(blocks: torch.Tensor, scale: torch.Tensor, code: torch.Tensor,
     return total
 
 
-def amax_scale(x: torch.Tensor, *, block_scale: str = "amax6") -> torch.Tensor:
+def amax_scale(x: torch.Tensor, *, block_scale: str = "amax6", by_row: bool = False) -> torch.Tensor:
     """amax(|x|) over the largest value times the largest scale that a block may get, in fp64, rounded once to fp32 [1];
-    1 where that is 0, NaN or infinite. With "four_over_six" scales are up to 256 * 6 / 4."""
-    amax = x.double().abs().amax() if x.numel() else torch.zeros((), dtype=torch.float64, device=x.device)
+    1 where that is 0, NaN or infinite. With "four_over_six" scales are up to 256 * 6 / 4. by_row: [rows], of each."""
+    amax = torch.nn.functional.pad(x.double().abs(), (0, 1)).amax(-1).flatten()  # of no values it is 0
+    amax = amax if by_row else torch.nn.functional.pad(amax, (0, 1)).amax().reshape(1)
     scale = (amax / (E2M1_MAX * {"amax6": E4M3_MAX, "four_over_six": 256.0}[block_scale])).float()
-    return torch.where((scale > 0) & scale.isfinite(), scale, 1.0).reshape(1)
+    return torch.where((scale > 0) & scale.isfinite(), scale, 1.0)
 
 
 # --- what a layer does before it quantizes --------------------------------------------------------------------------

@@ -65,7 +65,7 @@ class Stack(FixedBuffers):
         self.kept: list[tuple[list[Tensor], list[Tensor]]] | None = None
         self.has_state = True  # False while a state dict is made that leaves this stack out
         self.adapter: Adapter | None = None  # while nvfp4.peft calls the experts
-        self._input_scales: tuple[Tensor, int, Tensor] | None = None  # of a tensor and its version, the result
+        self._known_scales: Any = None  # of two buffers and their versions, what input_scales returned
         self.register_buffer("weight", None)
         self.register_buffer("weight_scale", None)
         self._buffers.update(self.blank(device))
@@ -164,23 +164,26 @@ class Stack(FixedBuffers):
 
     # ---- the products ----
 
-    def input_scales(self) -> Tensor | None:
-        """The global scale of each expert's quantized input, [E], or None without one. The parts of an expert share
-        their input, and the largest of their scales; an expert without one takes the largest of all."""
-        given = self.input_global_scale
+    def input_scales(self) -> tuple[Tensor | None, Tensor]:
+        """The global scale of each expert's quantized input, [E], or None without one, and alpha with it, [E, P]. The
+        parts of an expert share their input, and the largest of their scales; an expert without one takes the largest
+        of all."""
+        given, own = self.input_global_scale, self.weight_global_scale
         if given is None:
-            return None
+            return None, own
         # What a graph computes while it is captured has no value yet; inference tensors have no version.
         capturing = torch.compiler.is_compiling() or (given.is_cuda and torch.cuda.is_current_stream_capturing())
-        version = None if capturing or given.is_inference() else given._version
-        known = self._input_scales
-        if version is not None and known is not None and known[0] is given and known[1] == version:
-            return known[2]
-        own = given.nan_to_num(0.0).amax(1)
-        scales = torch.where(own > 0, own, own.amax())
-        if version is not None:
-            self._input_scales = (given, version, scales)
-        return scales
+        lasting = not (capturing or given.is_inference() or own.is_inference())
+        versions = (given._version, own._version) if lasting else None
+        known = self._known_scales
+        if lasting and known is not None and known[0] is given and known[1] is own and known[2] == versions:
+            return known[3]
+        largest = given.nan_to_num(0.0).amax(1)
+        scales = torch.where(largest > 0, largest, largest.amax())
+        result = scales, own * scales[:, None]
+        if lasting:
+            self._known_scales = (given, own, versions, result)
+        return result
 
     def product(self, a: Tensor, ends: Tensor, rows: Tensor | None, batch_invariant: bool) -> Tensor:
         """a [R, K] times each group's matrices, [T, P * N], in the dtype of a: rounded once. For float32 it is the sum

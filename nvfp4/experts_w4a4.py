@@ -17,10 +17,9 @@ class Matrices(Protocol):
     kept: list[tuple[list[Tensor], list[Tensor]]] | None
     weight: Tensor | None
     weight_scale: Tensor | None
-    weight_global_scale: Tensor
     bias: Tensor | None
 
-    def input_scales(self) -> Tensor | None: ...
+    def input_scales(self) -> tuple[Tensor | None, Tensor]: ...
 
     def used(self, ends: Tensor) -> tuple[list[int], Tensor]: ...
 
@@ -48,7 +47,7 @@ def layout_of(stack: Matrices) -> str:
 def quantized(stack: Matrices, x: Tensor, ends: Tensor, rows: Tensor | None) -> Rows:
     """Row i from row rows[i] of x."""
     x = x.detach() if x.stride(-1) == 1 else x.detach().contiguous()
-    scales = stack.input_scales()
+    scales, _ = stack.input_scales()
     factors = None
     if scales is None:
         scales = _api.amax_scale(x, by_row=True)
@@ -68,7 +67,8 @@ def activated(
     alpha: float | None,
 ) -> Rows:
     """The results of an activation, which are not rounded before they are quantized."""
-    scales, options = stack.input_scales(), {"limit": limit, "alpha": alpha}
+    scales, _ = stack.input_scales()
+    options = {"limit": limit, "alpha": alpha}
     if scales is None:
         return quantized(stack, _api.gated(gate, up, activation, **options, out_dtype=torch.float32), ends, None)
     made = _api.gated_quantize(
@@ -81,8 +81,7 @@ def product(
     stack: Matrices, a: Rows, ends: Tensor, dtype: torch.dtype, batch_invariant: bool, constant_b: bool
 ) -> Tensor:
     """The rows times their experts' matrices, [T, P * N] in dtype. constant_b: as of grouped_gemm."""
-    scales = stack.input_scales()
-    alpha = stack.weight_global_scale if scales is None else stack.weight_global_scale * scales[:, None]
+    _, alpha = stack.input_scales()
     bias = stack.bias if stack.bias is None or stack.bias.dtype == dtype else stack.bias.float()
     parts = [(stack.weight, stack.weight_scale, alpha, bias)]
     group_ends = ends

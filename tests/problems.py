@@ -102,7 +102,7 @@ class Conversion:
     layout: str = "128x4"
     dtype: str = "float32"  # of x
     typed: bool = False
-    global_scale: str | None = None  # "number", "one"
+    global_scale: str | None = None  # "number", "one", "rows": one each
     block_scale: str = "amax6"
     residual: bool = False
     weight: str = "float32"  # of a norm
@@ -320,7 +320,7 @@ def conversions(draw: Draw, target: str) -> Conversion:
         layout,
         dtype,
         one_of(draw, False, True),
-        one_of(draw, None, "number", "one"),
+        one_of(draw, None, "number", "one", "rows"),
         one_of(draw, "amax6", "four_over_six"),
         residual,
         one_of(draw, "float32", dtype),
@@ -617,6 +617,8 @@ def run_conversion(target: str, case: Conversion) -> str:
         args["scale_layout"] = case.layout
         if case.global_scale == "one":
             args["global_scale"] = make.place("global_scale", torch.tensor([0.25]))
+        elif case.global_scale == "rows":
+            args["global_scale"] = make.place("global_scale", make.normal(*batch, case.rows).exp())
         elif case.global_scale:
             args["global_scale"] = 0.75
     if case.call == "dequantize":
@@ -674,9 +676,11 @@ def without(target: str, name: str, case: Gemm) -> str:
 def main(target: str, text: str) -> int:
     from grouped import Grouped
     from moe_problems import Step
+    from sorted_rows import Sorted
     from worker import Workers
 
-    case = eval(text, {"Gemm": Gemm, "Conversion": Conversion, "Grouped": Grouped, "Step": Step, "At": At})
+    kinds = (Gemm, Conversion, Grouped, Step, Sorted, At)
+    case = eval(text, {kind.__name__: kind for kind in kinds})
     workers = Workers()
     verdict = workers.run(target, case)
     workers.close()

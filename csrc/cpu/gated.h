@@ -12,7 +12,8 @@ static inline __attribute__((always_inline)) void gate_by(const int activation, 
     for (int64_t i = 0; i < count; i++) gate[i] = gated(activation, gate[i], up[i], g);
 }
 
-/* gate[i] = gated(activation, gate[i], up[i], g) */
+/* gate[i] = gated(activation, gate[i], up[i], g). silu has a limit in few models: without, 6 % of a quantizer's time.
+ */
 static inline __attribute__((always_inline)) void gate_values(int activation, float *gate, const float *up, gating g,
                                                               int64_t count) {
     if (activation == NVFP4_GELU_TANH)
@@ -21,8 +22,10 @@ static inline __attribute__((always_inline)) void gate_values(int activation, fl
         gate_by(NVFP4_RELU2, gate, up, g, count);
     else if (activation == NVFP4_SWIGLU)
         gate_by(NVFP4_SWIGLU, gate, up, g, count);
-    else
+    else if (g.limit < INFINITY)
         gate_by(NVFP4_SILU, gate, up, g, count);
+    else
+        gate_by(NVFP4_SILU, gate, up, (gating){.limit = INFINITY, .up_limit = INFINITY}, count);
 }
 
 #endif

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Backend
+from family_table import ROWS
 from test_experts import KINDS, E, H, keep, make, routing
 from torch import Tensor
 
 import nvfp4
+from nvfp4 import _C
 from nvfp4.experts import Experts, Stack
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -95,6 +98,31 @@ def test_bits_of_a_token_depend_on_no_other(static: bool, generator: torch.Gener
 
 
 @pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize(("activation", "gated"), [("relu2", False), ("silu", True)])
+def test_equal_bits_on_every_backend(
+    activation: str, gated: bool, static: bool, backend: Backend, generator: torch.Generator
+) -> None:
+    """Where no sum rounds, whatever the order: few bits are left of an activation that is quantized."""
+    if "grouped_gemm" not in ROWS[backend.name]["operations"]:
+        pytest.skip("has no such kernel")
+    experts = quantizing(generator, static, activation, gated, integers=True)
+    for stack in (experts.gate_up, experts.down) if static else ():
+        stack.input_global_scale = torch.full_like(stack.weight_global_scale, 2.0**-4)
+    hidden = torch.randint(-1, 2, (9, H), generator=generator).half()
+    index, weights = routing(generator)
+    weights = torch.tensor([0.5, 1.0, 2.0])[torch.randint(3, weights.shape, generator=generator)]
+    _C.set_default_backend("cpu")
+    wanted = experts(hidden, index, weights)
+    try:
+        _C.set_default_backend(backend.name if backend.emulated else None)
+        moved = copy.deepcopy(experts).to(backend.device)
+        got = moved(*(t.to(backend.device) for t in (hidden, index, weights)))
+    finally:
+        _C.set_default_backend(None)
+    assert torch.equal(got.cpu(), wanted) and wanted.any() and wanted.isfinite().all()
+
+
+@pytest.mark.parametrize("static", [True, False])
 def test_on_a_gpu(static: bool, cuda: Any, generator: torch.Generator) -> None:
     """Sums in another order round otherwise, and a value that is quantized may then be the next one."""
     experts = quantizing(generator, static)
@@ -136,6 +164,7 @@ def test_scales_are_those_of_now(generator: torch.Generator) -> None:
     second = experts(hidden, *routed)
     assert torch.equal(second, loop(experts, hidden, *routed)) and not torch.equal(second, first)
     experts.down.input_global_scale = experts.down.input_global_scale / 3
+    experts.down.weight_global_scale.div_(2)
     third = experts(hidden, *routed)
     assert torch.equal(third, loop(experts, hidden, *routed)) and not torch.equal(third, second)
     other = quantizing(generator, False)
@@ -219,7 +248,7 @@ def test_experts_that_no_sample_reached(how: str, format_name: str, own: Mixture
     known = given.nan_to_num(0).amax(1)
     wanted = known.clone()
     wanted[3] = known.max()
-    assert torch.equal(stack.input_scales(), wanted) and len(wanted.unique()) > 1
+    assert torch.equal(stack.input_scales()[0], wanted) and len(wanted.unique()) > 1
     nvfp4.save(model, tmp_path / "saved", format_name)
     assert content(tmp_path / "saved") == content(folder)
 

@@ -11,70 +11,25 @@ import pytest
 import torch
 from buffers import Guarded
 from conftest import FULL, Backend
+from sorted_rows import (
+    ENDS,
+    by_definition,
+    ends_of,
+    groups_of,
+    most_blocks,
+    numbers,
+    rows_of,
+    scale_of_each,
+    scales_of,
+    sorted_rows,
+)
 
 import nvfp4
 from nvfp4 import _C, reference
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 LAYOUTS = ["128x4", "linear"]
-INT32 = torch.iinfo(torch.int32)
 POISON = 0xA5
-
-
-def groups_of(ends: torch.Tensor | None, t: int) -> list[tuple[int, int]]:
-    """The first row of each group and the one behind its last, by a loop."""
-    if ends is None:
-        return [(0, t)]
-    found, end = [], 0
-    for value in ends.tolist():
-        begin, end = end, max(end, min(value, t))
-        found.append((begin, end))
-    return found
-
-
-def most_blocks(t: int, groups: int) -> int:
-    most = min(groups, t)
-    return most + (t - most) // 128
-
-
-def by_definition(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    ends: torch.Tensor | None,
-    layout: str,
-    block_scale: str = "amax6",
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Data, scales and scale_rows of sorted rows x with a global scale each, in poisoned memory."""
-    t, k = x.shape
-    groups = groups_of(ends, t)
-    data = torch.full((t, k // 2), POISON, dtype=torch.uint8)
-    columns = k // 16
-    if layout == "linear":
-        scale = torch.full((t, columns), POISON, dtype=torch.uint8)
-    else:
-        padded = reference.ceil_div(columns, 4) * 4
-        scale = torch.full((128 * most_blocks(t, len(groups)), padded), POISON, dtype=torch.uint8)
-    codes, scales = reference.quantize(x, global_scale=g[:, None], scale_layout="linear", block_scale=block_scale)
-    scale_rows, block = [], 0
-    for begin, end in groups:
-        scale_rows.append(begin if layout == "linear" else 128 * block)
-        data[begin:end] = codes[begin:end]
-        if layout == "linear":
-            scale[begin:end] = scales[begin:end]
-        elif end > begin:
-            own = reference.ceil_div(end - begin, 128)
-            scale[128 * block : 128 * (block + own)] = reference.swizzle(scales[begin:end]).view(128 * own, -1)
-            block += own
-    return data, scale, torch.tensor(scale_rows, dtype=torch.int32)
-
-
-def sorted_rows(x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-    """Rows of x in the order of `rows`, NaN for those that it does not have."""
-    if rows is None:
-        return x
-    outside = (rows < 0) | (rows >= len(x))
-    found = x[rows.where(~outside, 0).long()] if len(x) else x.new_zeros(len(rows), x.shape[1])
-    return torch.where(outside[:, None], math.nan, found)
 
 
 def guarded(
@@ -101,18 +56,8 @@ def check(
     t = len(x) if rows is None else len(rows)
     groups = 1 if ends is None else len(ends)
     values = sorted_rows(x, rows)
-    if g.numel() == 1:
-        each = g.flatten().expand(t)
-    elif ends is not None and g.ndim == 1:
-        each = torch.ones(t)
-        for value, (begin, end) in zip(g, groups_of(ends, t), strict=True):
-            each[begin:end] = value
-    else:  # of the rows of x; that of a row of NaN does not matter
-        each = (
-            g.flatten() if rows is None else g.flatten()[rows.clamp(0, max(len(x) - 1, 0)).long()] if len(x) else None
-        )
-        each = torch.ones(t) if each is None else each
-    expected = by_definition(values, each, ends, layout, block_scale)
+    each = scale_of_each(g, ends, rows, len(x), t)
+    expected = by_definition(values, each, ends, layout, block_scale, POISON)
     inputs = [guarded(value, backend, generator) for value in (g, ends, rows)]
     source = guarded(x, backend, generator, pitch)
     outputs = [guarded(torch.full_like(value, POISON), backend, generator) for value in expected[:2]]
@@ -126,46 +71,9 @@ def check(
     assert all(value.unchanged_around() for value in outputs)
 
 
-def rows_of(kind: str | None, t: int, r: int, generator: torch.Generator) -> torch.Tensor | None:
-    if kind is None:
-        return None
-    rows = torch.randint(0, max(r, 1), (t,), generator=generator, dtype=torch.int32)
-    if kind == "outside" and t:
-        wrong = torch.tensor([-1, r, INT32.min, INT32.max, -r - 1], dtype=torch.int32)
-        at = torch.randint(0, t, (5,), generator=generator)
-        rows[at] = wrong
-    return rows
-
-
-def ends_of(kind: str, groups: int, t: int, generator: torch.Generator) -> torch.Tensor:
-    if kind == "wild":
-        return torch.randint(INT32.min, INT32.max, (groups,), generator=generator, dtype=torch.int32)
-    if kind == "falling":
-        return torch.linspace(t + 5, -5, groups).int()
-    if kind == "none":
-        return torch.zeros(groups, dtype=torch.int32)
-    if kind == "few":  # not all rows, and most groups have none
-        ends = torch.zeros(groups, dtype=torch.int32)
-        ends[groups // 2 :] = t * 2 // 3
-        return ends
-    if kind == "most":  # as many blocks as there can be: groups of one row, and one with the others
-        return (t - groups + 1 + torch.arange(groups, dtype=torch.int32)).clamp(min=0)
-    return torch.randint(0, t + 1, (groups,), generator=generator, dtype=torch.int32).sort().values
-
-
-def numbers(r: int, k: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    return (torch.randn(r, k, generator=generator) * 10 ** torch.randn(r, 1, generator=generator)).to(dtype)
-
-
-def scales_of(shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Global scales of a few powers of ten; one in 8 is outside of the range of the fast path."""
-    g = 10 ** torch.randn(shape, generator=generator)
-    return torch.where(torch.rand(shape, generator=generator) < 1 / 8, g * 2.0**-60, g)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("ends", ["spread", "few", "falling", "none", "most", "wild"])
+@pytest.mark.parametrize("ends", ENDS)
 def test_groups(backend: Backend, ends: str, layout: str, dtype: torch.dtype, generator: torch.Generator) -> None:
     for t, groups, k in ((300, 3, 80), (7, 5, 64)) if backend.emulated else ((300, 3, 80), (7, 5, 64), (900, 33, 528)):
         x = numbers(t, k, dtype, generator)
@@ -206,7 +114,7 @@ def test_rows_of_their_own(backend: Backend, layout: str, generator: torch.Gener
         for block_scale in ("amax6", "four_over_six"):
             how = {"scale_layout": layout, "block_scale": block_scale}
             data, scale = nvfp4.quantize(x.to(backend.device), global_scale=g.to(backend.device), **how)
-            codes, scales = reference.quantize(x, global_scale=g[..., None], **how)
+            codes, scales = reference.quantize(x, global_scale=g, **how)
             assert torch.equal(data.cpu(), codes)
             assert torch.equal(scale.cpu().view(torch.uint8).flatten(), scales.flatten())
             got = nvfp4.dequantize(data, scale, global_scale=g.to(backend.device), scale_layout=layout).cpu()
@@ -316,13 +224,7 @@ def check_gated(
     """gate and up are halves of one guarded tensor, or each its own."""
     t, groups = len(gate), 1 if ends is None else len(ends)
     y = reference.gated(gate, up, activation, out_dtype=torch.float32, **how)
-    each = g.flatten().expand(t).clone() if g.numel() == 1 else torch.ones(t)
-    if g.numel() > 1 and ends is None:
-        each = g.flatten()
-    elif g.numel() > 1:
-        for value, (begin, end) in zip(g, groups_of(ends, t), strict=True):
-            each[begin:end] = value
-    expected = by_definition(y, each, ends, layout)
+    expected = by_definition(y, scale_of_each(g, ends, None, t, t), ends, layout, poison=POISON)
     both = guarded(torch.cat([gate, gate if up is None else up], dim=1), backend, generator)
     halves = both.tensor.chunk(2, dim=1)
     inputs = [guarded(value, backend, generator) for value in (g, ends)]
@@ -368,7 +270,7 @@ def test_gated_of_batches(backend: Backend, layout: str, generator: torch.Genera
     both = torch.randn(2, 130, 2 * 48, generator=generator).half()
     gate, up = both.to(backend.device).chunk(2, dim=-1)
     g = scales_of((2, 130), generator)
-    for scale, each in ((0.003, 0.003), (g.to(backend.device), g[..., None])):
+    for scale, each in ((0.003, 0.003), (g.to(backend.device), g)):
         got = nvfp4.gated_quantize(gate, up, global_scale=scale, scale_layout=layout)
         same = nvfp4.silu_mul_quantize(both.to(backend.device), global_scale=scale, scale_layout=layout)
         y = reference.gated(gate.cpu(), up.cpu(), out_dtype=torch.float32)
@@ -395,6 +297,7 @@ def test_amax_of_rows(backend: Backend, block_scale: str, dtype: torch.dtype, ge
         assert got.dtype == torch.float32 and got.shape == (r,) and got.device.type == backend.device
         right = torch.cat([reference.amax_scale(row[None], block_scale=block_scale) for row in values])
         assert torch.equal(got.cpu(), right)
+        assert torch.equal(reference.amax_scale(values, block_scale=block_scale, by_row=True), right)
         assert nvfp4.amax_scale(x[:0], by_row=True).shape == (0,)
 
 
@@ -423,7 +326,7 @@ def int32(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-X, ENDS = torch.ones(4, 32), int32(1, 4)
+X, OF_TWO = torch.ones(4, 32), int32(1, 4)
 DATA, SCALE = torch.full((4, 16), 7, dtype=torch.uint8), torch.full((4, 2), 7, dtype=torch.uint8)
 PLACES = torch.full((2,), -1, dtype=torch.int32)
 
@@ -431,7 +334,7 @@ PLACES = torch.full((2,), -1, dtype=torch.int32)
 def raw(
     x: Any = X,
     g: Any = None,
-    ends: Any = ENDS,
+    ends: Any = OF_TWO,
     rows: Any = None,
     layout: str = "linear",
     out: Any = (DATA, SCALE, PLACES),
@@ -439,7 +342,7 @@ def raw(
     return _C.grouped_quantize(x, g, ends, rows, layout, "amax6", out)
 
 
-def gate(x: Any = X, up: Any = X, g: Any = None, ends: Any = ENDS, activation: str = "silu", **how: Any) -> Any:
+def gate(x: Any = X, up: Any = X, g: Any = None, ends: Any = OF_TWO, activation: str = "silu", **how: Any) -> Any:
     limit, alpha, out = how.get("limit", math.inf), how.get("alpha", 1.702), how.get("out", (DATA, SCALE, PLACES))
     return _C.gated_quantize(x, up, g, ends, activation, limit, alpha, "linear", out)
 
@@ -449,13 +352,13 @@ ERRORS = {
     "x: has 3 dimensions; must have 2 ([R, K]) with ends or rows": lambda: raw(X[None]),
     "x: K is 24; must be a multiple of 16": lambda: raw(torch.ones(4, 24)),
     "x: dtype is int32; must be float16, bfloat16 or float32": lambda: raw(X.int()),
-    "ends: dtype is int64; must be int32": lambda: raw(ends=ENDS.long()),
-    "ends: has 2 dimensions; must be a vector, [E]": lambda: raw(ends=ENDS[None]),
-    "ends: E is 0; must be between 1 and 1024": lambda: raw(ends=ENDS[:0]),
+    "ends: dtype is int64; must be int32": lambda: raw(ends=OF_TWO.long()),
+    "ends: has 2 dimensions; must be a vector, [E]": lambda: raw(ends=OF_TWO[None]),
+    "ends: E is 0; must be between 1 and 1024": lambda: raw(ends=OF_TWO[:0]),
     "ends: E is 1025; must be between 1 and 1024": lambda: raw(ends=torch.zeros(1025, dtype=torch.int32)),
     "ends: stride is 2; must be 1: pass a copy, .contiguous()": lambda: raw(ends=int32(1, 2, 3, 4)[::2]),
-    "rows: has 2 dimensions; must be a vector, [T]": lambda: raw(rows=ENDS[None]),
-    "rows: dtype is int64; must be int32": lambda: raw(rows=ENDS.long()),
+    "rows: has 2 dimensions; must be a vector, [T]": lambda: raw(rows=OF_TWO[None]),
+    "rows: dtype is int64; must be int32": lambda: raw(rows=OF_TWO.long()),
     "rows: stride is 2; must be 1: pass a copy, .contiguous()": lambda: raw(rows=int32(*range(8))[::2]),
     "data: is 1 x 4 x 16; x needs L x T x K/2 = 1 x 3 x 16 in 2 dimensions": lambda: raw(rows=int32(0, 1, 2)),
     "scale: is 1 x 3 x 2; the linear layout needs L x rows x K/16 = 1 x 4 x 2": lambda: raw(
@@ -481,7 +384,7 @@ ERRORS = {
     "data: shares memory with x; must not overlap it, it is written": lambda: raw(
         out=(X.view(torch.uint8).flatten()[:64].view(4, 16), SCALE, PLACES)
     ),
-    "scale_rows: shares memory with ends; must not overlap it, it is written": lambda: raw(out=(DATA, SCALE, ENDS)),
+    "scale_rows: shares memory with ends; must not overlap it, it is written": lambda: raw(out=(DATA, SCALE, OF_TWO)),
     "out: has 2 elements; must be a tuple of data, scale and scale_rows": lambda: raw(out=(DATA, SCALE)),
     "gate: is missing; must be a tensor": lambda: gate(None),
     "gate: has 3 dimensions; must have 2 ([R, N]) with ends": lambda: gate(X[None], X[None]),
@@ -506,7 +409,7 @@ def test_errors(message: str) -> None:
         ERRORS[message]()
     assert str(error.value) == message
     assert (DATA == 7).all() and (SCALE == 7).all() and (PLACES == -1).all() and (X == 1).all()
-    assert ENDS.tolist() == [1, 4]
+    assert OF_TWO.tolist() == [1, 4]
 
 
 def test_numpy(generator: torch.Generator) -> None:

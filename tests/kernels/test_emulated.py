@@ -60,9 +60,10 @@ def bounds(device: str, family: str) -> Run:
 
 
 def promises_of_groups() -> Run:
-    """What every kernel adds in one order for."""
-    chosen = "sm80 and not bfloat16 and (plans or size or other or without)"
-    return Run("promises of groups", device_of("sm80"), ("api/test_grouped_promises.py", "-k", chosen), 10)
+    """What every kernel adds in one order for; and experts whose inputs are quantized."""
+    chosen = "sm80 and not bfloat16 and (plans or size or other or without or every_backend)"
+    files = ("api/test_grouped_promises.py", "api/test_experts_w4a4.py")
+    return Run("promises of groups", device_of("sm80"), (*files, "-k", chosen), 14)
 
 
 RUNS = [

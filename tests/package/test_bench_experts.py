@@ -37,6 +37,12 @@ def test_a_wrong_layer_is_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(experts, "gated", lambda gate, up: gated(up, gate))
     assert main(["bench", "--set", "experts", "--m", "3"]) == 1
     assert "tiny, 3 tokens: our layer and torch's differ by" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.setattr(experts, "MODELS", (TINY,))
+    gated_quantize = experts.gated_quantize
+    monkeypatch.setattr(experts, "gated_quantize", lambda gate, up, ends: gated_quantize(up, gate, ends=ends))
+    assert main(["bench", "--set", "experts", "--m", "3"]) == 1
+    assert "tiny, 3 tokens: our layer and torch's differ by" in capsys.readouterr().err
 
 
 def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,3 +71,5 @@ def test_the_layer_is_that_of_dense_weights() -> None:
             wanted[t] += w.double() * (weights.wide[1][e].double() @ h)
     found = experts.layer(TINY, weights, routing).double()
     assert (found - wanted).norm() <= 2**-6 * wanted.norm()
+    found = experts.layer_w4a4(TINY, weights, routing).double()
+    assert 2**-6 * wanted.norm() < (found - wanted).norm() <= experts.AGREEMENT_W4A4 * wanted.norm()

@@ -149,10 +149,10 @@ def test_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
     assert figures <= set(re.findall(r"\d+\.\d+", BENCHMARKS))
 
 
-def test_the_worked_byte() -> None:
-    (session,) = blocks(FORMAT, "pycon")
-    test = doctest.DocTestParser().get_doctest(session, {}, "format.md", "format.md", 0)
-    assert len(test.examples) == 4
+def test_the_worked_byte_and_groups() -> None:
+    sessions = blocks(FORMAT, "pycon")
+    test = doctest.DocTestParser().get_doctest("".join(sessions), {}, "format.md", "format.md", 0)
+    assert len(sessions) == 2 and len(test.examples) == 6
     assert doctest.DocTestRunner().run(test).failed == 0
 
 

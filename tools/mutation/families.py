@@ -51,7 +51,8 @@ FAMILIES |= {
             "kernels/quantize/plan.c",
         ),
         (
-            on("sm_80", "api/test_quantize.py", "api/test_fused.py"),
+            on("sm_80", "api/test_quantize.py", "api/test_fused.py", "api/test_grouped_quantize.py"),
+            ("api/test_grouped_quantize_driver.py",),
             ("kernels/test_dequantize_unaligned.py",),
             ("api/test_guarded.py", "-k", "test_conversions and sm_80"),
             guarded("sm_80")[1],
@@ -83,6 +84,7 @@ FAMILIES |= {
                 "api/test_nan.py",
                 "api/test_quantize.py",
                 "api/test_fused.py",
+                "api/test_grouped_quantize.py",
                 "-k",
                 "cpu",
             ),
@@ -114,6 +116,7 @@ FAMILIES |= {
         ("api/*.c", "common/*"),
         (
             ("api/test_binding.py", "api/test_binding_errors.py", "api/test_grouped_errors.py"),
+            ("api/test_grouped_quantize.py", "-k", "cpu or errors"),
             C_CORE,
             ("api/test_fuzz.py", "api/test_torch_ops.py"),
             (

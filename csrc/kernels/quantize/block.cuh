@@ -319,10 +319,14 @@ __device__ __forceinline__ void quantize_any(const char *x, float g, uint2 *data
 template <int BLOCK_SCALE>
 __device__ __forceinline__ void quantize_floats(const float (&v)[16], float g, bool in_range, uint2 *data,
                                                 uint8_t *scale) {
-    if (in_range)
+    if (in_range) {
         quantize_block<BLOCK_SCALE>(block_of(v), g, reciprocal_of(g), data, scale);
-    else
-        quantize_any<NVFP4_FP32, BLOCK_SCALE>((const char *)v, g, data, scale);
+    } else {
+        float stored[16]; /* v has no address, so that in range it is never stored */
+#pragma unroll
+        for (int i = 0; i < 16; i++) stored[i] = v[i];
+        quantize_any<NVFP4_FP32, BLOCK_SCALE>((const char *)stored, g, data, scale);
+    }
 }
 
 #endif
