@@ -204,9 +204,8 @@ static nvfp4_status check_groups(const checked_call *c, const nvfp4_tensor *ends
     }
     result->scale_rows = SCALE_BLOCK_ROWS * most_group_tiles(result->t, p->groups, SCALE_BLOCK_ROWS);
     if (!status && result->scale_rows > MAX_SIZE) /* scale_rows are int32 */
-        return REJECT(
-            "T", ("is %lld", (long long)result->t),
-            ("must be at most %lld in %d groups", (long long)MAX_SIZE - SCALE_BLOCK_ROWS * p->groups, p->groups));
+        return REJECT("T", ("is %lld, with %lld rows of scales", (long long)result->t, (long long)result->scale_rows),
+                      ("must have at most %d", MAX_SIZE));
     return status ? status : check_written_vector(c, scale_rows, "E", p->groups);
 }
 

@@ -61,7 +61,12 @@ def test_every_function_takes_and_returns_them(kind: Any, arrays: list[np.ndarra
         )
     assert same(nvfp4.amax_scale(kind(x)), nvfp4.amax_scale(x))
     rows, weight = x[0], x[1, 0]
+    ends, order, g = np.int32([1, 2, 33]), np.int32(range(32, -1, -1)), np.float32([1, 2, 3])  # every block is written
+    groups, others = {"ends": ends, "global_scale": g}, {"ends": kind(ends), "global_scale": kind(g)}
     for got, want in (
+        (nvfp4.quantize(kind(rows), rows=kind(order), **others), nvfp4.quantize(rows, rows=order, **groups)),
+        (nvfp4.gated_quantize(kind(rows), kind(rows), **others), nvfp4.gated_quantize(rows, rows, **groups)),
+        ([nvfp4.amax_scale(kind(rows), by_row=True)], [nvfp4.amax_scale(rows, by_row=True)]),
         (nvfp4.silu_mul_quantize(kind(rows[:, :32])), nvfp4.silu_mul_quantize(rows[:, :32])),
         (nvfp4.rms_norm_quantize(kind(rows), kind(weight), 1e-5), nvfp4.rms_norm_quantize(rows, weight, 1e-5)),
     ):

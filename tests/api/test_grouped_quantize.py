@@ -77,7 +77,8 @@ def check(
 def test_groups(backend: Backend, ends: str, layout: str, dtype: torch.dtype, generator: torch.Generator) -> None:
     for t, groups, k in ((300, 3, 80), (7, 5, 64)) if backend.emulated else ((300, 3, 80), (7, 5, 64), (900, 33, 528)):
         x = numbers(t, k, dtype, generator)
-        check(backend, generator, x, ends_of(ends, groups, t, generator), None, scales_of(groups, generator), layout)
+        for shape in ((groups,), (t, 1)):  # global scales of groups, and of rows
+            check(backend, generator, x, ends_of(ends, groups, t, generator), None, scales_of(shape, generator), layout)
 
 
 @pytest.mark.parametrize("E", [1, 2, 31, 255, 256, 257, 1000, 1023, 1024])
@@ -251,7 +252,7 @@ def test_gated(backend: Backend, activation: int, layout: str, dtype: torch.dtyp
         for other in {"relu2": [None], "swiglu": [up]}.get(name, [up, None]):
             for given, g in (
                 (ends, scales_of(groups, generator)),
-                (ends, torch.ones(1)),
+                (ends, scales_of((t, 1), generator)),
                 (None, scales_of(t, generator)),
             ):
                 check_gated(backend, generator, gate, other, name, how, given, g, layout)

@@ -11,6 +11,7 @@ from conftest import FULL, one_in
 from family_table import device_of, takes
 from moe_problems import ACTIVATIONS, STEPS, Step
 from problems import CONVERSIONS, DTYPES, FAMILIES, At, Conversion, Gemm, up
+from sorted_rows import Sorted
 from worker import Workers
 
 from nvfp4._tuning import SETTINGS
@@ -415,4 +416,21 @@ def test_steps_around_experts(call: str, edge: str, target: str, workers: Worker
             activation = ACTIVATIONS[(i + 2 * j) % 4]
             form |= {"activation": activation, "allocated": not apart, "y_rows": 2 * rows, "seed": i}
             cases.append(Step(call, rows, columns, None, k, dtype, out_dtype, backend=backend(target), **form))
+    assert not verdicts(workers, target, cases)
+
+
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+def test_quantizers_of_groups(activation: str | None, edge: str, target: str, workers: Workers) -> None:
+    """Rows beside rows or apart, of x in their order or gathered; a scale for the call, each group and each row."""
+    names = ("x", "gate", "up", "ends", "rows", "global_scale", "result")
+    cases = []
+    for i, (t, k, groups) in enumerate(((1, 16, 1), (5, 48, 3), (140, 80, 4), (300, 144, 1024))):
+        for j, (dtype, layout) in enumerate((("float32", "128x4"), ("bfloat16", "linear"))):
+            at = {name: At(edge=edge) for name in names}
+            if j:
+                at |= {name: At(k * 2 + 16, edge=edge) for name in ("x", "gate", "up")}
+            form = {"ends": ("spread", "most")[j], "global_scale": (None, "one", "group", "row")[(i + j) % 4], "at": at}
+            form |= {"rows": None if activation else ("outside", None)[j], "r": 9, "activation": activation}
+            cases.append(Sorted(t, k, groups, layout=layout, dtype=dtype, backend=backend(target), seed=i, **form))
     assert not verdicts(workers, target, cases)

@@ -165,6 +165,60 @@ static void check_groups_of_values(nvfp4_context *context) {
            "scales without their places");
 }
 
+static void expect_error(nvfp4_status status, const char *message) {
+    expect(status == NVFP4_INVALID && !strcmp(nvfp4_last_error(), message), message);
+}
+
+/* Rules that Python's functions cannot break, and a call of groups. */
+static void check_grouped_quantize(nvfp4_context *context) {
+    enum { R = 3, T = 4, E = 2, K = 16 };
+    static float x[R][K];
+    static uint8_t data[T][K / 2], scale[T];
+    static int32_t ends[E] = {1, 3}, rows[T] = {2, 0, 7, 1}, scale_rows[E] = {-1, -1};
+    nvfp4_grouped_quantize_args args = NVFP4_GROUPED_QUANTIZE_ARGS;
+    nvfp4_quantize_args *q = &args.quantize;
+    for (int i = 0; i < R * K; i++) x[i / K][i % K] = 6;
+    memset(data, 7, sizeof data), memset(scale, 7, sizeof scale);
+    q->x = matrix(x, NVFP4_FP32, R, K), q->data = matrix(data, NVFP4_UINT8, T, K / 2);
+    q->scale = matrix(scale, NVFP4_E4M3, T, 1), q->scale_layout = NVFP4_LINEAR;
+    args.ends = matrix(ends, NVFP4_INT32, 1, E), args.rows = matrix(rows, NVFP4_INT32, 1, T);
+    args.scale_rows = matrix(scale_rows, NVFP4_INT32, 1, E);
+    nvfp4_tensor *const vectors[] = {&args.ends, &args.rows, &args.scale_rows};
+    for (int i = 0; i < 3; i++)
+        vectors[i]->ndim = 1, vectors[i]->shape[0] = vectors[i]->shape[1], vectors[i]->stride[0] = 1;
+    args.rows.shape[0] = INT32_MAX;
+    expect_error(nvfp4_grouped_quantize(context, &args),
+                 "T: is 2147483647, with 2147483776 rows of scales; must have at most 2147483647");
+    args.rows.shape[0] = T;
+    expect(nvfp4_grouped_quantize(context, &args) == NVFP4_OK, "groups of a linear layout");
+    expect(data[0][0] == 0x77 && scale[0] == 0x38 && data[1][7] == 0x77 && scale[1] == 0x38, "rows of x");
+    expect(data[2][0] == 0 && scale[2] == 0x7F, "a row that x has not is NaN");
+    expect(data[3][0] == 7 && scale[3] == 7, "a row past the last end is not written");
+    expect(scale_rows[0] == 0 && scale_rows[1] == 1, "linear scales of a group begin with its first row");
+
+    nvfp4_gated_quantize_args gated = NVFP4_GATED_QUANTIZE_ARGS;
+    gated.quantize = *q, gated.quantize.call.size = sizeof gated, gated.scale_rows = args.scale_rows;
+    gated.quantize.data.shape[0] = gated.quantize.scale.shape[0] = R, gated.scale_rows.shape[0] = 1;
+    gated.quantize.block_scale = NVFP4_FOUR_OVER_SIX;
+    expect_error(nvfp4_gated_quantize(context, &gated), "block_scale: is 1; must be amax6 (0)");
+    gated.quantize.block_scale = NVFP4_AMAX6, gated.activation = NVFP4_RELU2;
+    expect(nvfp4_gated_quantize(context, &gated) == NVFP4_OK && data[2][0] == 0x77 && scale[2] == 0x4C,
+           "relu2 of 6 is 36: a scale of 6");
+
+    nvfp4_amax_scale_args amax = NVFP4_AMAX_SCALE_ARGS;
+    float found[R] = {0};
+    amax.x = q->x, amax.scale = matrix(found, NVFP4_FP32, 1, R);
+    amax.scale.ndim = 1, amax.scale.shape[0] = R, amax.scale.stride[0] = 1;
+    amax.by_row = 2;
+    expect_error(nvfp4_amax_scale(context, &amax), "by_row: is 2; must be 0 or 1");
+    amax.by_row = 1, amax.scale.shape[0] = R - 1;
+    expect_error(nvfp4_amax_scale(context, &amax),
+                 "scale: has 2 elements in 1 dimensions; must be a vector of length R = 3");
+    amax.scale.shape[0] = R;
+    expect(nvfp4_amax_scale(context, &amax) == NVFP4_OK && found[0] == 6.0f / 2688.0f && found[2] == found[0],
+           "a scale for each row");
+}
+
 int main(void) {
     enum { M = 2, N = 3, K = 16 };
     _Alignas(16) static uint8_t a[M][K / 2], b[N][K / 2];
@@ -211,6 +265,7 @@ int main(void) {
     check_quantized_shape(context);
     check_groups(context);
     check_groups_of_values(context);
+    check_grouped_quantize(context);
     nvfp4_destroy(context);
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;
