@@ -380,6 +380,51 @@ def shape_floor(shape: Shape, c: Struct) -> float:
     return (work.dram + work.stores) / (c.dram_tb_s * 1e6)
 
 
+# ---- clusters of two sizes ----
+
+MIXED = tuple(Shape(m, n, k) for n, k in ((7168, 16384), (4096, 7168), (8192, 8192)) for m in (4096, 8192, 16384))
+
+
+def mixed_us(shape: Shape, rows: list[Config], c: Struct) -> float:
+    """The best call of a kernel that does not exist: 256x256_multicast whose clusters of 4 leave no pair of SMs idle,
+    since pairs that join none run by themselves. Those load all of mma_a from L2."""
+    b200 = c_model.device("b200")
+    groups, shared = c_model.clusters_that_fit(b200, 2) // 2, c_model.clusters_that_fit(b200, 4)
+    full = c_model.answering(b200, (2 * groups, groups, 0) * 2)
+    (config,) = (config for config in rows if config.name == "256x256_multicast")
+    found = []
+    for swap_ab in (False, True):
+        work = work_of(shape, config, swap_ab=swap_ab)
+        if ceil_div(shape.m if swap_ab else shape.n, config.mma_tile_n) % config.multicast == 0:
+            loads = work.l2 + (work.loaded - work.l2) * (groups - shared) / groups
+            found.append(c_model.sm100_times(c, full, work.copy(l2=loads))[1].dependent)
+    return min(found)
+
+
+def mixed_table(rows: list[Config], c: Struct) -> list[str]:
+    faster = c.copy(l2_tb_s=ranges()["l2_tb_s"].high)
+
+    def cells(shape: Shape, constants: Struct) -> tuple[float, float, float]:
+        now = best(shape, rows, constants).us
+        then = min(now, mixed_us(shape, rows, constants))
+        return now, then, now / then
+
+    lines = header(
+        "M x N x K", "plan us", "with pairs us", "gain %", f"L2 at {faster.l2_tb_s}: plan us", "with pairs us", "gain %"
+    )
+    gains = []
+    for shape in MIXED:
+        found = [cells(shape, constants) for constants in (c, faster)]
+        gains.append([gain for _, _, gain in found])
+        lines.append(row(shape, *(cell for now, then, gain in found for cell in (now, then, percent(gain)))))
+    means = [percent(geomean(one)) for one in zip(*gains)]
+    return [*lines, row("geometric mean", "", "", means[0], "", "", means[1])]
+
+
+def percent(gain: float) -> str:
+    return f"{100 * (gain - 1):.1f}"
+
+
 # ---- sensitivity ----
 
 
@@ -464,6 +509,7 @@ def tables(rows: list[Config], c: Struct) -> dict[str, list[str]]:
         "goal": goal_table(rows, c),
         "submitted": submitted_table(RANKED, rows, c),
         "ranked": shape_table(RANKED, rows, c),
+        "mixed": mixed_table(rows, c),
         "peers": peer_summary(),
         "sensitivity": sensitivity_table(rows, c, 5),
     }

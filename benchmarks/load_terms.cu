@@ -1,5 +1,6 @@
 /* Measures the terms of the B200 model (csrc/kernels/sm100/model.h) that are loads, stores and barriers, on any GPU
- * from Hopper on. Prints `name value` lines in the model's units.
+ * from Hopper on, and whether bytes that are read once gain by EVICT_FIRST. Prints `name value` lines in the model's
+ * units.
  *
  *   nvcc -O3 -std=c++17 -arch=sm_90 -Icsrc -o load_terms benchmarks/load_terms.cu && ./load_terms */
 #include <algorithm>
@@ -34,13 +35,20 @@ __device__ void barrier_wait(uint64_t *barrier, uint32_t parity) {
                  "r"(parity)
                  : "memory");
 }
-__device__ void bulk_load(void *to, const char *from, uint32_t bytes, uint64_t *barrier) {
+/* policy: of createpolicy; 0: none. */
+__device__ void bulk_load(void *to, const char *from, uint32_t bytes, uint64_t *barrier, uint64_t policy = 0) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
-                 : "memory");
+    if (policy)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+                     "[%3], %4;" ::"r"(shared_address(to)),
+                     "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                         shared_address(to)),
+                     "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                     : "memory");
 }
 
 /* All SMs: nanoseconds of that many clocks. */
@@ -54,17 +62,20 @@ __global__ void spin(long long clocks, unsigned long long *nanoseconds) {
 }
 
 /* Each CTA loads `stages` stages; stage i of CTA c is at (i * CTAs + c) % `buffer` stages. clocks: of CTA 0. */
-__global__ void load(const char *in, long long stages, long long buffer, long long *clocks) {
+__global__ void load(const char *in, long long stages, long long buffer, int evict_first, long long *clocks) {
     extern __shared__ __align__(1024) char to[];
     __shared__ __align__(8) uint64_t full[STAGES];
     for (int i = 0; i < STAGES; i++) barrier_init(full + i);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    uint64_t policy = 0;
+    if (evict_first) asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     const long long begin = clock64();
     for (long long i = 0; i < stages + STAGES; i++) {
         const int stage = (int)(i % STAGES);
         if (i >= STAGES) barrier_wait(full + stage, (uint32_t)(i / STAGES - 1) & 1);
         if (i < stages)
-            bulk_load(to + stage * STAGE, in + (i * gridDim.x + blockIdx.x) % buffer * STAGE, STAGE, full + stage);
+            bulk_load(to + stage * STAGE, in + (i * gridDim.x + blockIdx.x) % buffer * STAGE, STAGE, full + stage,
+                      policy);
     }
     if (blockIdx.x == 0) *clocks = clock64() - begin;
 }
@@ -188,13 +199,24 @@ int main() {
         });
     };
     /* TB/s of all SMs, each loading that many stages. */
+    auto rate_once = [&](const char *from, long long stages, size_t buffer, int evict_first) {
+        float ms;
+        CHECK(cudaEventRecord(begin));
+        load<<<sms, 1, shared>>>(from, stages, (long long)(buffer / STAGE), evict_first, clocks);
+        CHECK(cudaEventRecord(end)), CHECK(cudaEventSynchronize(end)), CHECK(cudaEventElapsedTime(&ms, begin, end));
+        return 1e-9 * STAGE * (double)stages * sms / ms;
+    };
     auto rate = [&](long long stages, size_t buffer) {
+        return median([&] { return rate_once(in, stages, buffer, 0); });
+    };
+    /* The same of bytes that are read once, half as many as L2 holds, all of whose lines were written just before. */
+    const size_t l2_bytes = (size_t)device.l2CacheSize, read_stages = l2_bytes / 2 / STAGE / sms;
+    size_t fresh = 0;
+    auto read_once = [&](int evict_first) {
         return median([&] {
-            float ms;
-            CHECK(cudaEventRecord(begin));
-            load<<<sms, 1, shared>>>(in, stages, (long long)(buffer / STAGE), clocks);
-            CHECK(cudaEventRecord(end)), CHECK(cudaEventSynchronize(end)), CHECK(cudaEventElapsedTime(&ms, begin, end));
-            return 1e-9 * STAGE * (double)stages * sms / ms;
+            fresh = fresh + l2_bytes < DRAM_BYTES / 2 ? fresh + l2_bytes : 0;
+            CHECK(cudaMemsetAsync(in + DRAM_BYTES / 2, evict_first, l2_bytes));
+            return rate_once(in + fresh / STAGE * STAGE, (long long)read_stages, l2_bytes, evict_first);
         });
     };
     double ghz = median([&] {
@@ -207,7 +229,10 @@ int main() {
     printf("clock_ghz %.4f\n", ghz);
     printf("dram_tb_s %.4f\n", rate((long long)(DRAM_BYTES / STAGE) / sms, DRAM_BYTES));
     printf("l2_tb_s %.4f\n", rate(2000, L2_BYTES));
-    printf("ingress_b_clk %.3f\n", 2000.0 * STAGE / clocks_of([&] { load<<<1, 1, shared>>>(in, 2000, 64, clocks); }));
+    printf("evict_normal_tb_s %.4f\n", read_once(0));
+    printf("evict_first_tb_s %.4f\n", read_once(1));
+    printf("ingress_b_clk %.3f\n",
+           2000.0 * STAGE / clocks_of([&] { load<<<1, 1, shared>>>(in, 2000, 64, 0, clocks); }));
     long long place = 0; /* other addresses each time: cold */
     printf("first_byte_us %.4f\n", clocks_of([&] {
                                        first_byte<<<1, 1>>>(in + place, 256 << 10, clocks);

@@ -22,7 +22,7 @@
 #define DRIVER_VERSION_NEEDED 13000 /* a cubin runs on a driver of its own CUDA major or a later one */
 #define MAX_DEVICES           64
 #define DEFAULT_SHARED_BYTES  (48 * 1024) /* a kernel may have more by an attribute (CUDA programming guide) */
-#define MAX_KERNELS           128
+#define MAX_KERNELS           256
 
 /* result name(arguments): one row an entry point, fetched under this name at DRIVER_VERSION_NEEDED. */
 #define ENTRY_POINTS(X)                                                                                                \
@@ -45,6 +45,7 @@
     X(cuLibraryUnload, (CUlibrary library))                                                                            \
     X(cuLibraryGetKernel, (CUkernel * kernel, CUlibrary library, const char *name))                                    \
     X(cuKernelGetFunction, (CUfunction * function, CUkernel kernel))                                                   \
+    X(cuKernelGetAttribute, (int *value, int attribute, CUkernel kernel, CUdevice device))                             \
     X(cuKernelSetAttribute, (int attribute, int value, CUkernel kernel, CUdevice device))                              \
     X(cuTensorMapEncodeTiled,                                                                                          \
       (void *map, int type, uint32_t rank, void *address, const uint64_t *dims, const uint64_t *strides,               \
@@ -79,6 +80,7 @@ typedef struct device_state {
     device_props props;
     uint32_t sets; /* bit i: the device has kernels of set i */
     CUfunction functions[MAX_KERNELS];
+    uint8_t pdl[MAX_KERNELS]; /* launched programmatically: kernel_entry has pdl, and the code waits */
 } device_state;
 
 struct driver {
@@ -328,8 +330,12 @@ static nvfp4_status load_function(driver *d, device_state *state, const kernel_s
     if (!error && (bytes > DEFAULT_SHARED_BYTES || entry->more_shared))
         error = d->cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, state->props.shared_per_block,
                                         d->kernels[index], state->handle);
+    int ptx_version = 0; /* machine code of sm_90 may come from PTX of sm_80, which has no griddepcontrol */
+    if (!error && entry->pdl)
+        error = d->cuKernelGetAttribute(&ptx_version, CU_FUNC_ATTRIBUTE_PTX_VERSION, d->kernels[index], state->handle);
     if (error) return driver_error(d, entry->name, error);
     state->functions[index] = function;
+    state->pdl[index] = ptx_version >= 90;
     return NVFP4_OK;
 }
 
@@ -553,10 +559,11 @@ nvfp4_status driver_launch(driver *d, int32_t device, const kernel_launch *launc
     if (launch->cluster)
         attributes[config.numAttrs++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
                                                             .value.clusterDim = {(unsigned)launch->cluster, 1, 1}};
-    if (kernel->pdl)
+    const int32_t index = d->first[set_index(d, launch->set)] + launch->kernel;
+    if (state->pdl[index])
         attributes[config.numAttrs++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                                                             .value.programmaticStreamSerializationAllowed = 1};
-    const CUfunction function = state->functions[d->first[set_index(d, launch->set)] + launch->kernel];
+    const CUfunction function = state->functions[index];
     int pushed;
     CUresult error = enter(d, state, &pushed);
     if (!error) error = d->cuLaunchKernelEx(&config, function, launch->params, NULL);

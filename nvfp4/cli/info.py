@@ -13,6 +13,8 @@ from typing import Any
 from .. import info
 from . import machine, show
 
+NEVER_RUN = "compiled only, never run"  # sm100's machine code for a Thor
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", type=shape, metavar="M,N,K[,L]", help="show the plan for a product of this shape")
@@ -51,13 +53,18 @@ def torch_version() -> str | None:
         return None
 
 
+def gpu_code(archs: list[str]) -> str:
+    named = (f"{arch} ({NEVER_RUN})" if arch == "sm_110f" else arch for arch in archs)
+    return " ".join(named) or "none: this build is for the CPU only"
+
+
 def describe(properties: dict[str, Any]) -> list[tuple[str, str]]:
     """Name and value of each line."""
     lines = [
         ("nvfp4", properties["version"]),
         ("Python", properties["python"]),
         ("torch", properties["torch"] or "not installed: NumPy arrays only, no check and no bench"),
-        ("GPU code for", " ".join(properties["archs"]) or "none: this build is for the CPU only"),
+        ("GPU code for", gpu_code(properties["archs"])),
         ("CPU", f"{properties['cpu']} ({properties['cpu_features']}), {properties['cpu_threads']} threads"),
         ("CPU kernel", properties["cpu_kernel"]),
         ("CUDA driver", properties["driver"] or properties["driver_reason"]),
@@ -66,6 +73,8 @@ def describe(properties: dict[str, Any]) -> list[tuple[str, str]]:
         major, minor = divmod(gpu["compute_capability"], 10)
         memory = show.si(gpu["memory_bytes"], "B")
         state = "usable" if gpu["usable"] else f"NOT usable: {gpu['reason']}"
+        if gpu["usable"] and major == 11:
+            state += f"; the code of sm100 for it was {NEVER_RUN}"
         lines.append((f"GPU {ordinal}", f"{gpu['name']}, sm_{major}{minor}, {gpu['sm_count']} SMs, {memory}: {state}"))
     if properties["driver"] and not properties["devices"]:
         lines.append(("GPU", "none: the driver reports no device"))

@@ -3,12 +3,13 @@
 The plans of a shape differ in kernel, in swap_ab, in split_k, in the prefetch of weights and in whether an SM has room
 for a CTA of the next call;
 csrc/kernels/sm90/gemm_plan.c and kernels/sm100/plan.c rank them by models (kernels/sm90/model.h,
-kernels/sm100/model.h). Each plan is first checked bit for bit against the CPU, on data whose sums are exact. Then all
-correct plans alternate, in a new random order each round, and are timed as in the competition: consecutive calls
-between one pair of events, each on its own inputs, after writes that evict the L2. The fastest plan is selected on the
-even rounds and compared with the model's choice on the odd ones, so that the comparison is unbiased.
+kernels/sm100/model.h). Each plan is first checked bit for bit against torch's fp64 product, on data whose sums are
+exact. Then all correct plans alternate, in a new random order each round, and are timed as in the competition:
+consecutive calls between one pair of events, each on its own inputs, after writes that evict the L2. The fastest plan
+is selected on the even rounds and compared with the model's choice on the odd ones, so that the comparison is unbiased.
 
-The result is a file that nvfp4.use_tuning (nvfp4/_tuning.py) reads.
+The result is a file that nvfp4.use_tuning (nvfp4/_tuning.py) reads. It is written anew after each shape, so that a
+run that is interrupted leaves the shapes that it finished.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ ROUNDS = 100
 SCALES = ((0x00, 0x38, 0x40, 0x44), (0x00, 0x38))  # e4m3: the competition's 0, 1, 2, 3; 0 and 1 where K is large
 LARGEST_VALUE = 6
 EXACT_SUM = 2.0**22  # fp32 sums of multiples of 1/4 are exact below (reference.sums_are_exact)
+SIZES = ("shared_per_block", "shared_per_sm", "l2_bytes", "memory_bytes")  # of the device, for whoever fits a model
+WIDE_BYTES = 1 << 28  # of B in fp64 at a time, for the expected results
 
 
 class Clock(Protocol):
@@ -164,7 +167,20 @@ class Products:
             inputs = (a, b, scale_a, scale_b)
             self.inputs.append(inputs)
             self.outputs.append(torch.empty((shape.m, shape.n), dtype=torch.float16, device=target.tensors))
-            self.expected.append(gemm(*(x.cpu() for x in inputs), backend="cpu").to(target.tensors))
+            self.expected.append(self.product(*inputs))
+
+    def product(self, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> torch.Tensor:
+        """A . B^T in float16, by torch in fp64, where these sums are exact in any order: on the device of the inputs,
+        since the CPU takes a minute and a half for the inputs of the largest ranked shape."""
+        torch = machine.need_torch()
+        wide_a = self.reference.operand(a, scale_a, "128x4")[0].double()
+        scales = self.reference.scale_rows(scale_b, b.shape[0], wide_a.shape[1] // 16, "128x4")[0]
+        rows = max(1, WIDE_BYTES // (8 * wide_a.shape[1]))
+        parts = [
+            (wide_a @ self.reference.operand(part, scale, "linear")[0].double().T).half()
+            for part, scale in zip(b.split(rows), scales.split(rows))
+        ]
+        return torch.cat(parts, dim=1)
 
     def calls(self) -> list[Callable[[], object]]:
         pairs = zip(self.inputs, self.outputs)
@@ -351,8 +367,16 @@ def run(
 ) -> int:
     tunable(args, target)
     with machine.need_torch().cuda.device(target.device) if clock is None else nullcontext():
-        report = tune(shapes, target, clock or StreamClock(target.device), args.repeat or ROUNDS, args.seed, calls)
-    path = write(report)
+        path = new_path(target.device.index)
+        report = tune(
+            shapes,
+            target,
+            clock or StreamClock(target.device),
+            args.repeat or ROUNDS,
+            args.seed,
+            calls,
+            keep=lambda report: write(report, path),
+        )
     if args.json:
         print(f"written to {path}", file=sys.stderr)
         print(json.dumps(report, indent=1))
@@ -363,49 +387,66 @@ def run(
 
 
 def tune(
-    shapes: list[Shape], target: machine.Target, clock: Clock, rounds: int, seed: int, calls: int = CALLS
+    shapes: list[Shape],
+    target: machine.Target,
+    clock: Clock,
+    rounds: int,
+    seed: int,
+    calls: int = CALLS,
+    keep: Callable[[dict[str, Any]], None] = lambda report: None,
 ) -> dict[str, Any]:
-    """Times the plans of each shape and returns the content of the file."""
+    """Times the plans of each shape and returns the content of the file; `keep` gets it after each shape."""
     torch = machine.need_torch()
     on_gpu = target.tensors.type == "cuda"
     properties = info()
     device = properties["devices"][target.device.index]
     before = machine.clocks(target.device) if on_gpu else None
-    results, failure = [], ""
+    results: list[dict[str, Any]] = []
+    failure = ""
+
+    def report() -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "nvfp4": __version__,
+            "written": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "device": {
+                name: device[name]
+                for name in (*DEVICE, "shared_per_block", "shared_per_sm", "l2_bytes", "memory_bytes")
+            },
+            "driver": properties["driver"],
+            "software": f"torch {torch.__version__}, Python {platform.python_version()}",
+            "clocks_before": before,
+            "clocks_after": machine.clocks(target.device) if on_gpu and not failure else None,
+            "clock": clock.describe(),
+            "seed": seed,
+            "failure": failure,
+            "fitted_from_this_run": fit(results),
+            "results": results,
+        }
+
     steps = sum(len(candidates(shape, target.device.index)) + 2 for shape in shapes)
     with show.progress(steps) as step:
-        try:
-            for shape in shapes:
+        for shape in shapes:
+            try:
                 results.append(tune_shape(shape, target, clock, rounds, seed, calls, step))
-        except Lost as loss:
-            failure = str(loss)
-    return {
-        "format": FORMAT,
-        "nvfp4": __version__,
-        "written": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "device": {
-            name: device[name] for name in (*DEVICE, "shared_per_block", "shared_per_sm", "l2_bytes", "memory_bytes")
-        },
-        "driver": properties["driver"],
-        "software": f"torch {torch.__version__}, Python {platform.python_version()}",
-        "clocks_before": before,
-        "clocks_after": machine.clocks(target.device) if on_gpu and not failure else None,
-        "clock": clock.describe(),
-        "seed": seed,
-        "failure": failure,
-        "fitted_from_this_run": fit(results),
-        "results": results,
-    }
+            except Lost as loss:
+                failure = str(loss)
+            keep(report())
+            if failure:
+                break
+    return report()
 
 
-def write(report: dict[str, Any]) -> Path:
-    """Writes a new file into the current folder; never overwrites one."""
-    gpu = re.sub(r"[^a-z0-9]+", "-", report["device"]["name"].lower()).strip("-")
-    stem = f"nvfp4-tune-{gpu}-{report['written'][:10]}"
+def new_path(ordinal: int) -> Path:
+    """A name in the current folder that no file has."""
+    gpu = re.sub(r"[^a-z0-9]+", "-", str(info()["devices"][ordinal]["name"]).lower()).strip("-")
+    stem = f"nvfp4-tune-{gpu}-{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}"
     names = (f"{stem}{suffix}.json" for suffix in ("", *(f"-{i}" for i in range(2, 1000))))
-    path = next(path for path in map(Path, names) if not path.exists())
+    return next(path for path in map(Path, names) if not path.exists())
+
+
+def write(report: dict[str, Any], path: Path) -> None:
     files.write_text(path, json.dumps(report, indent=1) + "\n")
-    return path
 
 
 def short(kernel: str) -> str:

@@ -68,7 +68,7 @@ def test_one_launch_a_call(fake_driver: Path, tmp_path: Path) -> None:
         "call(128, 7168, 2048)", fake_driver, tmp_path / "log"
     )
     assert name.startswith("nvfp4_sm80_gemm_") and int(grid) > 0 and int(threads) % 32 == 0
-    assert attributes == ["0", "0"]  # no cluster, no early start
+    assert attributes == ["0", "1"]  # no cluster, programmatic dependent launch
     assert all(row[0] == "nvfp4_sm80_split_reduce" for row in rest) and len(rest) <= 1
 
 
@@ -499,7 +499,24 @@ def test_the_family_of_the_gpu_is_chosen(cc: int, fake_driver: Path) -> None:
     lines = [f"for backend in (None, *{names}):"]
     lines += ["    print(nvfp4.info(128, 4096, 7168, device=0, backend=backend)['plan']['backend'])"]
     assert run("\n    ".join(lines), fake_driver, FAKE_CC=str(cc)).split() == [names[0], *names]
-    assert len(names) == 1 + any(cc // 10 == ROWS[name]["least_capability"] // 10 for name in OWN)
+    assert len(names) == 1 + (90 <= cc < 91 or 100 <= cc < 120)
+
+
+THOR = {"FAKE_CC": "110", "FAKE_CLOCK_KHZ": "1575000"}  # 20 SMs
+
+
+@pytest.mark.parametrize("memory", ["0", "4266000"])
+def test_plans_of_a_thor(memory: str, fake_driver: Path) -> None:
+    """No persistent launch has more CTAs than a Thor has SMs, and no call is modelled to read faster than its memory,
+    273 GB/s, whether the driver says so or not. From 128 rows on its own kernels are taken."""
+    shapes = [(1, 4096, 4096), (128, 4096, 7168), (128, 7168, 16384), (4096, 4096, 4096)]
+    code = f"import json; print(json.dumps([nvfp4.info(*s, device=0, backend=b)['plan'] for s in {shapes} for b in B]))"
+    said = {"FAKE_BUS_BITS": "256", "FAKE_MEMORY_KHZ": memory}
+    plans = json.loads(run(f"B = (None, 'sm100'); {code}", fake_driver, **THOR, **said))
+    for (m, n, k), chosen, own in zip(shapes, plans[::2], plans[1::2], strict=True):
+        assert own["split_k"] > 1 or own["grid"] <= 20, own
+        assert own["modelled_us"] > (m + n) * k * 9 / 16 / 273e3, own
+        assert m < 128 or chosen["backend"] == "sm100", chosen
 
 
 @pytest.mark.parametrize("own", OWN)

@@ -6,7 +6,7 @@
 static const int64_t sizes[] = {1, 2, 8, 9, 32, 33, 64, 65, 127, 128, 129, 300, 2304, 7168, 100000};
 static const int64_t depths[] = {0, 16, 64, 96, 464, 2048, 7168, 16384, 1 << 20, INT32_MAX / 64 * 64};
 static const int64_t batches[] = {1, 3, 1000};
-static const int on[] = {B200, B200_SLICE, B300_ODD};
+static const int on[] = {B200, B200_SLICE, B300_ODD, THOR};
 
 typedef struct config {
     int cta_group, mma_tile_n, stages, accumulators, cp_async, multicast;
@@ -18,7 +18,7 @@ static const config configs[] = {
 #undef X
 };
 
-static long times_first[COUNT(configs)][2][2]; /* by swap_ab, by whether K is split */
+static long times_first[COUNT(configs)][2][2]; /* on a B200 or B300; by swap_ab, by whether K is split */
 static long times_prefetched, times_at_once;
 
 static size_t param_bytes(int32_t kernel, int32_t index) {
@@ -65,8 +65,8 @@ static int leaves_room(const gpu *g, const config *c, int32_t bytes) {
 
 /* Clusters that run at once, a CTA an SM. */
 static int64_t fit_apart(const gpu *g, int32_t cluster) {
-    static const int64_t fours[] = {[B200] = 33, [B200_SLICE] = 3, [B300_ODD] = 7};
-    static const int64_t eights[] = {[B200] = 15, [B200_SLICE] = 1, [B300_ODD] = 3};
+    static const int64_t fours[] = {[B200] = 33, [B200_SLICE] = 3, [B300_ODD] = 7, [THOR] = 4};
+    static const int64_t eights[] = {[B200] = 15, [B200_SLICE] = 1, [B300_ODD] = 3, [THOR] = 2};
     const ptrdiff_t i = g - gpus;
     return cluster == 8 ? eights[i] : cluster == 4 ? fours[i] : g->props.sm_count / cluster;
 }
@@ -235,7 +235,7 @@ static int32_t one(const gpu *g, int64_t m, int64_t n, int64_t k, int64_t l, var
     if (list.count) {
         const gemm_candidate *first = &list.all[first_of(&list)];
         expect(is_by_rule(g, first) || first->ctas_per_sm == 1, "no room against the rule is given unasked");
-        times_first[first->kernel][first->swap_ab][first->split_k > 1]++;
+        if (g != &gpus[THOR]) times_first[first->kernel][first->swap_ab][first->split_k > 1]++;
     }
     return check_product(NVFP4_BACKEND_SM100, g, &p, v, all, param_bytes, check, may_reject);
 }
@@ -244,7 +244,9 @@ static void check_configs(void) {
     const kernel_set *set = gemm_families[NVFP4_BACKEND_SM100]->kernels;
     snprintf(about, sizeof about, "kernels");
     for (int g = 0; g < GPUS; g++)
-        expect(runs_on(NVFP4_BACKEND_SM100, &gpus[g]) == (gpus[g].props.compute_capability / 10 == 10), gpus[g].name);
+        expect(runs_on(NVFP4_BACKEND_SM100, &gpus[g]) ==
+                   (gpus[g].props.compute_capability >= 100 && gpus[g].props.compute_capability < 120),
+               gpus[g].name);
     expect(set->optional && set->count == COUNT(configs), "a driver without its code leaves it out");
     for (int32_t i = 0; i < set->count; i++) {
         const config *c = &configs[i];

@@ -12,14 +12,16 @@
  *   FAKE_QUERY    what cuStreamQuery says (0)  FAKE_CAPTURES 1: streams are being captured (0)
  *   FAKE_DEVICE   the one whose context tensor maps and launches must have (0)
  *   FAKE_CURRENT  a thread's current context before any push (0: none); device i's primary context is i + 1
+ *   FAKE_PTX      PTX version that the kernels were compiled from (90, or FAKE_CC if that is less)
  *   FAKE_WAIT     1: each launch leaves a wait in the watchdog's records
  *   FAKE_SLOW     an entry point that takes 50 ms
  *   FAKE_BUS_BITS, FAKE_MEMORY_KHZ, FAKE_CLOCK_KHZ  width and clock of the memory, clock of the SMs (0: unknown)
  *   FAKE_CLUSTERS clusters of 2, 4 and 8 that fit with one CTA an SM; of the second CTA each has twice as many
- * (74,33,15 where FAKE_CC is 10.x, else 66,30,15) FAKE_CALLS    file to append the name of each entry point to that may
- * fail, when it is called FAKE_LOG      file to append "kernel grid threads shared stream cluster programmatic" to for
- * each launch, and "map bits rank dims strides box swizzle" for each tensor map, both without spaces in the lists;
- * none: nothing is written
+ *                 (74,33,15 where FAKE_CC is 10.x, 10,4,1 where it is 11.x, else 66,30,15)
+ *   FAKE_CALLS    file to append the name of each entry point to that may fail, when it is called
+ *   FAKE_LOG      file to append "kernel grid threads shared stream cluster programmatic" to for each launch, and
+ *                 "map bits rank dims strides box swizzle" for each tensor map, both without spaces in the lists;
+ *                 none: nothing is written
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -123,7 +125,7 @@ ENTRY(cuDeviceGetAttribute, int *value, int attribute, CUdevice device) {
         *value = cc % 10;
         break;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-        *value = cc / 10 == 10 ? 148 : 132;
+        *value = cc / 10 == 11 ? 20 : cc / 10 == 10 ? 148 : 132;
         break;
     case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE:
         *value = 50 << 20;
@@ -228,6 +230,15 @@ ENTRY(cuKernelGetFunction, CUfunction *function, CUkernel kernel) {
     return CUDA_SUCCESS;
 }
 
+ENTRY(cuKernelGetAttribute, int *value, int attribute, CUkernel kernel, CUdevice device) {
+    MAY_FAIL;
+    (void)kernel, (void)device;
+    if (attribute != CU_FUNC_ATTRIBUTE_PTX_VERSION) return INVALID_VALUE;
+    int cc = number("FAKE_CC", 90);
+    *value = number("FAKE_PTX", cc < 90 ? cc : 90);
+    return CUDA_SUCCESS;
+}
+
 ENTRY(cuKernelSetAttribute, int attribute, int value, CUkernel kernel, CUdevice device) {
     MAY_FAIL;
     (void)attribute, (void)value, (void)kernel, (void)device;
@@ -326,7 +337,8 @@ ENTRY(cuOccupancyMaxActiveClusters, int *clusters, CUfunction function, const CU
     MAY_FAIL;
     const char *text = getenv("FAKE_CLUSTERS");
     int fit[3];
-    if (!text) text = number("FAKE_CC", 90) / 10 == 10 ? "74,33,15" : "66,30,15";
+    const int generation = number("FAKE_CC", 90) / 10;
+    if (!text) text = generation == 11 ? "10,4,1" : generation == 10 ? "74,33,15" : "66,30,15";
     if (!function || sscanf(text, "%d,%d,%d", &fit[0], &fit[1], &fit[2]) != 3) return FAILED;
     if (config->numAttrs != 1 || config->attrs->id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) return INVALID_VALUE;
     const unsigned size = config->attrs->value.clusterDim.x;
@@ -391,6 +403,7 @@ EXPORT CUresult cuGetProcAddress_v2(const char *name, void **entry, int version,
         ROW(cuLibraryUnload),
         ROW(cuLibraryGetKernel),
         ROW(cuKernelGetFunction),
+        ROW(cuKernelGetAttribute),
         ROW(cuKernelSetAttribute),
         ROW(cuTensorMapEncodeTiled),
         ROW(cuOccupancyMaxActiveClusters),

@@ -1,7 +1,7 @@
 """Programmatic dependent launch: a kernel reads and writes nothing that a grid before it uses ahead of
 griddepcontrol.wait. The grid before writes one operand late, or reads and overwrites the output or the workspace late
-(harness/predecessor.py). Kernels of sm80 and those that quantize have no dependent launch. With constant_b, B is loaded
-ahead of the wait, and nothing else is.
+(harness/predecessor.py). With constant_b, B is loaded ahead of the wait, and nothing else is. Kernels for every GPU
+wait ahead of everything (test_dependent_sass.py), and those that quantize have no dependent launch.
 
 SM90_SEEDS and SM100_SEEDS are the number of timings of each case (1).
 """

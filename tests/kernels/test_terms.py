@@ -1,5 +1,5 @@
-"""The kernels of benchmarks/tcgen05_terms.cu run on the emulated B200, which checks every instruction; its clocks have
-no meaning beyond their order."""
+"""Kernels of benchmarks/tcgen05_terms.cu and load_terms.cu run on the emulated B200, which checks every instruction;
+its clocks have no meaning beyond their order."""
 
 from __future__ import annotations
 
@@ -30,3 +30,17 @@ def test_tcgen05_terms(name: str, ctas: int, random: Generator) -> None:
     assert (found > 0).all(), found
     assert found[FEW_MMA] < found[MANY_MMA] and found[FEW_CP] < found[MANY_CP], found
     assert (sink.numpy() == 16 * 48 * 64).all(), sink.numpy()  # of 16 loads, an element each
+
+
+@pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+@pytest.mark.parametrize("evict_first", [0, 1])
+def test_loads_with_a_cache_policy(evict_first: int, random: Generator) -> None:
+    """Every stage of the buffer is read in bounds, with and without the policy that the kernel makes."""
+    emulator = Emulator("sm_100", seed=int(random.integers(2**30)))
+    text = compile_ptx(BENCHMARKS / "load_terms.cu", "sm100")
+    stage, stages, ctas = 16384, 20, 3
+    (name,) = (name for name in emulator.load(text).names() if name.startswith("_Z4load"))
+    buffer, clocks = emulator.empty(stages * ctas * stage, numpy.uint8), emulator.array(numpy.zeros(1, numpy.int64))
+    arguments = [buffer, stages, stages * ctas, evict_first, clocks]
+    emulator.launch(emulator.load(text)[name], ctas, 1, arguments, 8 * stage)
+    assert clocks.numpy()[0] > 0

@@ -276,6 +276,15 @@ def test_info_lists_a_gpu(fake_driver: Path) -> None:  # noqa: F811
     assert done.stdout.count("sm_75") == 2 and done.stdout.count("NOT usable: ") == 2
 
 
+@pytest.mark.parametrize(("capability", "said"), [("110", True), ("103", False)])
+def test_info_says_whose_code_never_ran(capability: str, said: bool, fake_driver: Path) -> None:  # noqa: F811
+    done = nvfp4_command("info", NVFP4_LIBCUDA=str(fake_driver), FAKE_CC=capability)
+    lines = dict(line.split("  ", 1) for line in done.stdout.splitlines())
+    label = "compiled only, never run"
+    assert ("sm_110f" in nvfp4.info()["archs"]) == (f"sm_110f ({label})" in lines["GPU code for"])
+    assert (label in lines["GPU 0"]) == said and ": usable" in lines["GPU 0"]
+
+
 def test_info_json_is_plain() -> None:
     properties = json.loads(nvfp4_command("info", "--json").stdout)
     assert properties["version"] == nvfp4.__version__ and properties["torch"] == torch.__version__

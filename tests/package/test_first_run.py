@@ -269,7 +269,7 @@ def test_constants_of_launches() -> None:
 
 
 def test_constants_of_the_model() -> None:
-    """All rows of the table in model.h are read, and programs measure no constant that it does not have."""
+    """All rows of the table in model.h are read, and programs measure nothing else but what is named here."""
     model = constants.modelled()
     text = constants.MODEL.read_text()
     table = text.partition("#define SM100_MODEL_CONSTANTS(X)")[2].partition("\n\n")[0]
@@ -278,7 +278,7 @@ def test_constants_of_the_model() -> None:
         re.findall(r'"(\w+) %', (ROOT / "benchmarks" / f"{name}_terms.cu").read_text()) for name in ("load", "tcgen05")
     ]
     found = {*printed[0], *printed[1], *constants.of_launches(LAUNCH_TERMS, {"clock_ghz": 2.0})}
-    assert found - {*model} == {constants.COMMIT_AND_WAIT}
+    assert found - {*model} == {constants.COMMIT_AND_WAIT, constants.EVICT_NORMAL, constants.EVICT_FIRST}
     assert {*model} - found == {"prologue_us", "commit_cycles"}  # nothing measures the first one alone
     assert constants.named("clock_ghz 1.9800\na line\ndram_tb_s 4.6\n") == {
         "clock_ghz": 1.98,
@@ -327,6 +327,12 @@ def test_wrong_constants_are_named() -> None:
     assert re.search(r"^right +us +2 +2.2 +1.10  agrees$", text, re.M)
     assert re.search(r"^unknown +clk +1 +- +-  not measured$", text, re.M)
     assert "of a B200" in constants.report({"high": 1.2}, model, "H200").splitlines()[-1]
+
+
+def test_the_gain_by_evict_first_is_told() -> None:
+    text = constants.report({"evict_first_tb_s": 6.6, "evict_normal_tb_s": 6.0}, {"high": (1.0, "us")}, "Fake B200")
+    assert "\nread once: 6.60 TB/s with EVICT_FIRST, 6.00 without (+10.0%)\n" in text
+    assert "EVICT" not in constants.report({"evict_first_tb_s": 6.6}, {"high": (1.0, "us")}, "Fake B200")
 
 
 # --- programs, on the emulated B200 ---------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ LAYERS = (
     ("packed", "buffers"),
     ("gradient",),
     ("linear", "fp8", "experts_gradient"),
+    ("experts_w4a4",),
     ("experts",),
     ("mixture", "invariance"),
     ("modules", "report"),

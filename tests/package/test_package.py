@@ -93,8 +93,8 @@ STABLE_PRIVATE = {"_Py_Dealloc", "_Py_NoneStruct", "_Py_TrueStruct", "_Py_FalseS
 
 
 def test_size() -> None:
-    """4 MB are compressed GPU code, of products 3 and of quantizers 1, for six GPUs and as PTX for three."""
-    assert MODULE.stat().st_size < 5_000_000
+    """4.2 MB are compressed GPU code, of products 3.2 and of quantizers 1, for seven GPUs and as PTX for three."""
+    assert MODULE.stat().st_size < 5_200_000
 
 
 def installed() -> importlib.metadata.Distribution:

@@ -260,6 +260,15 @@ def cells(lines: list[str]) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in lines[2:]]
 
 
+def prefill_without_multicast(c: c_model.Struct) -> float:
+    """How much longer 8192^3 takes by 256x256 than by 256x256_multicast, in %."""
+    rows = {config.name: config for config in model.configs()}
+    pairs, fours = (
+        model.best(model.Shape(8192, 8192, 8192), [rows[name]], c) for name in ("256x256", "256x256_multicast")
+    )
+    return 100 * (pairs.us / fours.us - 1)
+
+
 def test_figures_in_the_documents_sentences_are_current() -> None:
     """The page sums up --configurations, --sensitivity and --worst."""
     text = " ".join(report.DOCUMENT.read_text().split())
@@ -270,6 +279,11 @@ def test_figures_in_the_documents_sentences_are_current() -> None:
     assert f"without 256x64_deep the ranked shapes {changes['without 256x64_deep'][0]} %" in text
     assert any(change == 0 and "without 256x64_multicast" in name for name, row in changes.items() for change in row)
     c = model.constants()
+    most = max(float(row[-1]) for row in cells(report.mixed_table(model.configs(), c)))
+    assert f"`256x256`, in pairs alone, is within {most} % of the mix" in text
+    slower, faster = (prefill_without_multicast(c.copy(l2_tb_s=rate)) for rate in (c.l2_tb_s, 16.9))
+    assert f"`256x256` is {slower:.0f} % slower than `256x256_multicast` at 14.2 TB/s" in text
+    assert f"{-faster:.0f} % faster at 16.9" in text
     gains, mean = report.measured_gains(), report.measured_mean(model.configs(), c)
     assert f"gain up to {max(gains):.2f} us at M = 128; as much here would make {mean:.2f} us" in text
     others = report.worst_case(report.ALL, model.configs(), c)

@@ -156,9 +156,10 @@ def test_a_host_that_is_too_slow_is_an_error() -> None:
 ON_CPU = machine.Target(torch.device("cpu"), torch.device("cpu"), None)
 
 
-def test_inputs_have_exact_sums(dice: random.Random) -> None:
+def test_inputs_have_exact_sums(dice: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
     scales_by_k = {}
     for k in (16, 1024, 16384, 1 << 17):
+        monkeypatch.setattr(tune, "WIDE_BYTES", 8 * k * dice.randint(1, 3))  # the expected results in 1 to 3 parts
         products = tune.Products(Shape(2, 3, k), ON_CPU, CALLS, dice.randrange(2**31))
         for (a, b, scale_a, scale_b), expected in zip(products.inputs, products.expected):
             wide = [reference.operand(x, scale, "128x4")[0] for x, scale in ((a, scale_a), (b, scale_b))]
@@ -187,7 +188,7 @@ def test_another_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     a100 = {"name": "NVIDIA A100", "compute_capability": 80}
     monkeypatch.setattr(tune, "info", lambda: {"devices": [a100]})
     gpu = torch.device("cuda:0")
-    with pytest.raises(show.CommandError, match=r"B300\).*\); cuda:0 is NVIDIA A100, of compute capability 8.0"):
+    with pytest.raises(show.CommandError, match=r"B300, Thor\).*\); cuda:0 is NVIDIA A100, of compute capability 8.0"):
         tune.tunable(argparse.Namespace(backend=None), machine.Target(gpu, gpu, None))
 
 
@@ -272,7 +273,8 @@ def tuning(tunable: machine.Target, dice: random.Random, tmp_path: Path, monkeyp
         clock = FakeClock(dice.randrange(2**31), SMALL)
         report = tune.tune([SMALL], tunable, clock, 3, clock.seed, CALLS)
         if report["results"][0]["selected"] != 0:
-            return tmp_path / tune.write(report)
+            tune.write(report, path := tmp_path / tune.new_path(0))
+            return path
 
 
 def test_tunable_times_every_plan_and_finds_the_fastest(tunable: machine.Target, dice: random.Random) -> None:
@@ -369,6 +371,26 @@ def test_tunable_that_stops_writes_what_was_measured(
     out = capsys.readouterr().out
     assert f"THE GPU STOPPED: {report['failure']}." in out and path.name in out
     assert out.count("\n| ") == plan_of(SMALL)["candidates"] + 1  # and the header
+
+
+def test_tunable_that_is_interrupted_leaves_the_shapes_that_it_finished(
+    tunable: machine.Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Interrupted(FakeClock):
+        def run(self, calls: Sequence[Callable[[], object]]) -> float:
+            if self.runs > plan_of(SMALL)["candidates"]:
+                raise KeyboardInterrupt
+            return super().run(calls)
+
+    monkeypatch.chdir(tmp_path)
+    args = argparse.Namespace(backend=family(), repeat=1, seed=1, json=False, markdown=True)
+    with pytest.raises(KeyboardInterrupt):
+        tune.run(args, tunable, [SMALL, UNALIGNED], Interrupted(1, SMALL), CALLS)
+    (path,) = tmp_path.iterdir()
+    report = json.loads(path.read_text())
+    assert [result["shape"] for result in report["results"]] == [{"m": 16, "n": 128, "k": 512}]
+    assert report["failure"] == "" and report["results"][0]["selected"] is not None
+    nvfp4.use_tuning(path)
 
 
 def test_tunable_that_is_emulated_is_not_timed(tunable: machine.Target, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ MODEL = Path(__file__).resolve().parents[2] / "csrc/kernels/sm100/model.h"
 TOLERANCE = 1.15  # a constant is called wrong if the ratio to the measured value is beyond
 COMPILE_S, RUN_S = 150, 90
 COMMIT_AND_WAIT = "commit_and_wait_cycles"  # of tcgen05_terms.cu; the model has its two parts
+EVICT_NORMAL, EVICT_FIRST = "evict_normal_tb_s", "evict_first_tb_s"  # of load_terms.cu; the model has neither
 PARTS = {64: 16384, 128: 32768}  # bytes that a CTA of a pair receives in launch_terms.cu's exchange, by columns
 TILE_BYTES = {"column": 64 * 128 * 2, "row": 128 * 128 * 2}  # of launch_terms.cu's stores
 
@@ -140,4 +141,12 @@ def report(measured: dict[str, float], model: dict[str, tuple[float, str]], hard
     told = f"beyond {TOLERANCE - 1:.0%}: {', '.join(wrong) or 'none'}"
     if "B200" not in hardware:
         told += ". The model is of a B200: on another GPU a difference says nothing about it"
-    return f"{title}\n{table}\n{told}.\n"
+    return f"{title}\n{table}\n{evict_first(measured)}{told}.\n"
+
+
+def evict_first(measured: dict[str, float]) -> str:
+    """What EVICT_FIRST is worth to bytes that are read once while L2 is full of written lines; "": not measured."""
+    if not {EVICT_NORMAL, EVICT_FIRST} <= measured.keys():
+        return ""
+    normal, first = measured[EVICT_NORMAL], measured[EVICT_FIRST]
+    return f"read once: {first:.2f} TB/s with EVICT_FIRST, {normal:.2f} without ({first / normal - 1:+.1%})\n"

@@ -7,14 +7,15 @@
 #include <math.h>
 
 #include "common/conversion_problem.h"
+#include "kernels/common/dependent.cuh"
 #include "kernels/moe/rows.cuh"
 
 constexpr int SUMMANDS = 8;
 
 /* Whole columns of a row in one or two loads. */
 template <int BYTES> __device__ __forceinline__ void load_whole(raw_columns &raw, const char *from) {
-    raw.put(0, __ldg((const uint4 *)from));
-    if (BYTES == 4) raw.put(4, __ldg((const uint4 *)from + 1));
+    raw.put(0, *(const uint4 *)from);
+    if (BYTES == 4) raw.put(4, ((const uint4 *)from)[1]);
 }
 
 /* BYTES: of an element of y where columns are whole; 0: any columns. */
@@ -33,7 +34,7 @@ __device__ __forceinline__ void add_choices(const moe_combine_problem &p, const 
 #pragma unroll
         for (int i = 0; i < SUMMANDS; i++) {
             const int64_t j = min(first + i, p.per_token - 1);
-            place[i] = __ldg(places + j);
+            place[i] = places[j];
             weight[i] = weights ? load_float(weights, j, p.weights_type) : 1.0f;
         }
 #pragma unroll
@@ -58,6 +59,7 @@ __device__ __forceinline__ void add_choices(const moe_combine_problem &p, const 
 
 extern "C" __global__ void __launch_bounds__(ROWS_THREADS, 2)
     nvfp4_moe_combine(const __grid_constant__ moe_combine_problem p) {
+    begin_dependent_grid();
     row_coord at(p.tokens, p.columns, p.tile_log2);
     if (at.count <= 0) return;
     const bool whole = at.count == ROWS_COLUMNS && p.y_rows > 0 && ((uintptr_t)p.y | p.y_pitch) % 16 == 0;

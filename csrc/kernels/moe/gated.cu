@@ -2,9 +2,11 @@
  * ROWS_COLUMNS columns of a row. */
 #include "common/conversion_problem.h"
 #include "kernels/common/activation.h"
+#include "kernels/common/dependent.cuh"
 #include "kernels/moe/rows.cuh"
 
 template <int ACTIVATION> __device__ __forceinline__ void gated_rows(const gated_problem &p) {
+    begin_dependent_grid();
     row_coord at(p.l * p.rows, p.columns, p.tile_log2);
     if (at.count <= 0) return;
     const int64_t batch = p.l > 1 ? at.row / p.rows : 0, row = at.row - batch * p.rows;

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "common/conversion_problem.h"
+#include "kernels/common/dependent.cuh"
 #include "kernels/moe/kernels.h"
 
 /* The expert of a choice; -1: none here, or there is no such choice. */
@@ -17,9 +18,9 @@ __device__ __forceinline__ int32_t expert_of(const moe_route_problem &p, uint32_
     if (choice >= end) return -1;
     const uint32_t token = choice / (uint32_t)p.per_token, j = choice % (uint32_t)p.per_token;
     const char *row = (const char *)p.ids + token * p.ids_pitch;
-    const int64_t id = p.ids_type == NVFP4_INT64 ? __ldg((const long long *)row + j) : __ldg((const int32_t *)row + j);
+    const int64_t id = p.ids_type == NVFP4_INT64 ? ((const long long *)row)[j] : ((const int32_t *)row)[j];
     if (id < 0 || id >= p.ids_end) return -1;
-    const int32_t expert = p.maps_ids ? __ldg(p.expert_map + id) : (int32_t)id;
+    const int32_t expert = p.maps_ids ? p.expert_map[id] : (int32_t)id;
     return expert >= 0 && expert < p.experts ? expert : -1;
 }
 
@@ -42,6 +43,7 @@ extern "C" __global__ void __launch_bounds__(ROUTE_THREADS)
     nvfp4_moe_route(const __grid_constant__ moe_route_problem p) {
     __shared__ int32_t counters[ROUTE_COUNTERS];
     __shared__ int32_t placed;
+    begin_dependent_grid();
     const uint32_t thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const uint32_t experts = (uint32_t)p.experts, segments = (uint32_t)p.segments, choices = (uint32_t)p.choices;
     for (uint32_t i = thread; i < segments * experts; i += ROUTE_THREADS) counters[i] = 0;

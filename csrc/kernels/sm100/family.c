@@ -24,10 +24,24 @@ static const kernel_entry kernels[] = {
 #undef X
 };
 static const kernel_set set = {
-    .kernels = kernels, .count = SM100_CONFIGS, .least_capability = 100, .most_capability = 109, .optional = 1};
+    .kernels = kernels, .count = SM100_CONFIGS, .least_capability = 100, .most_capability = 119, .optional = 1};
+
+enum { THOR_CAPABILITY = 110, THOR_GB_S = 273, B200_GB_S = 8184, B200_SMS = 148 }; /* GB/s: peaks of the memory */
+
+/* The constants on a device. A Thor has a B200's SMs, fewer and slower ones, and LPDDR5X, whose rate its driver may not
+ * say. */
+static sm100_model model_of(const device_props *props) {
+    sm100_model m = sm100_b200;
+    if (props->compute_capability < THOR_CAPABILITY) return m;
+    m.dram_tb_s *= (props->memory_gb_s ? props->memory_gb_s : THOR_GB_S) / (double)B200_GB_S;
+    if (props->clock_mhz) m.clock_ghz = props->clock_mhz * 1e-3;
+    m.l2_tb_s *= m.clock_ghz / sm100_b200.clock_ghz * props->sm_count / B200_SMS;
+    return m;
+}
 
 static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    const int32_t count = sm100_candidates(&sm100_b200, props, t, out);
+    const sm100_model model = model_of(props);
+    const int32_t count = sm100_candidates(&model, props, t, out);
     for (int32_t i = 0; i < count; i++) out[i].family = NVFP4_BACKEND_SM100;
     return count;
 }

@@ -7,10 +7,10 @@
  *
  * Shared memory: the stages, in their place at the end the sums; behind them [TILE_M] addresses of rows and [TILE_M]
  * factors, as in grouped.cu. */
+#include "kernels/common/dependent.cuh"
 #include "kernels/common/group_tile.cuh"
 #include "kernels/sm80/grouped_rows.cuh"
 #include "kernels/sm80/nn_tile.cuh"
-#include "kernels/sm80/store_tile.cuh"
 
 /* A thread's pieces of A, in rows that lie anywhere; NULL is the address of a row outside of A. */
 template <class C> struct rows_anywhere {
@@ -76,6 +76,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
 #define KERNEL(id, warps_n, mmas_m, stages, ctas_per_sm, bf16)                                                         \
     extern "C" __global__ void __launch_bounds__(SM80_NN_THREADS(1, warps_n), ctas_per_sm)                             \
         nvfp4_##id(const __grid_constant__ grouped_problem p, const __grid_constant__ sm80_grouped_schedule s) {       \
+        begin_dependent_grid();                                                                                        \
         multiply<config<(bf16) ? NVFP4_BF16 : NVFP4_FP16, 1, warps_n, mmas_m, stages>>(p, s);                          \
     }
 SM80_GROUPED_NN_CONFIGS(KERNEL)

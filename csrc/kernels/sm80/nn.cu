@@ -5,6 +5,7 @@
  *   stage s    wait for its copies | CTA barrier | issue the copies of stage s + STAGES - 1 | dequantize and mma
  *
  * Stages are nn_tile.cuh's. CTAs that split K add through the workspace (sm80/split_reduce.cu), in a fixed order. */
+#include "kernels/common/dependent.cuh"
 #include "kernels/sm80/nn_tile.cuh"
 #include "kernels/sm80/store_tile.cuh"
 
@@ -64,6 +65,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 #define KERNEL(id, warps_m, warps_n, mmas_m, stages, ctas_per_sm, bf16)                                                \
     extern "C" __global__ void __launch_bounds__(SM80_NN_THREADS(warps_m, warps_n), ctas_per_sm)                       \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm80_schedule s) {                  \
+        begin_dependent_grid();                                                                                        \
         gemm<config<(bf16) ? NVFP4_BF16 : NVFP4_FP16, warps_m, warps_n, mmas_m, stages>>(p, s);                        \
     }
 SM80_NN_CONFIGS(KERNEL)

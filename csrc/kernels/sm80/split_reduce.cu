@@ -1,11 +1,13 @@
 /* out = epilogue(sum over split_k partials of sm80/gemm.cu), added in the order of K, so equal calls give equal bits. A
  * thread computes 4 neighbours of one row. */
+#include "kernels/common/dependent.cuh"
 #include "kernels/common/epilogue.cuh"
 #include "kernels/sm80/config.h"
 #include "kernels/sm80/store_tile.cuh"
 
 extern "C" __global__ void __launch_bounds__(SM80_REDUCE_THREADS)
     nvfp4_sm80_split_reduce(const __grid_constant__ gemm_problem p, const __grid_constant__ sm80_schedule s) {
+    begin_dependent_grid();
     int64_t groups = (p.n + 3) / 4;
     int64_t index = (int64_t)blockIdx.x * SM80_REDUCE_THREADS + threadIdx.x;
     if (index >= p.l * p.m * groups) return;

@@ -6,6 +6,7 @@
  *
  * At the end the warps add their accumulators in the memory of the stages, and CTAs that split K add through the
  * workspace (sm80/split_reduce.cu), both in a fixed order. */
+#include "kernels/common/dependent.cuh"
 #include "kernels/sm80/store_tile.cuh"
 #include "kernels/sm80/w4a16_tile.cuh"
 
@@ -88,6 +89,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 #define KERNEL(id, tile_m, octets, chunks, stages, warps, ctas_per_sm, bf16)                                           \
     extern "C" __global__ void __launch_bounds__(32 * (warps), ctas_per_sm)                                            \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm80_schedule s) {                  \
+        begin_dependent_grid();                                                                                        \
         gemm<config<(bf16) ? NVFP4_BF16 : NVFP4_FP16, tile_m, octets, chunks, stages, warps>>(p, s);                   \
     }
 SM80_W4A16_CONFIGS(KERNEL)

@@ -51,19 +51,24 @@ def fatbins(data: bytes) -> Iterator[bytes]:
             yield data[at : at + header + size]
 
 
-def find_cubin(source: Path, folder: Path, prefix: str) -> Path:
-    """Unpacks the fat binaries in a file into the folder and returns the cubin with those kernels."""
-    data = source.read_bytes()
-    if data[:4] == b"\x7fELF" and prefix.encode() in data and FATBIN not in data:
-        return source
+def cubins(data: bytes, folder: Path) -> Iterator[Path]:
+    """Unpacks the fat binaries in a file's content into the folder; a cubin's name ends with its architecture."""
     for i, fatbin in enumerate(fatbins(data)):
         place = folder / str(i)
         place.mkdir()
         (place / "kernels.fatbin").write_bytes(fatbin)
         output_of("cuobjdump", "-xelf", "all", "kernels.fatbin", folder=place)
-        for cubin in place.glob("*.cubin"):
-            if prefix.encode() in cubin.read_bytes():
-                return cubin
+        yield from sorted(place.glob("*.cubin"))
+
+
+def find_cubin(source: Path, folder: Path, prefix: str, arch: str = "sm_") -> Path:
+    """A cubin of that architecture with those kernels. A file that is a cubin is returned as it is."""
+    data = source.read_bytes()
+    if data[:4] == b"\x7fELF" and prefix.encode() in data and FATBIN not in data:
+        return source
+    for cubin in cubins(data, folder):
+        if f".{arch}" in cubin.name and prefix.encode() in cubin.read_bytes():
+            return cubin
     raise LookupError(f"{source} contains no SASS of {prefix}*")
 
 
@@ -171,9 +176,9 @@ def usage_of(cubin: Path) -> dict[str, tuple[int, int, int]]:
     return {name: (int(registers), int(stack), int(local)) for name, registers, stack, local in found}
 
 
-def kernels_of(source: Path, prefix: str) -> dict[str, Kernel]:
+def kernels_of(source: Path, prefix: str, arch: str = "sm_") -> dict[str, Kernel]:
     with tempfile.TemporaryDirectory() as folder:
-        return disassemble(find_cubin(source.resolve(), Path(folder), prefix), prefix)
+        return disassemble(find_cubin(source.resolve(), Path(folder), prefix, arch), prefix)
 
 
 def main() -> int:

@@ -1,5 +1,5 @@
-"""SASS of the sm_100 kernels in the installed module: the expected instructions, no local memory, registers within the
-budget of two CTAs an SM, and a mainloop that keeps up with the tensor core.
+"""SASS of the sm_100 and sm_110 kernels in the installed module: the expected instructions, no local memory, registers
+within the budget of two CTAs an SM, and a mainloop that keeps up with the tensor core.
 
 SM100_CUBIN names another file to check. `python tests/kernels/harness/sass.py` prints the numbers.
 """
@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 import pytest
-from harness import sass
+from harness import launch, sass
 from harness.sass import Instruction, Kernel
 from harness.values import ceil_div
 from sm100 import gemm
@@ -21,8 +21,8 @@ import nvfp4
 SOURCE = Path(os.environ.get("SM100_CUBIN", nvfp4._C.__file__))
 pytestmark = [
     pytest.mark.skipif(
-        "SM100_CUBIN" not in os.environ and "sm_100f" not in nvfp4.info()["archs"],
-        reason="this build has no machine code for sm_100",
+        "SM100_CUBIN" not in os.environ and not {"sm_100f", "sm_110f"} <= set(nvfp4.info()["archs"]),
+        reason="this build has no machine code for sm_100 and sm_110",
     ),
     sass.needed,
 ]
@@ -33,9 +33,16 @@ REGISTERS, SHARED = 65536, 228 * 1024  # of an SM; each CTA reserves 1 KiB of sh
 STAGE_INSTRUCTIONS = 100  # of one thread; a stage of 256x128 takes the tensor core 256 clocks
 
 
-@pytest.fixture(scope="session")
-def kernels() -> dict[str, Kernel]:
-    return sass.kernels_of(SOURCE, "nvfp4_sm100_gemm_")
+@pytest.fixture(scope="session", params=["sm_"] if "SM100_CUBIN" in os.environ else ["sm_100", "sm_110"])
+def kernels(request: pytest.FixtureRequest) -> dict[str, Kernel]:
+    return sass.kernels_of(SOURCE, "nvfp4_sm100_gemm_", request.param)
+
+
+def test_what_is_proved_of_sm_100_is_of_sm_110_too() -> None:
+    """Emulator and static verifier read the PTX of compute_100f."""
+    (config, *_) = gemm.CONFIGS.values()
+    of_thor = launch.compile_ptx(config.source, config.family.name, "-arch=compute_110f", "-w")
+    assert of_thor == launch.ptx_of(config).replace("\n.target sm_100f\n", "\n.target sm_110f\n")
 
 
 def of_pairs(kernel: Kernel, pattern: str) -> set[bool]:
