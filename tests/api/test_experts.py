@@ -370,6 +370,24 @@ def test_an_adapter_of_zeros(dtype: torch.dtype, place: str, rank: int, generato
         assert torch.equal(own, wanted)
 
 
+@pytest.mark.parametrize("trained", ["factors", "hidden"])
+def test_adapters_in_w4a4(trained: str, generator: torch.Generator) -> None:
+    """They are added to the product, and the backward names what trains."""
+    experts = make(generator, activations="nvfp4")
+    hidden = torch.randn(TOKENS, H, generator=generator).requires_grad_(trained == "hidden")
+    index, weights = routing(generator)
+    plain = experts(hidden, index, weights).detach()
+    factors = [t.requires_grad_(trained == "factors") for t in with_adapters(experts, generator)]
+    y = experts(hidden, index, weights)
+    with torch.no_grad():
+        assert torch.equal(experts(hidden, index, weights), y) and error(y, plain.double()) > 0.1
+    with pytest.raises(nvfp4.Error, match=r"^activations: is 'nvfp4' \(W4A4\).*must be activations=None"):
+        y.sum().backward()
+    for t in factors[::2]:
+        t.data.zero_()
+    assert torch.equal(experts(hidden, index, weights), plain)
+
+
 def test_compiled_adapters(generator: torch.Generator) -> None:
     experts, hidden = make(generator), torch.randn(TOKENS, H, generator=generator)
     with_adapters(experts, generator)
