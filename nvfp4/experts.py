@@ -370,9 +370,6 @@ class Experts(torch.nn.Module):
     low-rank adapters of nvfp4.peft; none with respect to the weights. W4A4 has none, as nvfp4.Linear.
     `batch_invariant` does not hold for adapters, whose products are torch's.
 
-    W4A16 has gradients with respect to hidden and top_k_weights, by products with the packed weights; none with respect
-    to the weights. W4A4 has none, as nvfp4.Linear.
-
     Raises:
         nvfp4.Error: an argument breaks a rule.
     """
@@ -519,8 +516,6 @@ class Experts(torch.nn.Module):
         factors = [t for stack in (self.gate_up, self.down) for t in stack.adapter or (None, None)]
         given = any(t is not None and t.requires_grad for t in (x, weights, *factors))
         if torch.is_grad_enabled() and given and self.activations is not None:
-            if any(t is not None and t.requires_grad for t in factors):
-                raise _C.Error(f"adapter: is of W4A4 experts, which have no gradient; {WITH_GRADIENT}")
             return self._without_gradient(x, rows, ends, places, weights, factors)
         if torch.is_grad_enabled() and given:
             result: Tensor = Gradient.apply(self, x, weights, rows, ends, places, *factors)
@@ -545,7 +540,8 @@ class Experts(torch.nn.Module):
         def run(x: Tensor, weights: Tensor | None, *more: Any) -> Tensor:
             return self._computed(x, rows, ends, places, weights, *adapters(factors))
 
-        result: Tensor = NoGradient.apply(x, run, weights, None, None, x.dtype)
+        trained = next((t for t in factors if t is not None and t.requires_grad), None)
+        result: Tensor = NoGradient.apply(x, run, weights, trained, None, x.dtype)
         return result
 
     def _computed(

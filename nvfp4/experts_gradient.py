@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nvfp4 import _api
+from nvfp4 import _C, _api
+from nvfp4.packed import short
 
 # left [E, N, r] and right [E, r, K], whose product an adapter adds to a stack's weights [E, N, K].
 Adapter: TypeAlias = tuple[Tensor, Tensor]
@@ -19,6 +20,11 @@ ALIGNMENT = 16  # bytes: torch.nn.functional.grouped_mm wants them of the stride
 def low_rank(x: Tensor, left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     """(x . right^T) . left^T of each expert, for rows [T, K] in the order of their experts: [T, N] in the dtype of x,
     to which both factors are rounded. Rows past the last end are not defined."""
+    if torch.compiler.is_compiling() and x.dtype != torch.bfloat16:
+        raise _C.Error(
+            f"hidden: dtype is {short(x.dtype)}, which torch's grouped_mm does not compile; must be bfloat16 in "
+            "compiled code of experts with adapters"
+        )
     pad = -left.shape[2] % (ALIGNMENT // x.element_size())
     right = F.pad(right.to(x.dtype), (0, 0, 0, pad)).contiguous()
     left = F.pad(left.to(x.dtype), (0, pad)).contiguous()

@@ -343,7 +343,7 @@ def test_adapters(
     given = torch.autograd.grad(y, (hidden, weights, *factors), dy.to(dtype))
     wide = [t.detach().double().requires_grad_() for t in (hidden, weights, *factors)]
     right = loop(experts, wide[0], index, wide[1], wide[2:])
-    assert y.dtype == dtype and error(y, right) < (2 if on_input else 1) * ADAPTED[dtype]
+    assert y.dtype == dtype and error(y, right.detach()) < (2 if on_input else 1) * ADAPTED[dtype]
     for one, wanted in zip(given, torch.autograd.grad(right, wide, dy.double())):
         assert one.shape == wanted.shape and error(one, wanted) < 4 * ADAPTED[dtype]
     assert not any(one[0].any() for one in given[2:])  # expert 0 is never called
@@ -368,6 +368,36 @@ def test_an_adapter_of_zeros(dtype: torch.dtype, place: str, rank: int, generato
     assert torch.equal(after, before)
     for own, wanted in zip(torch.autograd.grad(after.square().sum(), (hidden, weights)), gradients):
         assert torch.equal(own, wanted)
+
+
+@pytest.mark.parametrize("trained", ["factors", "hidden"])
+def test_adapters_in_w4a4(trained: str, generator: torch.Generator) -> None:
+    """They are added to the product, and the backward names what trains."""
+    experts = make(generator, activations="nvfp4")
+    hidden = torch.randn(TOKENS, H, generator=generator).requires_grad_(trained == "hidden")
+    index, weights = routing(generator)
+    plain = experts(hidden, index, weights).detach()
+    factors = [t.requires_grad_(trained == "factors") for t in with_adapters(experts, generator)]
+    y = experts(hidden, index, weights)
+    with torch.no_grad():
+        assert torch.equal(experts(hidden, index, weights), y) and error(y, plain.double()) > 0.1
+    with pytest.raises(nvfp4.Error, match=r"^activations: is 'nvfp4' \(W4A4\).*must be activations=None"):
+        y.sum().backward()
+    for t in factors[::2]:
+        t.data.zero_()
+    assert torch.equal(experts(hidden, index, weights), plain)
+
+
+def test_compiled_adapters(generator: torch.Generator) -> None:
+    experts, hidden = make(generator), torch.randn(TOKENS, H, generator=generator)
+    with_adapters(experts, generator)
+    index, weights = routing(generator)
+    compiled = torch.compile(experts, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        for x in (hidden.bfloat16(), hidden.bfloat16() * 2):
+            assert torch.equal(compiled(x, index, weights), experts(x, index, weights))
+        with pytest.raises(Exception, match="hidden: dtype is float32, which torch's grouped_mm does not compile"):
+            compiled(hidden, index, weights)
 
 
 @pytest.mark.parametrize("stack", ["gate_up", "down"])

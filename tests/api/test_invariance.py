@@ -323,3 +323,10 @@ def test_arguments_of_transformers(tmp_path: Path) -> None:
     assert nvfp4.transformers.NVFP4Config(activations=None, batch_invariant=True).to_dict()["batch_invariant"] is True
     with pytest.raises(nvfp4.Error, match="^batch_invariant: is of type int; must be a bool"):
         nvfp4.transformers.load(tmp_path, batch_invariant=1)
+    made = of_transformers("Llama")
+    nvfp4.quantize_model(made)
+    made.save_pretrained(tmp_path)
+    with pytest.raises(nvfp4.Error, match=r"^model\.layers\.0\.\S+\.input_global_scale: is None, so its input scale"):
+        nvfp4.transformers.load(tmp_path, batch_invariant=True)
+    loaded = nvfp4.transformers.load(tmp_path, batch_invariant=True, activations=None)
+    assert loaded.model.layers[0].mlp.up_proj.batch_invariant

@@ -224,7 +224,8 @@ def test_adapters_beside_experts(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     own = Mixture("qwen3-moe", "W4A16", tmp_path)
     model = loaded("transformers", None, own.write(tmp_path / "read", OPT))
-    settings = peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    targets = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"], "target_parameters": ["gate.weight"]}
+    settings = peft.LoraConfig(**targets, task_type="CAUSAL_LM", init_lora_weights=False)
     adapted = peft.get_peft_model(model, settings)
     adapted(input_ids=IDS, labels=IDS).loss.backward()
     adapters = [p for p in adapted.parameters() if p.requires_grad]
