@@ -329,7 +329,8 @@ def test_adapters(
 ) -> None:
     """The result, and the gradients of the input, the router's weights and the factors, against autograd of the loop in
     fp64 with the sum of weights and adapters."""
-    limit = {"limit": 7.0} if activation == "swiglu" else {}
+    # Far from all values: at the limit the gradient has a step, and a rounded value may lie on the other side.
+    limit = {"limit": 1000.0} if activation == "swiglu" else {}
     experts = make(generator, activation, gated, bias=True, apply_router_weight_on_input=on_input, **limit)
     factors = with_adapters(experts, generator)
     own, device = placed(experts, place)
