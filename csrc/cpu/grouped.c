@@ -76,6 +76,15 @@ static void store_nan(const grouped_problem *p, int64_t first, int64_t rows) {
                          least(CHUNK, columns - n));
 }
 
+/* NaN to the results of rows without scales. `found` has room for all groups. */
+static void store_missing(const grouped_problem *p, group *found) {
+    const int count = find_groups(p, found);
+    for (int i = 0; i < count; i++) {
+        const int64_t scaled = rows_with_scales(p, &found[i]);
+        store_nan(p, found[i].first + scaled, found[i].rows - scaled);
+    }
+}
+
 static float *find_row_scale(const grouped_problem *p, float *scale) {
     for (int64_t i = 0; i < p->g.m; i++) {
         scale[i] = p->row_scale ? p->row_scale[i] : 1.0f;
@@ -243,9 +252,7 @@ nvfp4_status cpu_grouped_gemm(const grouped_problem *p, cpu_isa isa, int threads
         for (int i = 0; i < count; i++) {
             group one = m.few[i];
             const int is_few = one.rows <= few_rows;
-            const int64_t scaled = rows_with_scales(p, &one);
-            store_nan(p, one.first + scaled, one.rows - scaled);
-            one.rows = scaled;
+            one.rows = rows_with_scales(p, &one);
             rows += one.rows;
             if (one.rows == 0) continue;
             if (is_few) {
@@ -268,6 +275,7 @@ nvfp4_status cpu_grouped_gemm(const grouped_problem *p, cpu_isa isa, int threads
     x.groups = m.few;
     if (!status && few) status = run_few(&x, few, m.packed_first, threads, available);
     for (int i = 0; i < many && !status; i++) status = run_many(&x, &m.many[i], m.gathered, threads);
+    if (!status && p->scale_rows) store_missing(p, m.few);
     release(&m);
     trim_scratch();
     return status;

@@ -47,7 +47,7 @@ enum { M = 40, N = 72, K = 512, MAX_OUT = M * N };
 
 _Alignas(16) static uint8_t a[M * K / 2], b[N * K / 2], scale_a[M * K / 16], scale_b[N * K / 16];
 _Alignas(16) static uint16_t a16[M * K];
-static float expected[3][MAX_OUT]; /* of the first thread, in which nothing fails */
+static float expected[4][MAX_OUT]; /* of the first thread, in which nothing fails */
 static int gpu;
 
 typedef struct run {
@@ -82,13 +82,15 @@ static int multiply(run *r, nvfp4_context *context, int m, int32_t backend, floa
     return 1;
 }
 
-/* b as the matrices of two groups, one of few rows and one of many. */
-static int multiply_groups(run *r, nvfp4_context *context, float *result) {
+/* b as the matrices of two groups, one of few rows and one of many. a_is_e2m1: values with scales, else fp16. */
+static int multiply_groups(run *r, nvfp4_context *context, int a_is_e2m1, float *result) {
     static _Thread_local float out[MAX_OUT / 2], before[MAX_OUT / 2];
     static int32_t ends[2] = {2, M}, rows[M];
     nvfp4_grouped_gemm_args args = NVFP4_GROUPED_GEMM_ARGS;
     nvfp4_tensor *const stacks[] = {&args.b, &args.scale_b}, *const vectors[] = {&args.ends, &args.rows};
-    args.a = matrix(a16, NVFP4_FP16, M, K), args.out = matrix(out, NVFP4_FP32, M, N / 2);
+    args.a = a_is_e2m1 ? matrix(a, NVFP4_UINT8, M, K / 2) : matrix(a16, NVFP4_FP16, M, K);
+    if (a_is_e2m1) args.scale_a = matrix(scale_a, NVFP4_E4M3, M, K / 16);
+    args.out = matrix(out, NVFP4_FP32, M, N / 2);
     args.b = matrix(b, NVFP4_UINT8, N, K / 2), args.scale_b = matrix(scale_b, NVFP4_E4M3, N, K / 16);
     args.ends = matrix(ends, NVFP4_INT32, 1, 2), args.rows = matrix(rows, NVFP4_INT32, 1, M);
     for (int i = 0; i < 2; i++) {
@@ -120,7 +122,8 @@ static void *run_calls(void *argument) {
     int goes_on = succeeded(r, nvfp4_create(&context));
     goes_on = goes_on && multiply(r, context, 2, NVFP4_BACKEND_CPU, expected[0]);
     goes_on = goes_on && multiply(r, context, M, NVFP4_BACKEND_CPU, expected[1]);
-    goes_on = goes_on && multiply_groups(r, context, expected[2]);
+    for (int is_e2m1 = 0; is_e2m1 < 2; is_e2m1++)
+        goes_on = goes_on && multiply_groups(r, context, is_e2m1, expected[2 + is_e2m1]);
     if (gpu) {
         goes_on = goes_on && multiply(r, context, M, NVFP4_BACKEND_SM80, NULL);
         goes_on = goes_on && succeeded(r, nvfp4_plan_shape(context, &shape, &plan));
