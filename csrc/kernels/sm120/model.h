@@ -64,14 +64,13 @@ static inline double sm120_stage_clk(const sm120_model *m, const sm120_model_inp
     return m->stage_clk + overlapped(mma, max_double(bytes / b_clk, loading), m->hindered);
 }
 
-/* Bytes that DRAM sends: each operand once, and more often where the tiles that are computed at a time pass more than
- * L2 keeps. */
+/* Bytes that DRAM sends: each operand once, and mma_b more often where it passes more than once and L2 does not keep
+ * it. C is left out, as in sm80's model, so that the times of the two families compare: it is the same for both. */
 static inline double sm120_dram_bytes(const device_props *props, const sm120_model_input *in) {
     const double row = (double)in->k * (0.5 + 1.0 / 16), a = (double)in->mma_m * row, b = (double)in->mma_n * row;
-    const double c = (double)in->mma_m * (double)in->mma_n * in->output_bytes, l2 = (double)props->l2_bytes;
     const double sweeps = (double)ceil_div(in->mma_m, (int64_t)in->mma_tile_m * in->group_m);
-    const double again = b > 0 && sweeps > 1 ? max_double(0.0, 1 - l2 / (2 * b)) : 0; /* of mma_b, a sweep */
-    return (double)in->l * (a + b * (1 + again * (sweeps - 1)) + c);
+    const double missing = max_double(0.0, 1 - (double)props->l2_bytes / (2 * b)); /* of mma_b, in a further sweep */
+    return (double)in->l * (a + b * (1 + missing * (sweeps - 1)));
 }
 
 /* Infinite where the clusters fit nowhere. */
@@ -93,7 +92,8 @@ static inline double sm120_single_us(const sm120_model *constants, const device_
         const double sent = (double)in->mma_tile_m * in->mma_tile_n * 4 * (in->split_k - 1) / in->split_k;
         tile += m.split_clk + sent / m.remote_b_clk;
     }
-    const double busy_us = (double)rounds * tile * 1e-3 / m.clock_ghz;
+    double busy_us = (double)rounds * tile * 1e-3 / m.clock_ghz;
+    if (in->split_k > 1) busy_us += (double)(rounds - 1) * m.first_byte_us; /* further clusters start anew */
     const double memory_us =
         props->memory_gb_s ? sm120_dram_bytes(props, in) / (m.dram_share * props->memory_gb_s) * 1e-3 : 0;
     return m.call_us + m.first_byte_us + overlapped(busy_us, memory_us, m.hindered);

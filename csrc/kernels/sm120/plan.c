@@ -21,11 +21,11 @@ typedef struct sm120_config {
 #define TALL   ", in tiles of 256 rows: fewest bytes are loaded for a product"
 #define SPLIT  "; split along K over a cluster so that more SMs load"
 #define REASON(mma_a, split, mma_tile_m, mma_tile_n)                                                                   \
-    ((mma_tile_n) <= 32 ? mma_a NARROW split : (mma_tile_m) > 128 ? mma_a TALL split : mma_a SQUARE split)
+    ((mma_tile_n) <= 16 ? mma_a NARROW split : (mma_tile_m) > 128 ? mma_a TALL split : mma_a SQUARE split)
 
 enum {
     MAX_CLUSTER = 8,  /* CTAs, of a portable cluster */
-    NARROW_TILE = 32, /* tiles no wider than this have to hold all of mma_b */
+    NARROW_TILE = 16, /* tiles no wider than this have to hold all of mma_b */
 };
 
 static const sm120_config configs[SM120_CONFIGS] = {

@@ -105,7 +105,7 @@ template <class C, int ROWS> struct operand_loader {
         const int64_t atom = (int64_t)k * C::STAGE_ATOMS;
         const int in_block = row % SM120_ATOM_ROWS;
 #pragma unroll 1
-        for (int i = threadIdx.x % 32; i < ROWS && row + i < o.rows; i += 32) {
+        for (int i = threadIdx.x % 32; i < min(ROWS, o.rows - row); i += 32) {
             const int64_t r = (int64_t)row + i;
             const int at = in_block + i;
             uint32_t to = stage + scales_offset + at / 128 * C::BLOCK_BYTES + at % 32 * 16 + at % 128 / 32 * 4;
@@ -137,7 +137,7 @@ template <class C, int ROWS> struct operand_loader {
         if (byte >= row_bytes) return;
         const uint8_t *from = o.data + l * o.batch + byte;
 #pragma unroll 1
-        for (int i = threadIdx.x % 32 / PIECES; i < ROWS && row + i < o.rows; i += 32 / PIECES) {
+        for (int i = threadIdx.x % 32 / PIECES; i < min(ROWS, o.rows - row); i += 32 / PIECES) {
             const int chunk = piece / 2 ^ (C::ROW_BYTES == 128 ? i % 8 : i / 2 % 4);
             cp_async_8(stage + values_offset + i * C::ROW_BYTES + chunk * 16 + piece % 2 * 8,
                        from + (row + i) * o.pitch);

@@ -16,7 +16,7 @@ from harness.headers import Config
 from harness.launch import chain, check_chain, load, ptx_of, timing
 from harness.predecessor import Predecessor
 from harness.values import BF16, FP16, FP32
-from sm120.gemm import CONFIGS, SHARED_LIMIT, PART_K, Product, splits
+from sm120.gemm import CONFIGS, PART_K, SHARED_LIMIT, Product, splits
 
 import nvfp4
 
