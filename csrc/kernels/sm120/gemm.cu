@@ -22,16 +22,24 @@
 /* setmaxnreg: of 168 registers a thread at launch, three warpgroups. */
 enum { PRODUCER_REGISTERS = 72, MULTIPLY_REGISTERS = 216 };
 
-/* Where tile `index` is. */
+/* Where tile `index` is. Parts of K are PART_STAGES stages; K may end before the last one does. */
 template <class C>
-__device__ __forceinline__ tile_place place_of(const sm120_schedule &s, uint32_t index, int split_idx) {
+__device__ __forceinline__ tile_place place_of(const sm120_schedule &s, int64_t k, uint32_t index, int split_idx) {
     const uint32_t in_batch = s.tiles_mma_m * s.tiles_mma_n, l = index / in_batch, rest = index - l * in_batch;
     const uint32_t in_group = s.group_m * s.tiles_mma_n, group = rest / in_group, at = rest - group * in_group;
     const uint32_t first = group * s.group_m, rows = min((uint32_t)s.group_m, s.tiles_mma_m - first);
     const uint32_t column = at / rows;
+    const int shift = __ffs(s.split_k) - 1;
+    const int64_t begin = (int64_t)split_idx * s.k_parts >> shift, end = (int64_t)(split_idx + 1) * s.k_parts >> shift;
     return {(int32_t)(first + at - column * rows) * C::MMA_TILE_M, (int32_t)column * C::MMA_TILE_N, (int32_t)l,
-            (int32_t)((int64_t)split_idx * s.k_parts / s.split_k) * C::PART_STAGES,
-            (int32_t)((int64_t)(split_idx + 1) * s.k_parts / s.split_k) * C::PART_STAGES};
+            (int32_t)begin * C::PART_STAGES, (int32_t)min(end * C::PART_STAGES, (k + C::STAGE_K - 1) / C::STAGE_K)};
+}
+
+/* Read anew at each use: ptxas spills what it keeps of blockIdx.x. */
+__device__ __forceinline__ uint32_t first_tile(const sm120_schedule &s) {
+    uint32_t cta;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(cta));
+    return cta >> (__ffs(s.split_k) - 1);
 }
 
 __device__ __forceinline__ operand_form form_of(const gemm_problem &p, const sm120_schedule &s) {
@@ -40,18 +48,12 @@ __device__ __forceinline__ operand_form form_of(const gemm_problem &p, const sm1
     return {p.k, p.scale_layout == NVFP4_LINEAR, bits % 4 == 0, s.scales_by_tma != 0, s.values_by_tma != 0};
 }
 
-/* The number of stages of a call: parts of K may end with stages that K does not reach. */
-template <class C> __device__ __forceinline__ tile_place within(tile_place tile, int64_t k) {
-    tile.k_end = (int32_t)min((int64_t)tile.k_end, (k + C::STAGE_K - 1) / C::STAGE_K);
-    return tile;
-}
-
 template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, const sm120_schedule &s) {
     extern __shared__ __align__(1024) uint8_t shared[];
     const cta_memory<C> cta{shared_address(shared)};
     if (cta.base % 1024) __trap(); /* the swizzle XORs absolute address bits */
-    const int warp = threadIdx.x / 32, split_idx = blockIdx.x % s.split_k;
-    const uint32_t first = blockIdx.x / s.split_k, step = gridDim.x / s.split_k;
+    const int warp = threadIdx.x / 32, split_idx = blockIdx.x & (s.split_k - 1);
+    const uint32_t step = gridDim.x >> (__ffs(s.split_k) - 1);
     const split_sum<C> sum(cta, s.split_k, split_idx);
     tile_producer<C> producer(s.mma_a, s.mma_b, form_of(p, s), cta);
 
@@ -69,8 +71,8 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     __syncthreads();
 
     int32_t preloaded = 0;
-    if (warp == C::PRODUCER_WARP && s.constant_operand && first < (uint32_t)s.tiles && elect_one()) {
-        const tile_place tile = within<C>(place_of<C>(s, first, split_idx), p.k);
+    if (warp == C::PRODUCER_WARP && s.constant_operand && elect_one()) { /* each CTA has a tile */
+        const tile_place tile = place_of<C>(s, p.k, first_tile(s), split_idx);
         for (; preloaded < min(C::STAGES, tile.k_end - tile.k_begin); preloaded++) {
             producer.expect(tile, tile.k_begin + preloaded, preloaded);
             producer.load(tile, tile.k_begin + preloaded, preloaded, s.constant_operand == SM120_CONSTANT_MMA_A,
@@ -83,13 +85,13 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 
     if (warp >= C::PRODUCER_WARP) {
         if constexpr (C::MOVES_REGISTERS) setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (warp > C::PRODUCER_WARP) {
-        } else if (!s.scales_by_tma) {
-            for (uint32_t index = first; index < (uint32_t)s.tiles; index += step)
-                producer.run_lanes(within<C>(place_of<C>(s, index, split_idx), p.k));
-        } else if (elect_one()) { /* the thread that has preloaded */
-            for (uint32_t index = first; index < (uint32_t)s.tiles; index += step)
-                producer.run_one(within<C>(place_of<C>(s, index, split_idx), p.k), s.constant_operand, preloaded);
+        const bool loads = warp == C::PRODUCER_WARP && (!s.scales_by_tma || elect_one()); /* who has preloaded */
+        for (uint32_t index = first_tile(s); loads && index < (uint32_t)s.tiles; index += step) {
+            const tile_place tile = place_of<C>(s, p.k, index, split_idx);
+            if (s.scales_by_tma)
+                producer.run_one(tile, s.constant_operand, preloaded);
+            else
+                producer.run_lanes(tile);
         }
         __syncwarp();
         if (s.split_k > 1) {
@@ -100,8 +102,8 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     }
     if constexpr (C::MOVES_REGISTERS) setmaxnreg_inc<MULTIPLY_REGISTERS>();
     tile_consumer<C> consumer(cta, p.k);
-    for (uint32_t index = first; index < (uint32_t)s.tiles; index += step) {
-        const tile_place tile = within<C>(place_of<C>(s, index, split_idx), p.k);
+    for (uint32_t index = first_tile(s); index < (uint32_t)s.tiles; index += step) {
+        const tile_place tile = place_of<C>(s, p.k, index, split_idx);
         accumulators<C> acc = {};
         consumer.run(tile, acc);
         if (s.split_k > 1) { /* the grid has a cluster for each tile */

@@ -16,23 +16,25 @@
 template <class C> struct split_sum {
     static constexpr int TILE_BYTES = C::MMAS_M * C::MMAS_N * 512; /* of a warp */
     cta_memory<C> cta;
-    int split_k, split_idx, kept; /* warps that a CTA keeps */
+    int split_k, split_idx;
 
     __device__ __forceinline__ split_sum(const cta_memory<C> &cta, int split_k, int split_idx)
-        : cta(cta), split_k(split_k), split_idx(split_idx), kept(C::WARPS / split_k) {}
+        : cta(cta), split_k(split_k), split_idx(split_idx) {}
 
-    __device__ __forceinline__ int keeper() const { return threadIdx.x / 32 / kept; } /* of this warp's sums */
+    /* Warps that a CTA keeps, and the CTA that keeps the sums of this one. split_k is a power of two. */
+    __device__ __forceinline__ int kept() const { return C::WARPS >> (__ffs(split_k) - 1); }
+    __device__ __forceinline__ int keeper() const { return threadIdx.x / 32 * split_k / C::WARPS; }
     __device__ __forceinline__ bool keeps() const { return keeper() == split_idx; }
 
     /* The offset of a sender's sums of this warp and lane. */
     __device__ __forceinline__ uint32_t from(int sender) const {
         const int place = sender < keeper() ? sender : sender - 1;
-        return (place * kept + threadIdx.x / 32 % kept) * TILE_BYTES + threadIdx.x % 32 * 16;
+        return (place * kept() + (threadIdx.x / 32 & (kept() - 1))) * TILE_BYTES + threadIdx.x % 32 * 16;
     }
 
     /* One thread, before the cluster barrier. */
     __device__ __forceinline__ void expect() const {
-        mbarrier_arrive_expect_tx(cta.partials_full(), (split_k - 1) * kept * TILE_BYTES);
+        mbarrier_arrive_expect_tx(cta.partials_full(), (split_k - 1) * kept() * TILE_BYTES);
     }
 
     __device__ __forceinline__ void send(const accumulators<C> &acc) const {

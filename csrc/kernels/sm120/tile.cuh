@@ -82,9 +82,8 @@ template <class C, int ROWS> struct operand_loader {
 
     /* 128-row blocks of scales that the tile has and the operand too. */
     __device__ __forceinline__ int scale_blocks(int32_t row) const {
-        return ROWS > SM120_ATOM_ROWS
-                   ? min(ROWS / SM120_ATOM_ROWS, (o.rows - row + SM120_ATOM_ROWS - 1) / SM120_ATOM_ROWS)
-                   : 1;
+        static_assert(ROWS <= 2 * SM120_ATOM_ROWS, "one or two");
+        return ROWS > SM120_ATOM_ROWS && o.rows - row > SM120_ATOM_ROWS ? 2 : 1;
     }
     __device__ __forceinline__ void values_by_tma(uint32_t stage, uint32_t full, int32_t row, int32_t l,
                                                   int32_t k) const {
