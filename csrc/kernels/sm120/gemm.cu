@@ -14,8 +14,9 @@
  * Without split-K a CTA an SM takes tile after tile, and the producer fills the stages during the epilogue. With it the
  * CTAs of a cluster share a tile. They use the cluster for that sum alone: these chips have no multicast.
  *
- * Shared memory of a CTA in KiB: 128x8 88, 128x16 96, 128x32 80, 128x64 92, 128x128 98, 256x128 89. */
+ * Shared memory of a CTA in KiB: 128x8 89, 128x16 97, 128x32 81, 128x64 93, 128x128 99, 256x128 90. */
 #include "kernels/common/cluster.cuh"
+#include "kernels/common/placement.cuh"
 #include "kernels/common/wgmma.cuh"
 #include "kernels/sm120/store.cuh"
 
@@ -24,7 +25,7 @@ enum { PRODUCER_REGISTERS = 72, MULTIPLY_REGISTERS = 216 };
 
 /* Where tile `index` is. Parts of K are PART_STAGES stages; K may end before the last one does. */
 template <class C>
-__device__ __forceinline__ tile_place place_of(const sm120_schedule &s, int64_t k, uint32_t index, int split_idx) {
+__device__ __forceinline__ tile_coord locate(const sm120_schedule &s, int64_t k, uint32_t index, int split_idx) {
     const uint32_t in_batch = s.tiles_mma_m * s.tiles_mma_n, l = index / in_batch, rest = index - l * in_batch;
     const uint32_t in_group = s.group_m * s.tiles_mma_n, group = rest / in_group, at = rest - group * in_group;
     const uint32_t first = group * s.group_m, rows = min((uint32_t)s.group_m, s.tiles_mma_m - first);
@@ -72,7 +73,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 
     int32_t preloaded = 0;
     if (warp == C::PRODUCER_WARP && s.constant_operand && elect_one()) { /* each CTA has a tile */
-        const tile_place tile = place_of<C>(s, p.k, first_tile(s), split_idx);
+        const tile_coord tile = locate<C>(s, p.k, first_tile(s), split_idx);
         for (; preloaded < min(C::STAGES, tile.k_end - tile.k_begin); preloaded++) {
             producer.expect(tile, tile.k_begin + preloaded, preloaded);
             producer.load(tile, tile.k_begin + preloaded, preloaded, s.constant_operand == SM120_CONSTANT_MMA_A,
@@ -87,7 +88,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
         if constexpr (C::MOVES_REGISTERS) setmaxnreg_dec<PRODUCER_REGISTERS>();
         const bool loads = warp == C::PRODUCER_WARP && (!s.scales_by_tma || elect_one()); /* who has preloaded */
         for (uint32_t index = first_tile(s); loads && index < (uint32_t)s.tiles; index += step) {
-            const tile_place tile = place_of<C>(s, p.k, index, split_idx);
+            const tile_coord tile = locate<C>(s, p.k, index, split_idx);
             if (s.scales_by_tma)
                 producer.run_one(tile, s.constant_operand, preloaded);
             else
@@ -103,7 +104,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     if constexpr (C::MOVES_REGISTERS) setmaxnreg_inc<MULTIPLY_REGISTERS>();
     tile_consumer<C> consumer(cta, p.k);
     for (uint32_t index = first_tile(s); index < (uint32_t)s.tiles; index += step) {
-        const tile_place tile = place_of<C>(s, p.k, index, split_idx);
+        const tile_coord tile = locate<C>(s, p.k, index, split_idx);
         accumulators<C> acc = {};
         consumer.run(tile, acc);
         if (s.split_k > 1) { /* the grid has a cluster for each tile */
@@ -122,6 +123,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
 #define KERNEL(id, ...)                                                                                                \
     extern "C" __global__ void __launch_bounds__(config<__VA_ARGS__>::THREADS, 1)                                      \
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm120_schedule s) {                 \
+        RECORD_CTA();                                                                                                  \
         gemm<config<__VA_ARGS__>>(p, s);                                                                               \
     }
 SM120_GEMM_CONFIGS(KERNEL)

@@ -117,7 +117,7 @@ template <class C> struct turning_block {
  * the block's accumulators. */
 template <class C>
 __device__ __forceinline__ void store_warp(const gemm_problem &p, const cta_memory<C> &cta, bool swap_ab,
-                                           const tile_place &tile, const accumulators<C> &acc) {
+                                           const tile_coord &tile, const accumulators<C> &acc) {
     using block = turning_block<C>;
     const block turned(cta, swap_ab);
     const int warp = threadIdx.x / 32;

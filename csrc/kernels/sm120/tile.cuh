@@ -55,7 +55,7 @@ template <int MMA_TILE_M_, int MMA_TILE_N_, int STAGE_K_, int STAGES_, int WARPS
 template <class C> using accumulators = float[C::MMAS_M][C::MMAS_N][4];
 
 /* A tile: its first row of mma_a and of mma_b, its batch, and the stages along K. */
-struct tile_place {
+struct tile_coord {
     int32_t mma_m, mma_n, l, k_begin, k_end;
 };
 
@@ -163,14 +163,14 @@ template <class C> struct tile_producer {
         : mma_a{a, 0, C::MMA_SFA_OFFSET}, mma_b{b, C::MMA_B_OFFSET, C::MMA_SFB_OFFSET}, form(form), cta(cta) {}
 
     /* One thread: announces a stage's bytes. A box counts whole, rows out of bounds too. */
-    __device__ __forceinline__ void expect(const tile_place &tile, int32_t k, uint32_t index) const {
+    __device__ __forceinline__ void expect(const tile_coord &tile, int32_t k, uint32_t index) const {
         const int scale_blocks = mma_a.scale_blocks(tile.mma_m) + 1;
         mbarrier_arrive_expect_tx(cta.full(index),
                                   C::MMA_SFA_OFFSET + scale_blocks * blocks_of<C>(form.k, k) * SM120_ATOM_BYTES);
     }
 
     /* One thread. */
-    __device__ __forceinline__ void load(const tile_place &tile, int32_t k, uint32_t index, bool a, bool b) const {
+    __device__ __forceinline__ void load(const tile_coord &tile, int32_t k, uint32_t index, bool a, bool b) const {
         const uint32_t stage = cta.stage(index), full = cta.full(index);
         const int blocks = blocks_of<C>(form.k, k);
         if (a) mma_a.values_by_tma(stage, full, tile.mma_m, tile.l, k);
@@ -180,7 +180,7 @@ template <class C> struct tile_producer {
     }
 
     /* One thread. The first `preloaded` stages have the operand `constant` (SM120_CONSTANT_*) already. */
-    __device__ __forceinline__ void run_one(const tile_place &tile, int32_t constant, int32_t &preloaded) {
+    __device__ __forceinline__ void run_one(const tile_coord &tile, int32_t constant, int32_t &preloaded) {
 #pragma unroll 1
         for (int32_t k = tile.k_begin; k < tile.k_end; k++, state.advance()) {
             const bool both = preloaded == 0;
@@ -196,7 +196,7 @@ template <class C> struct tile_producer {
     }
 
     /* All lanes. */
-    __device__ __forceinline__ void run_lanes(const tile_place &tile) {
+    __device__ __forceinline__ void run_lanes(const tile_coord &tile) {
 #pragma unroll 1
         for (int32_t k = tile.k_begin; k < tile.k_end; k++, state.advance()) {
             const uint32_t stage = cta.stage(state.index), full = cta.full(state.index);
@@ -256,7 +256,7 @@ template <class C> struct tile_consumer {
     }
 
     /* The tile's place in the atoms of mma_b. */
-    __device__ __forceinline__ void begin(const tile_place &tile) {
+    __device__ __forceinline__ void begin(const tile_coord &tile) {
         const int lane = threadIdx.x % 32, groups = C::MMAS_N < 4 ? C::MMAS_N : 4;
         const int at =
             tile.mma_n % SM120_ATOM_ROWS + threadIdx.x / 32 % C::WARPS_N * C::WARP_N + lane % 4 % groups * 8 + lane / 4;
@@ -304,7 +304,7 @@ template <class C> struct tile_consumer {
     }
 
     /* Adds the tile's products to acc, from the lowest K on. */
-    __device__ __forceinline__ void run(const tile_place &tile, accumulators<C> &acc) {
+    __device__ __forceinline__ void run(const tile_coord &tile, accumulators<C> &acc) {
         begin(tile);
 #pragma unroll 1
         for (int32_t i = tile.k_begin; i < tile.k_end; i++, state.advance()) {
