@@ -216,12 +216,12 @@ typedef struct nvfp4_plan {
     const char *name;   /* of the kernel */
     const char *reason; /* why this one */
     int32_t tile_m, tile_n, tile_k, stages;
-    int32_t swap_ab;  /* sm90, sm100, sm120: B is the A operand of the mma, the one with 64 rows or more; of
-                       * sm90_gemv_*: B is the operand with few rows */
-    int32_t split_k;  /* CTAs (sm100: or pairs of CTAs) that share each output tile along K; 1 for sm90_gemv and
-                       * sm90_prefill,  which split K by rules of their own */
-    int64_t grid;     /* CTAs of the GEMM kernel; 0 on the CPU */
-    size_t workspace; /* bytes of device memory the call needs */
+    int32_t swap_ab;         /* sm90, sm100, sm120: B is the A operand of the mma, the one with 64 rows or more; of
+                              * sm90_gemv_*: B is the operand with few rows */
+    int32_t split_k;         /* CTAs (sm100: or pairs of CTAs) that share each output tile along K; 1 for sm90_gemv and
+                              * sm90_prefill,  which split K by rules of their own */
+    int64_t grid;            /* CTAs of the GEMM kernel; 0 on the CPU */
+    size_t workspace;        /* bytes of device memory the call needs */
     int32_t prefetch_stages; /* sm100: stages of K that each CTA prefetches into L2 before the call may read */
     int32_t ctas_per_sm;     /* sm100: of consecutive calls, that an SM has room for, 1 or 2; 0 elsewhere */
     int32_t candidates;      /* on a GPU: how many plans there are for this product (nvfp4_set_candidate) */

@@ -17,6 +17,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
             ("kernels/sm120/*.cu", "kernels/sm120/*.cuh"),
             (
                 ("kernels/sm120/test_sm120_gemm.py",),
+                ("kernels/test_dependent_launch.py",),
                 named,
                 suites.one_of_each_kind("sm120"),
                 suites.on("sm_120", "api/test_gemm_bounds.py", "-k", "sm120"),
