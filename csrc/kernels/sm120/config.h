@@ -42,7 +42,7 @@
     ((mma_tile_m) * (mma_tile_n) >= 64 * 64 * SM120_WARPS(warps_m, warps_n))
 #define SM120_THREADS(mma_tile_m, mma_tile_n, warps_m, warps_n)                                                        \
     (32 * (SM120_WARPS(warps_m, warps_n) + (SM120_LARGE_WARP_TILE(mma_tile_m, mma_tile_n, warps_m, warps_n) ? 4 : 1)))
-/* Behind the stages: what each warp turns from mma fragments to rows at a time, 16 x 16 fp32 sums or 16 x 8. */
+/* Behind the stages: each warp's epilogue staging buffer, 16 x 16 fp32 sums or 16 x 8. */
 #define SM120_BLOCK_COLUMNS(mma_tile_n, warps_n) ((mma_tile_n) / (warps_n) < 16 ? (mma_tile_n) / (warps_n) : 16)
 #define SM120_STAGING_BYTES(mma_tile_n, warps_m, warps_n)                                                              \
     (SM120_WARPS(warps_m, warps_n) * 16 * SM120_BLOCK_COLUMNS(mma_tile_n, warps_n) * 4)

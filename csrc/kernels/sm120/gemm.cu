@@ -46,7 +46,7 @@ __device__ __forceinline__ uint32_t first_tile(const sm120_schedule &s) {
 __device__ __forceinline__ operand_form form_of(const gemm_problem &p, const sm120_schedule &s) {
     const uint64_t bits = (uint64_t)s.mma_a.scale | (uint64_t)s.mma_b.scale | s.mma_a.scale_pitch |
                           s.mma_b.scale_pitch | s.mma_a.scale_batch | s.mma_b.scale_batch;
-    return {p.k, p.scale_layout == NVFP4_LINEAR, bits % 4 == 0, s.scales_by_tma != 0, s.values_by_tma != 0};
+    return {p.k, p.scale_layout == NVFP4_LINEAR, bits % 4 == 0, s.values_by_tma != 0};
 }
 
 template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, const sm120_schedule &s) {

@@ -4,8 +4,8 @@
  *             the warps [r * WARPS / split_k, (r + 1) * WARPS / split_k) and gets their sums from the same warps of
  *             the others by st.async, [sender, without the receiver][warp][mma][lane] 16 bytes, in place of the stages.
  *             It adds in the order of K, its own part in its place: the order does not depend on the tile.
- *   epilogue  A warp turns 16 x 16 sums at a time from mma fragments to rows of the output, in shared memory of its
- *             own, and stores 4 columns a lane. */
+ *   epilogue  A warp brings 16 x 16 sums at a time from mma fragments into rows of the output, in a staging buffer of
+ *             its own, and stores 4 columns a lane. */
 #ifndef NVFP4_SM120_STORE_CUH
 #define NVFP4_SM120_STORE_CUH
 
@@ -68,15 +68,15 @@ template <class C> struct split_sum {
     }
 };
 
-/* A warp's 16 x COLUMNS sums between fragments and rows: fp32, in rows of the output, whose chunks of 4 are XORed with
+/* A warp's epilogue staging buffer: 16 x COLUMNS sums, fp32, in rows of the output, whose chunks of 4 are XORed with
  * the row so that neither side has bank conflicts. */
-template <class C> struct turning_block {
+template <class C> struct staging_block {
     static constexpr int COLUMNS = SM120_BLOCK_COLUMNS(C::MMA_TILE_N, C::WARPS_N), MMAS = COLUMNS / 8;
     static constexpr int PER_ROW = C::MMAS_N / MMAS; /* blocks of 16 rows of mma_a */
     uint32_t base;                                   /* shared address of this warp's */
     bool swap_ab;                                    /* 1: 16 columns of COLUMNS rows of the output; else 16 rows */
 
-    __device__ __forceinline__ turning_block(const cta_memory<C> &cta, bool swap_ab)
+    __device__ __forceinline__ staging_block(const cta_memory<C> &cta, bool swap_ab)
         : base(cta.base + C::STAGING_OFFSET + threadIdx.x / 32 * 16 * COLUMNS * 4), swap_ab(swap_ab) {}
 
     __device__ __forceinline__ int chunks() const { return (swap_ab ? 16 : COLUMNS) / 4; } /* in a row */
@@ -118,11 +118,11 @@ template <class C> struct turning_block {
 template <class C>
 __device__ __forceinline__ void store_warp(const gemm_problem &p, const cta_memory<C> &cta, bool swap_ab,
                                            const tile_coord &tile, const accumulators<C> &acc) {
-    using block = turning_block<C>;
-    const block turned(cta, swap_ab);
+    using block = staging_block<C>;
+    const block staged(cta, swap_ab);
     const int warp = threadIdx.x / 32;
-    const int64_t mma_m = tile.mma_m + warp / C::WARPS_N * C::WARP_M;
-    const int64_t mma_n = tile.mma_n + warp % C::WARPS_N * C::WARP_N;
+    const int64_t mma_m = (int64_t)tile.mma_m + warp / C::WARPS_N * C::WARP_M;
+    const int64_t mma_n = (int64_t)tile.mma_n + warp % C::WARPS_N * C::WARP_N;
 #pragma unroll 1
     for (int i = 0; i < C::MMAS_M; i++)
 #pragma unroll 1
@@ -132,9 +132,9 @@ __device__ __forceinline__ void store_warp(const gemm_problem &p, const cta_memo
                 if (i == of_i)
 #pragma unroll
                     for (int of_j = 0; of_j < block::PER_ROW; of_j++)
-                        if (j == of_j) turned.write(acc[of_i], of_j * block::MMAS);
+                        if (j == of_j) staged.write(acc[of_i], of_j * block::MMAS);
             __syncwarp();
-            turned.store(p, tile.l, mma_m + i * 16, mma_n + j * block::COLUMNS);
+            staged.store(p, tile.l, mma_m + i * 16, mma_n + j * block::COLUMNS);
             __syncwarp();
         }
 }

@@ -1,5 +1,5 @@
 /* The main loop of a tile on sm_120: a producer warp fills a pipeline of stages, the other warps multiply. It takes the
- * tile's place and its operands; which tiles there are is the kernel's (gemm.cu).
+ * tile's coordinates and its operands; which tiles there are is the kernel's (gemm.cu).
  *
  * A stage (config.h) holds rows of mma_a and of mma_b in the 128-byte swizzle (stage_k = 256) or the 64-byte one (128):
  * the 16-byte chunk of a row is XORed with the row's place in the pattern, so that ldmatrix reads 8 rows without bank
@@ -148,7 +148,7 @@ template <class C, int ROWS> struct operand_loader {
 struct operand_form {
     int64_t k;
     bool linear, words; /* scales: their layout, and whether each word of them is aligned */
-    bool scales_by_tma, values_by_tma;
+    bool values_by_tma;
 };
 
 template <class C> struct tile_producer {
