@@ -69,7 +69,8 @@ typedef enum nvfp4_flags {
     NVFP4_BATCH_INVARIANT = 1,
     /* A promise: no kernel that may still run when the product starts writes b or scale_b. It is true of the weights of
      * a model. Such kernels are the one before the product on the stream, and all that this one does not wait for.
-     * sm90_gemm and sm100_gemm then load b early; other kernels ignore the flag. Bits of the result do not change. */
+     * sm90_gemm, sm100_gemm and sm120_gemm then load b early; other kernels ignore the flag. Bits of the result do not
+     * change. */
     NVFP4_CONSTANT_B = 2,
     /* C = alpha * (A . B) + beta * C + bias, for the gradient with respect to A: a is fp16 or bf16 [M, N] or [L, M, N],
      * b lies as for A . B^T, out and c are [M, K] or [L, M, K], bias has K elements and alpha one. N is any size; rows
@@ -221,12 +222,12 @@ typedef struct nvfp4_plan {
     const char *name;   /* of the kernel */
     const char *reason; /* why this one */
     int32_t tile_m, tile_n, tile_k, stages;
-    int32_t swap_ab;  /* sm90, sm100: B is the A operand of the mma, the one with 64 rows or more; of sm90_gemv_*: B is
-                       * the operand with few rows */
-    int32_t split_k;  /* CTAs (sm100: or pairs of CTAs) that share each output tile along K; 1 for sm90_gemv and
-                       * sm90_prefill,  which split K by rules of their own */
-    int64_t grid;     /* CTAs of the GEMM kernel; 0 on the CPU */
-    size_t workspace; /* bytes of device memory the call needs */
+    int32_t swap_ab;         /* sm90, sm100, sm120: B is the A operand of the mma, the one with 64 rows or more; of
+                              * sm90_gemv_*: B is the operand with few rows */
+    int32_t split_k;         /* CTAs (sm100: or pairs of CTAs) that share each output tile along K; 1 for sm90_gemv and
+                              * sm90_prefill,  which split K by rules of their own */
+    int64_t grid;            /* CTAs of the GEMM kernel; 0 on the CPU */
+    size_t workspace;        /* bytes of device memory the call needs */
     int32_t prefetch_stages; /* sm100: stages of K that each CTA prefetches into L2 before the call may read */
     int32_t ctas_per_sm;     /* sm100: of consecutive calls, that an SM has room for, 1 or 2; 0 elsewhere */
     int32_t candidates;      /* on a GPU: how many plans there are for this product (nvfp4_set_candidate) */
@@ -544,7 +545,7 @@ const char *nvfp4_cpu_kernel(void);
 const char *nvfp4_embedded_archs(void);
 
 const char *nvfp4_dtype_name(nvfp4_dtype dtype);       /* "float8_e4m3fn", ... */
-const char *nvfp4_backend_name(nvfp4_backend backend); /* "cpu", "sm80", "sm90", "sm100" */
+const char *nvfp4_backend_name(nvfp4_backend backend); /* "cpu", "sm80", "sm90", "sm100", "sm120" */
 
 #ifdef __cplusplus
 }

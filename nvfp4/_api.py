@@ -82,8 +82,8 @@ def gemm(
             of a contiguous tensor of any shape with L * ceil(rows/128) * ceil(K/64) * 512 bytes. Padding may hold
             anything.
             "linear" is [rows, K/16] or [L, rows, K/16].
-        backend (str, optional): the kernel family: "cpu", "sm80" (any GPU since Ampere), "sm90" (H100, H200) or "sm100"
-            (B200, B300, Thor). Default: None.
+        backend (str, optional): the kernel family: "cpu", "sm80" (any GPU since Ampere), "sm90" (H100, H200), "sm100"
+            (B200, B300, Thor) or "sm120" (RTX 50, RTX PRO 6000, GB10). Default: None.
             None chooses by rule; `info(m, n, k)` shows the plan and the reason.
         batch_invariant (bool, optional): makes the bits of a row of the result independent of M and of the row's place.
             Default: False.
@@ -92,8 +92,8 @@ def gemm(
             The call is slower, most of all with few rows.
         constant_b (bool, optional): a promise that no kernel still running writes b or scale_b. Default: False.
             A kernel that may run when this call starts counts. The promise is true of a layer's weights.
-            `sm90_gemm_*` and `sm100_gemm_*` then load the first weights while the kernel just before this call on the
-            stream still runs. That kernel may write everything else.
+            `sm90_gemm_*`, `sm100_gemm_*` and `sm120_gemm_*` then load the first weights while the kernel just before this
+            call on the stream still runs. That kernel may write everything else.
             A broken promise is undefined behaviour: nothing detects it, and the result may be wrong.
             A kernel that lets its successor start early, by `griddepcontrol`, counts together with the kernels that it
             does not wait for itself. nvfp4's kernels wait for all earlier ones first.

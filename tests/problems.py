@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from bounds import Bounded, roundings
-from family_table import ON_GPU, device_of, families_of
+from family_table import ON_GPU, device_of, families_of, takes
 from guarded import Memory
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ import nvfp4
 from nvfp4 import _C, reference
 
 Draw = Callable[[st.SearchStrategy], Any]
-FAMILIES = {device: families_of(device) for device in [*map(device_of, ON_GPU), "sm_120"]}  # of emulated GPUs
+FAMILIES = {device: families_of(device) for device in map(device_of, ON_GPU)}  # of emulated GPUs
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -215,7 +215,8 @@ def gemms(draw: Draw, target: str, volume: float) -> Gemm:
         bias = c = None
 
     backend = one_of(draw, *backends(target))
-    a = one_of(draw, "nvfp4", "nvfp4", "float16", "bfloat16") if backend != "sm100" else "nvfp4"
+    both = backend is None or takes(backend, "float16")
+    a = one_of(draw, "nvfp4", "nvfp4", "float16", "bfloat16") if both else "nvfp4"
     if a != "nvfp4" and backend == "sm90":  # of which sm90 takes what TMA reaches
         layout, k = "128x4", up(k, 32)
     transpose_b = a == "nvfp4" or one_of(draw, True, False)

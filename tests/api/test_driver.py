@@ -539,9 +539,9 @@ def test_without_code_for_the_device_another_family_runs(fake_driver: Path, tmp_
     assert "load the GPU code" in said
 
 
-def maps_and_launch(code: str, library: Path, log: Path) -> tuple[list[list[str]], list[str]]:
-    *maps, launch = launches(code, library, log, FAKE_CC="100")
-    assert all(row[0] == "map" for row in maps) and launch[0].startswith("nvfp4_sm100_gemm_")
+def maps_and_launch(code: str, library: Path, log: Path, cc: str = "100") -> tuple[list[list[str]], list[str]]:
+    *maps, launch = launches(code, library, log, FAKE_CC=cc)
+    assert all(row[0] == "map" for row in maps) and launch[0].startswith(f"nvfp4_sm{cc}_gemm_")
     return maps, launch
 
 
@@ -632,6 +632,36 @@ def test_cp_async_kernels_of_sm100_need_no_tensor_map(fake_driver: Path, tmp_pat
     ]:
         maps, launch = maps_and_launch(code, fake_driver, tmp_path / name)
         assert len(maps) == count and ("cp_async" in launch[0]) == (name != "no K"), name
+
+
+def test_tensor_maps_of_sm120(fake_driver: Path, tmp_path: Path) -> None:
+    """Values of both operands, in the swizzle as wide as a row of a stage; none where threads load them."""
+    for m, kernel in ((16, "128x16"), (2304, "256x128")):
+        code = f"call({m}, 7168, 16384, backend='sm120')"
+        maps, (name, _, _, _, _, cluster, programmatic) = maps_and_launch(code, fake_driver, tmp_path / kernel, "120")
+        asked = f"nvfp4.info({m}, 7168, 16384, device=0, backend='sm120')['plan']"
+        plan = json.loads(run(f"import json; print(json.dumps({asked}))", fake_driver, FAKE_CC="120"))
+        assert name == plan["kernel"] == f"nvfp4_sm120_gemm_{kernel}"
+        assert (int(cluster), programmatic) == (plan["split_k"], "1")
+        of_tiles, box = kernel.split("x"), str(plan["tile_k"] // 2)
+        sizes = (7168, m) if plan["swap_ab"] else (m, 7168)
+        assert maps == [
+            ["map", "8", "3", f"8192,{size},1", "8192,16", f"{box},{of_tile},1", box]
+            for size, of_tile in zip(sizes, of_tiles)
+        ]
+    for name, k, count in (("tail", 80, 0), ("scale tail", 96, 2), ("no K", 0, 0)):
+        code = f"call(5, 300, {k}, backend='sm120')"
+        assert len(maps_and_launch(code, fake_driver, tmp_path / name, "120")[0]) == count, name
+
+
+def test_errors_of_sm120(fake_driver: Path) -> None:
+    said = run("call(16, 16, 64, backend='sm120')", fake_driver, FAKE_CC="100")
+    assert all(word in said for word in ["backend: is sm120", "12.0", "RTX 50", "Fake GPU 0", "10.0", "sm80"]), said
+    code = "nvfp4.info(16, 64, 64, device=0, backend='sm120', a_dtype='float16')"
+    assert run(code, fake_driver, FAKE_CC="120") == (
+        "a: dtype is float16, which the sm120 kernels do not take; must be uint8 or float4_e2m1fn_x2, or the backend "
+        "sm80"
+    )
 
 
 def test_errors_of_sm90(fake_driver: Path) -> None:

@@ -3,7 +3,7 @@ griddepcontrol.wait. The grid before writes one operand late, or reads and overw
 (harness/predecessor.py). With constant_b, B is loaded ahead of the wait, and nothing else is. Kernels for every GPU
 wait ahead of everything (test_dependent_sass.py), and those that quantize have no dependent launch.
 
-SM90_SEEDS and SM100_SEEDS are the number of timings of each case (1).
+SM90_SEEDS, SM100_SEEDS and SM120_SEEDS are the number of timings of each case (1).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sm90.gemv
 import sm90.prefill
 import sm90.skinny
 import sm100.gemm
+import sm120.gemm
 from emulate import Emulator
 from harness.headers import Config
 from harness.launch import Generator, Product, chain, check_chain, load, timing
@@ -63,16 +64,18 @@ def kinds() -> dict[str, list[Config]]:
         "sm100_gemm": [config for config in sm100_gemm if not config.cp_async and config.cta_group == 1],
         "sm100_gemm pairs": [config for config in sm100_gemm if config.cta_group == 2],
         "sm100_gemm cp_async": [config for config in sm100_gemm if config.cp_async],
+        "sm120_gemm": list(sm120.gemm.CONFIGS.values()),
+        "sm120_gemm cp_async": list(sm120.gemm.CONFIGS.values()),
     }
 
 
 KINDS = kinds()
 WITH_PRE_PASS = [PRE_PASS, STREAMK, *sm90.prefill.CONFIGS]
-WITH_CONSTANT_B = ["sm90_gemm", PRE_PASS, STREAMK, "sm100_gemm", "sm100_gemm pairs"]
+WITH_CONSTANT_B = ["sm90_gemm", PRE_PASS, STREAMK, "sm100_gemm", "sm100_gemm pairs", "sm120_gemm"]
 
 
 def seeds(kind: str, random: Generator) -> list[int]:
-    count = int(os.environ.get("SM100_SEEDS" if kind.startswith("sm100") else "SM90_SEEDS", 1))
+    count = int(os.environ.get(f"{kind.split('_')[0].upper()}_SEEDS", 1))
     return [timing(random, case) for case in range(count)]
 
 
@@ -104,20 +107,23 @@ def form_of(
             lambda: sm90.skinny.Product(emulator, random, 8 * config.a_units, n, k, out_type=out_type),
             lambda product, _: product.launch(module, config, sms=9, wait=False),
         )
-    if kind.startswith("sm100"):
-        split = 1 if empty else int(random.choice(sm100.gemm.splits(config)[:2]))
+    if kind.startswith(("sm100", "sm120")):
+        own = sm100.gemm if kind.startswith("sm100") else sm120.gemm
+        split = 1 if empty else int(random.choice(own.splits(config)[:2]))
         k = 0 if empty else 256 * split + 64 * int(random.integers(4))
-        mma_n, linear = config.mma_tile_n * config.multicast, bool(config.cp_async)
-        size = sizes(sm100.gemm.mma_tile_m(config), mma_n)
+        tile = (config.mma_tile_m, config.mma_tile_n)
+        if own is sm100.gemm:
+            tile = (sm100.gemm.mma_tile_m(config), config.mma_tile_n * config.multicast)
+        size, linear = sizes(*tile), kind.endswith("cp_async")
 
-        def make_sm100() -> Product:
-            product = sm100.gemm.Product(emulator, random, *size, k, out_type=out_type, linear=linear)
+        def make_blackwell() -> Product:
+            product = own.Product(emulator, random, *size, k, out_type=out_type, linear=linear)
             product.constant_b = constant_b
             return product
 
         return Form(
             emulator,
-            make_sm100,
+            make_blackwell,
             lambda product, _: product.launch(module, config, swap_ab, split, wait=False),
         )
     dequant, mma_b = emulator.load(dequant_ptx()), 0 if swap_ab else 1

@@ -63,7 +63,7 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> OnGpu | OnEmulated:
     if not gpu() and not is_emulated():
         pytest.skip(NO_GPU)
     if compute_capability() // 10 != 9:
-        pytest.skip("the kernels of sm80 have no dependent launch; those of sm100 have no GPU here")
+        pytest.skip("the kernels of sm80 have no dependent launch; those of sm100 and sm120 have no GPU here")
     if is_emulated():
         return OnEmulated()
     library = tmp_path_factory.mktemp("late") / "late_copy.so"

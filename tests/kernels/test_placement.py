@@ -29,7 +29,7 @@ from nvfp4.cli import machine, show
 
 needs_nvcc = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 INCLUDE, HOOK = '#include "kernels/common/placement.cuh"\n', re.compile(r"^ *RECORD_CTA\(\); *\\\n", re.M)
-HOOKED = ("sm100/gemm.cu", "sm90/gemm.cu", "sm90/gemv.cu", "sm90/prefill.cu")
+HOOKED = ("sm100/gemm.cu", "sm120/gemm.cu", "sm90/gemm.cu", "sm90/gemv.cu", "sm90/prefill.cu")
 
 
 # --- without the flag -----------------------------------------------------------------------------------------------
@@ -194,4 +194,4 @@ def test_what_the_command_rejects(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         assert "needs a debug build" in said() and "NVFP4_DUMP=1 pip" in said()
     assert "there is no folder" in said("--csv", "/nowhere/p.csv")
     monkeypatch.setattr(_C, "placement", lambda *_: None, raising=False)
-    assert "(cpu); only sm90 and sm100 kernels record it" in said("--shapes", "4x16x64")
+    assert "(cpu); only sm90, sm100 and sm120 kernels record it" in said("--shapes", "4x16x64")

@@ -263,7 +263,7 @@ def missing(text: str, folder: Path) -> tuple[list[str], int]:
     bases = [folder, *folder.parents]
     absent, checked = [], 0
     for word in (word.strip("();:,") for word in in_code(text)):
-        if word in NOT_OURS or "sm120" in word.lower() or "NAME" in word or "..." in word:
+        if word in NOT_OURS or "sm130" in word.lower() or "NAME" in word or "..." in word:
             continue
         if re.fullmatch(r"[\w./-]+\.(cu?|cuh|h|cpp|py|pyi|md|csv|yml|toml)", word):
             exists = word in names or any(base / word in found or (ROOT / base / word).is_file() for base in bases)

@@ -1,6 +1,6 @@
 """Print on which SM and when each CTA of back-to-back calls ran.
 
-A build with NVFP4_DUMP=1 records %smid, %globaltimer and %clock64 in each CTA of the sm90 and sm100 GEMM kernels
+A build with NVFP4_DUMP=1 records %smid, %globaltimer and %clock64 in each CTA of the GEMM kernels of sm90 and later
 (csrc/kernels/common/placement.h). This program makes the calls, decodes the record, and prints, writes and draws it.
 """
 
@@ -110,7 +110,8 @@ def record(args: argparse.Namespace, target: machine.Target, shapes: Sequence[Sh
         plan = info(shape.m, shape.n, shape.k, device=target.device, backend=target.backend)["plan"]
         if plan["backend"] not in FAMILIES:
             raise show.CommandError(
-                f"{shape} runs on {plan['kernel']} ({plan['backend']}); only {' and '.join(FAMILIES)} kernels record it"
+                f"{shape} runs on {plan['kernel']} ({plan['backend']}); only {', '.join(FAMILIES[:-1])} and "
+                f"{FAMILIES[-1]} kernels record it"
             )
         found = measure(shape, target, args.repeat, plan["grid"])
         report(found, f"{shape} by {plan['kernel']} on {machine.describe(target.device)}")

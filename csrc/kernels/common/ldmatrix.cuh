@@ -13,4 +13,20 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t from, uint32_t (&v)[4
                  : "memory");
 }
 
+/* Four matrices as they lie: lane 4g + t gets of each matrix the two values 2t and 2t + 1 of row g, 4 bytes. */
+__device__ __forceinline__ void ldmatrix_x4(uint32_t from, uint32_t (&v)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+/* Two; lanes 16 to 31 give no address. */
+__device__ __forceinline__ void ldmatrix_x2(uint32_t from, uint32_t &v0, uint32_t &v1) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(v0), "=r"(v1)
+                 : "r"(from)
+                 : "memory");
+}
+
 #endif

@@ -1,0 +1,55 @@
+/* The modelled times of the sm120 and sm80 kernels, for sm120_model.py, which compiles it. Reads lines "GPU M N K", GPU
+ * an index of gpus[], and prints for each the single-call times and the kernels that the two families rank first.
+ * Nothing was measured on these GPUs. */
+#include <stdio.h>
+
+#include "kernels/sm120/plan.h"
+#include "kernels/sm80/plan.h"
+
+extern const gemm_family sm120_family, sm80_family;
+
+static const device_props gpus[] = {
+    {.compute_capability = 120,
+     .sm_count = 170,
+     .shared_per_block = 99 << 10,
+     .shared_per_sm = 100 << 10,
+     .clock_mhz = 2407,
+     .memory_gb_s = 1792,
+     .l2_bytes = 96 << 20},
+    {.compute_capability = 120,
+     .sm_count = 188,
+     .shared_per_block = 99 << 10,
+     .shared_per_sm = 100 << 10,
+     .clock_mhz = 2617,
+     .memory_gb_s = 1792,
+     .l2_bytes = 128 << 20},
+    {.compute_capability = 121,
+     .sm_count = 48,
+     .shared_per_block = 99 << 10,
+     .shared_per_sm = 100 << 10,
+     .clock_mhz = 2540,
+     .memory_gb_s = 273,
+     .l2_bytes = 24 << 20},
+};
+
+static gemm_candidate first_of(const gemm_family *family, const device_props *props, const gemm_traits *traits) {
+    static gemm_candidate all[FAMILY_MAX_CANDIDATES];
+    const int32_t count = family->planners[OP_GEMM]->candidates(props, traits, all);
+    gemm_candidate first = all[0];
+    for (int32_t i = 1; i < count; i++)
+        if (candidate_precedes(&all[i], &first)) first = all[i];
+    return first;
+}
+
+int main(void) {
+    long long m, n, k;
+    int gpu;
+    while (scanf("%d %lld %lld %lld", &gpu, &m, &n, &k) == 4) {
+        const gemm_traits traits = {
+            .m = m, .n = n, .k = k, .l = 1, .output_bytes = 2, .tma_values = 1, .a_type = VALUES_E2M1};
+        const gemm_candidate own = first_of(&sm120_family, &gpus[gpu], &traits);
+        const gemm_candidate portable = first_of(&sm80_family, &gpus[gpu], &traits);
+        printf("%.17g %s %.17g %s\n", own.single_us, own.name, portable.single_us, portable.name);
+    }
+    return 0;
+}

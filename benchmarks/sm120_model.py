@@ -1,0 +1,102 @@
+"""Writes the tables of modelled times of the sm120 kernels into benchmarks/README.md, from csrc/'s own planners.
+
+    python benchmarks/sm120_model.py [--check]
+
+Nothing in them was measured by this project. --check: fails if the page has others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CSRC = HERE.parent / "csrc"
+PAGE = HERE / "README.md"
+BEGIN, END = "<!-- sm120_model.py -->\n", "<!-- end -->\n"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    gb_s: float
+    tflop_s: float  # FP4, dense, at boost
+
+
+GPUS = (Gpu("RTX 5090", 1792, 1676), Gpu("RTX PRO 6000", 1792, 2015), Gpu("GB10", 273, 500))
+ROWS = (1, 4, 16, 64, 128, 2304)
+SHAPES = ((7168, 16384), (4096, 7168), (7168, 2048))
+# By others: GPU, M, N, K, us, of which kernel.
+PUBLISHED = (
+    (0, 1, 8192, 2048, 10.6, "b12x"),
+    (0, 1, 7168, 5120, 19.6, "b12x"),
+    (0, 1, 8192, 7168, 26.9, "b12x"),
+    (0, 64, 7168, 5120, 23.3, "b12x"),
+    (0, 1024, 7168, 4608, 69.7, "b12x"),
+    (1, 8192, 8192, 8192, 2 * 8192**3 / 1426e6, "gn-kernels, 600 W"),
+    (2, 1, 5120, 2048, 57.0, "CUTLASS"),
+    (2, 1, 4608, 7168, 147.0, "CUTLASS"),
+    (2, 64, 7168, 5120, 162.0, "CUTLASS"),
+)
+
+
+def floor_us(gpu: Gpu, m: int, n: int, k: int) -> float:
+    """What memory and tensor cores need at their peaks: values, scales and a C of 16 bits, once each."""
+    moved = (m + n) * k * (1 / 2 + 1 / 16) + 2 * m * n
+    return max(moved / gpu.gb_s * 1e-3, 2 * m * n * k / gpu.tflop_s * 1e-6)
+
+
+def modelled(cases: list[tuple[int, int, int, int]]) -> list[tuple[float, str, float, str]]:
+    """For (GPU, M, N, K) the single-call times of sm120 and sm80, and their kernels."""
+    sources = [HERE / "sm120_model.c", CSRC / "kernels/sm120/plan.c", CSRC / "common/error.c"]
+    sources += sorted((CSRC / "kernels/sm80").glob("*.c"))
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "model")
+        subprocess.run(["gcc", "-std=gnu11", "-O1", f"-I{CSRC}", "-o", made, *sources, "-lm"], check=True)
+        asked = "".join(" ".join(map(str, case)) + "\n" for case in cases)
+        done = subprocess.run([made], input=asked, capture_output=True, text=True, check=True)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    return [(float(own), kernel, float(portable), other) for own, kernel, portable, other in lines]
+
+
+def tables() -> str:
+    cases = [(i, m, n, k) for n, k in SHAPES for i in range(len(GPUS)) for m in ROWS]
+    found = iter(modelled(cases))
+    lines = ["| N x K | GPU | " + " | ".join(f"M = {m}" for m in ROWS) + " |", "|:--|:--|" + "--:|" * len(ROWS)]
+    for n, k in SHAPES:
+        for gpu in GPUS:
+            cells = [f"{next(found)[0]:.1f} ({floor_us(gpu, m, n, k):.1f})" for m in ROWS]
+            lines.append(f"| {n} x {k} | {gpu.name} | {' | '.join(cells)} |")
+    lines += ["", "| M x N x K | GPU | published | sm120, modelled | sm80, modelled | floor |"]
+    lines += ["|:--|:--|:--|--:|--:|--:|"]
+    for row, (own, _, portable, _) in zip(PUBLISHED, modelled([row[:4] for row in PUBLISHED])):
+        i, m, n, k, us, kernel = row
+        floor = floor_us(GPUS[i], m, n, k)
+        lines.append(
+            f"| {m}x{n}x{k} | {GPUS[i].name} | {us:.1f} ({kernel}) | {own:.1f} | {portable:.1f} | {floor:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    after = rest.split(END, 1)[1]
+    made = before + BEGIN + tables() + END + after
+    if check and made != text:
+        print(f"{PAGE}: the tables are not what the model says: python benchmarks/sm120_model.py", file=sys.stderr)
+        return 1
+    if not check:
+        PAGE.write_text(made, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
