@@ -17,7 +17,7 @@ enum {
     FAMILY_MAX_CANDIDATES = 256,
     PLAN_MAX_STEPS = 2,
     PLAN_MAX_PARAMS = 2, /* of a kernel */
-    PLAN_MAX_TENSOR_MAPS = 4,
+    PLAN_MAX_TENSOR_MAPS = 5,
     PLAN_PARAM_BYTES = 1152,
     PLAN_TILING_BYTES = 72,
 };

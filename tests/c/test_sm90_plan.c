@@ -34,28 +34,28 @@ static const struct {
 };
 
 static const struct {
-    int a_units, b_units, warps, stages;
-} skinny_configs[] = {
-#define X(id, a_units, b_units, warps, stages) {a_units, b_units, warps, stages},
-    SM90_SKINNY_CONFIGS(X)
+    int a_units, a, stages, a_stages;
+} units_configs[] = {
+#define X(id, ...) {__VA_ARGS__},
+    SM90_UNITS_CONFIGS(X)
 #undef X
 };
 
-typedef enum kind { GEMM, GEMV, PREFILL, SKINNY, NN } kind;
+typedef enum kind { GEMM, GEMV, PREFILL, UNITS, NN } kind;
 
 /* Numbers of the kernels, which break ties: one kind behind the other. */
 enum {
     FIRST_GEMV = COUNT(configs),
     FIRST_PREFILL = FIRST_GEMV + COUNT(gemv_configs),
-    FIRST_SKINNY = FIRST_PREFILL + COUNT(prefill_configs),
-    FIRST_NN = FIRST_SKINNY + COUNT(skinny_configs),
+    FIRST_UNITS = FIRST_PREFILL + COUNT(prefill_configs),
+    FIRST_NN = FIRST_UNITS + COUNT(units_configs),
 };
 
 static kind kind_of(int32_t kernel) {
     return kernel < FIRST_GEMV      ? GEMM
            : kernel < FIRST_PREFILL ? GEMV
-           : kernel < FIRST_SKINNY  ? PREFILL
-           : kernel < FIRST_NN      ? SKINNY
+           : kernel < FIRST_UNITS   ? PREFILL
+           : kernel < FIRST_NN      ? UNITS
                                     : NN;
 }
 
@@ -65,7 +65,7 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
     static const size_t second[] = {[GEMM] = sizeof(sm90_schedule),
                                     [GEMV] = sizeof(sm90_gemv_schedule),
                                     [PREFILL] = sizeof(sm90_prefill_schedule),
-                                    [SKINNY] = sizeof(sm90_skinny_schedule),
+                                    [UNITS] = sizeof(sm90_units_schedule),
                                     [NN] = sizeof(sm90_nn_schedule)};
     if (kernel == KERNEL_SM90_DEQUANT) return index == 0 ? sizeof(sm90_dequant_schedule) : 0;
     return index == 0 ? sizeof(gemm_problem) : index == 1 ? second[kind_of(kernel)] : 0;
@@ -379,35 +379,60 @@ static void check_gemv(const gpu *g, const gemm_problem *p, const gemm_candidate
     expect(plan->tensor_maps == 0, "no tensor maps");
 }
 
-static void check_skinny(const gpu *g, const gemm_problem *p, const gemm_candidate *c, const launch_plan *plan,
-                         const launch_step *gemm) {
-    const sm90_skinny_schedule *s = param_of(plan, gemm, 1);
-    const int i = c->kernel - FIRST_SKINNY, a_units = skinny_configs[i].a_units, b_units = skinny_configs[i].b_units;
-    const int warps = skinny_configs[i].warps;
-    const int64_t rows = 8 * b_units;
-    expect(p->a_type == VALUES_E2M1 && p->scale_layout == NVFP4_128X4 && needs_tma(p) && p->k > 0,
-           "operands that TMA loads");
-    expect(c->swap_ab && p->m <= 8 * a_units && c->tile_m == 8 * a_units && c->tile_n == rows, "it holds all of A");
-    expect(s->ctas >= 1 && s->tiles == ceil_div(p->n, rows) && s->ctas <= s->tiles, "no CTA without a tile");
+static void check_units(const gpu *g, const gemm_problem *p, const gemm_candidate *c, const launch_plan *plan,
+                        const launch_step *gemm) {
+    const sm90_units_schedule *s = param_of(plan, gemm, 1);
+    const int i = c->kernel - FIRST_UNITS, a_units = units_configs[i].a_units, a = units_configs[i].a;
+    const int64_t full = p->n / 128 * 16, tail = p->n % 128, most = s->cta_units + (s->larger_ctas > 0);
+    const int64_t units = full + (tail == 0 ? 0 : tail >= 32 ? 16 : 2 * ceil_div(tail, 4));
+    const int32_t type = a == 0 ? VALUES_E2M1 : a == 1 ? NVFP4_FP16 : NVFP4_BF16;
+    expect(p->a_type == type && p->scale_layout == NVFP4_128X4 && needs_tma(p) && p->k > 0, "operands that TMA loads");
+    expect(c->swap_ab && p->m <= 8 * a_units && c->tile_m == 8 * a_units && c->tile_n == 16, "it holds all of A");
+    expect(s->full_units == full && s->cta_units >= 1 && s->larger_ctas >= 0 && s->larger_ctas < s->ctas &&
+               (int64_t)s->ctas * s->cta_units + s->larger_ctas == units,
+           "each unit has one CTA, and each CTA a unit");
     expect(c->grid == s->ctas * p->l && gemm->cluster == 0 && gemm->grid_y == 1, "its grid");
-    expect(s->steps == ceil_div(p->k, SM90_SKINNY_STEP_K), "steps cover K");
-    expect(s->tiles + (int64_t)s->ctas <= INT32_MAX / rows, "rows are counted in 32 bits");
-    const int32_t stages = SM90_SKINNY_STAGES_BYTES(a_units, b_units, warps, skinny_configs[i].stages);
-    const int32_t sums = SM90_SKINNY_SUMS_BYTES(a_units, b_units, warps);
-    expect(s->tiles == s->ctas ? s->sums_offset == 0 : s->sums_offset >= stages && s->sums_offset % 16 == 0,
-           "sums replace the stages where no tile follows");
-    expect(gemm->shared_bytes >= stages && gemm->shared_bytes >= s->sums_offset + sums &&
+    expect(s->ctas == units || s->ctas == max_int(1, g->props.sm_count / p->l), "a CTA an SM");
+    expect(s->steps == ceil_div(p->k, SM90_UNITS_STEP_K), "steps cover K");
+    expect(s->pass_pairs >= 1 && s->pass_pairs <= SM90_UNITS_PASS_PAIRS && s->pass_pairs <= ceil_div(most, 2),
+           "pairs of a pass");
+    const int32_t stages = SM90_UNITS_STAGES_BYTES(a_units, a, units_configs[i].stages, units_configs[i].a_stages);
+    expect(gemm->shared_bytes == stages + s->pass_pairs * SM90_UNITS_SUMS_BYTES(a_units) &&
                gemm->shared_bytes <= g->props.shared_per_block,
            "shared memory fits a CTA");
     expect(s->b_cache_policy == (p->l > 1 && p->b_batch == 0 ? s->b_cache_policy : 0x12F0000000000000),
            "B leaves L2 first if it is read once");
-    expect(c->workspace == 0 && plan->steps == 1 && plan->tensor_maps == 2, "no workspace, a tensor map each");
-    for (int j = 0; j < 2; j++) {
+    expect(s->early_b == p->constant_b, "a constant B is loaded early");
+    expect(c->workspace == 0 && plan->steps == 1, "no workspace");
+    expect(plan->tensor_maps == 2 * (full > 0) + (tail > 0) + 2, "a tensor map for each kind of load");
+    for (int32_t j = 0; j < plan->tensor_maps; j++) {
         const tensor_layout *t = &plan->tensor_map[j].layout;
-        expect(t->data == (j ? p->b : p->a) && t->swizzle == 128 && t->box[0] == SM90_SKINNY_STEP_K / 2 &&
-                   t->box[1] == (uint32_t)(j ? rows : p->m) && (int64_t)t->dims[0] == p->k / 2 &&
-                   (int64_t)t->dims[1] == (j ? p->n : p->m) && (int64_t)t->dims[2] == p->l,
-               "all is there");
+        const unsigned char *place = plan->params + plan->tensor_map[j].offset;
+        if (place == (const unsigned char *)&s->b_pairs || place == (const unsigned char *)&s->b_units) {
+            expect(t->data == p->b && t->rank == 4 && t->swizzle == 128 && (int64_t)t->dims[0] == p->k / 2 &&
+                       t->dims[1] == 32 && (int64_t)t->dims[2] * 32 == p->n / 128 * 128 &&
+                       (int64_t)t->dims[3] == p->l && (int64_t)t->strides[0] == p->b_pitch &&
+                       (int64_t)t->strides[1] == 32 * p->b_pitch,
+                   "whole blocks of B, by quarters");
+            expect(t->box[0] == SM90_UNITS_STEP_K / 2 && t->box[2] == 4 &&
+                       t->box[1] == (place == (const unsigned char *)&s->b_pairs ? 4 : 2),
+                   "a pair of units, or one");
+        } else if (place == (const unsigned char *)&s->b_tail) {
+            expect(t->data == p->b && t->rank == 3 && t->swizzle == 128 && (int64_t)t->dims[1] == p->n &&
+                       t->box[0] == SM90_UNITS_STEP_K / 2 && t->box[1] == 4,
+                   "rows of the last block");
+        } else if (place == (const unsigned char *)&s->b_scales) {
+            expect(t->data == p->sfb && t->rank == 4 && t->swizzle == 0 && t->dims[0] == 512 &&
+                       (int64_t)t->dims[1] == ceil_div(p->k, 64) && (int64_t)t->dims[2] == ceil_div(p->n, 128) &&
+                       t->box[0] == 64 && t->box[1] == SM90_UNITS_STEP_K / 64,
+                   "the scales of a pair");
+        } else {
+            expect(place == (const unsigned char *)&s->a && t->data == p->a && t->swizzle == 128 &&
+                       t->element_bytes == (a ? 2 : 1) && (int64_t)t->dims[0] == (a ? p->k : p->k / 2) &&
+                       (int64_t)t->dims[1] == p->m && t->box[0] == (a ? 64 : SM90_UNITS_STEP_K / 2) &&
+                       t->box[1] == (uint32_t)p->m,
+                   "all rows of A");
+        }
     }
 }
 
@@ -535,8 +560,8 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     case PREFILL:
         check_prefill(g, p, c, plan, gemm);
         break;
-    case SKINNY:
-        check_skinny(g, p, c, plan, gemm);
+    case UNITS:
+        check_units(g, p, c, plan, gemm);
         break;
     case NN:
         check_nn(p, c, plan, gemm);
@@ -633,7 +658,8 @@ static void check_many_pairs(void) {
 }
 
 /* Checks the shapes that matter most: the kind of kernel, one round of clusters, and whether AUTO takes sm80. Times of
- * an H200 stand behind each line (benchmarks/results/sm90_candidates_h200.csv). */
+ * an H200 stand behind each line (benchmarks/results/sm90_candidates_h200.csv), of an H100 behind those of units.cu
+ * (benchmarks/log/sm90_units_h100.csv). */
 static void check_choices(void) {
     static const struct {
         int64_t m, n, k;
@@ -644,10 +670,10 @@ static void check_choices(void) {
         {7168, 1, 16384, PLAIN, GEMV, 1, 0},        {4096, 1, 7168, FP32, GEMV, 1, 0},
         {1, 7168, 16384, PLAIN, GEMV, 0, 0},        {1, 4096, 7168, PLAIN, GEMV, 0, 0},
         {1, 7168, 2048, PLAIN, GEMV, 0, 0},         {2, 7168, 16384, PLAIN, GEMV, 0, 0},
-        {4, 4096, 7168, PLAIN, GEMV, 0, 0},         {4, 7168, 2048, PLAIN, SKINNY, 1, 0},
-        {8, 7168, 16384, PLAIN, SKINNY, 1, 0},      {8, 4096, 7168, PLAIN, SKINNY, 1, 0},
-        {5, 7168, 2048, PLAIN, SKINNY, 1, 0},       {16, 7168, 16384, PLAIN, GEMM, 1, 0},
-        {16, 4096, 7168, PLAIN, SKINNY, 1, 0},      {16, 7168, 2048, PLAIN, GEMM, 1, 0},
+        {4, 4096, 7168, PLAIN, UNITS, 1, 0},        {4, 7168, 2048, PLAIN, UNITS, 1, 0},
+        {8, 7168, 16384, PLAIN, UNITS, 1, 0},       {8, 4096, 7168, PLAIN, UNITS, 1, 0},
+        {5, 7168, 2048, PLAIN, UNITS, 1, 0},        {16, 7168, 16384, PLAIN, UNITS, 1, 0},
+        {16, 4096, 7168, PLAIN, UNITS, 1, 0},       {16, 7168, 2048, PLAIN, UNITS, 1, 0},
         {64, 7168, 16384, PLAIN, GEMM, 1, 0},       {128, 7168, 16384, PLAIN, GEMM, 1, 0},
         {128, 4096, 7168, PLAIN, GEMM, 1, 0},       {128, 7168, 2048, PLAIN, GEMM, 1, 0},
         {16384, 16, 7168, PLAIN, GEMM, 0, 0},       {256, 7168, 16384, PLAIN, GEMM, 1, 0},
@@ -655,8 +681,8 @@ static void check_choices(void) {
         {1, 7168, 16384, LINEAR, GEMV, 0, 0},       {16, 7168, 16384, LINEAR, PREFILL, 0, 1},
         {16, 7168, 2048, UNALIGNED, PREFILL, 0, 1}, {128, 4096, 7168, LINEAR, PREFILL, 0, 1},
         {2304, 7168, 16384, LINEAR, PREFILL, 0, 0}, {4096, 4608, 7168, UNALIGNED, PREFILL, 0, 0},
-        {4, 7168, 2048, FP16_A, GEMM, 1, 1},        {8, 4096, 7168, BF16_A, GEMM, 1, 1},
-        {16, 7168, 16384, FP16_A, GEMM, 1, 0},      {16, 7168, 16384, BF16_A, GEMM, 1, 0},
+        {4, 7168, 2048, FP16_A, UNITS, 1, 0},       {8, 4096, 7168, BF16_A, UNITS, 1, 0},
+        {16, 7168, 16384, FP16_A, GEMM, 1, 0},      {16, 7168, 16384, BF16_A, UNITS, 1, 0},
         {128, 7168, 16384, BF16_A, GEMM, 1, 0},     {2304, 4608, 7168, BF16_A, PREFILL, 1, 0},
     };
     const uint32_t sm80 = 1u << NVFP4_BACKEND_SM80, sm90 = 1u << NVFP4_BACKEND_SM90;

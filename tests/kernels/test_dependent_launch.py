@@ -17,7 +17,7 @@ import pytest
 import sm90.gemm
 import sm90.gemv
 import sm90.prefill
-import sm90.skinny
+import sm90.units
 import sm100.gemm
 import sm120.gemm
 from emulate import Emulator
@@ -59,7 +59,7 @@ def kinds() -> dict[str, list[Config]]:
         PRE_PASS: [config for config in gemm if not config.dequant_b_in_kernel and not config.streamk],
         STREAMK: [config for config in gemm if config.streamk],
         "sm90_gemv": list(sm90.gemv.CONFIGS.values()),
-        "sm90_skinny": list(sm90.skinny.CONFIGS.values()),
+        "sm90_units": list(sm90.units.CONFIGS.values()),
         **{name: [config] for name, config in sm90.prefill.CONFIGS.items()},
         "sm100_gemm": [config for config in sm100_gemm if not config.cp_async and config.cta_group == 1],
         "sm100_gemm pairs": [config for config in sm100_gemm if config.cta_group == 2],
@@ -71,7 +71,7 @@ def kinds() -> dict[str, list[Config]]:
 
 KINDS = kinds()
 WITH_PRE_PASS = [PRE_PASS, STREAMK, *sm90.prefill.CONFIGS]
-WITH_CONSTANT_B = ["sm90_gemm", PRE_PASS, STREAMK, "sm100_gemm", "sm100_gemm pairs", "sm120_gemm"]
+WITH_CONSTANT_B = ["sm90_gemm", PRE_PASS, STREAMK, "sm90_units", "sm100_gemm", "sm100_gemm pairs", "sm120_gemm"]
 
 
 def seeds(kind: str, random: Generator) -> list[int]:
@@ -100,13 +100,15 @@ def form_of(
             lambda: sm90.gemv.Product(emulator, random, config.rows, n, k, out_type=out_type),
             lambda product, _: product.launch(module, config, sms=9, wait=False),
         )
-    if kind == "sm90_skinny":
+    if kind == "sm90_units":
         n, k = int(random.integers(20, 200)), 32 * int(random.integers(20, 50))
-        return Form(
-            emulator,
-            lambda: sm90.skinny.Product(emulator, random, 8 * config.a_units, n, k, out_type=out_type),
-            lambda product, _: product.launch(module, config, sms=9, wait=False),
-        )
+
+        def make_units() -> Product:
+            product = sm90.units.products_of(config)(emulator, random, 8 * config.a_units, n, k, out_type=out_type)
+            product.constant_b = constant_b
+            return product
+
+        return Form(emulator, make_units, lambda product, _: product.launch(module, config, sms=9, wait=False))
     if kind.startswith(("sm100", "sm120")):
         own = sm100.gemm if kind.startswith("sm100") else sm120.gemm
         split = 1 if empty else int(random.choice(own.splits(config)[:2]))
@@ -221,7 +223,7 @@ def test_constant_b_is_loaded_early(kind: str, operand: str, random: Generator) 
 
 
 @pytest.mark.parametrize("operand", [*READ_BY_EPILOGUE, "out"])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (STREAMK, "sm90_skinny")])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (STREAMK, "sm90_units")])
 def test_operand_with_empty_k(kind: str, operand: str, random: Generator) -> None:
     """The epilogue then has no pre-pass before it, and waits for no main loop."""
     run(kind, operand, random, empty=True)

@@ -22,7 +22,7 @@ PROGRAM = r"""
 #include "kernels/sm90/gemm_config.h"
 #include "kernels/sm90/prefill_config.h"
 #include "kernels/sm90/gemv_config.h"
-#include "kernels/sm90/skinny_config.h"
+#include "kernels/sm90/units_config.h"
 #include <stdio.h>
 
 #define KIB(bytes) (((bytes) + 1023) / 1024)
@@ -42,9 +42,10 @@ PROGRAM = r"""
            KIB(SM90_PREFILL_SHARED_BYTES(raw, stages)));
 #define GEMV(id, rows, warps, stages)                                                                                 \
     printf("gemv | %d | %d | %d | %d |\n", rows, warps, stages, KIB(SM90_GEMV_STAGES_BYTES(warps, stages)));
-#define SKINNY(id, a_units, b_units, warps, stages)                                                                   \
-    printf("skinny | %s | %d | %d |\n", #id + sizeof "sm90_skinny", stages,                                           \
-           KIB(SM90_SKINNY_STAGES_BYTES(a_units, b_units, warps, stages)));
+#define UNITS(id, a_units, a, stages, a_stages)                                                                       \
+    if ((a) < 2)                                                                                                      \
+        printf("units | %d | %s | %d | %d | %d |\n", 8 * a_units, a ? "16 bits" : "NVFP4", stages, a_stages,          \
+               KIB(SM90_UNITS_STAGES_BYTES(a_units, a, stages, a_stages)));
 #define SM100(id, group, y, stages, accumulators, gather, multicast)                                                  \
     printf("sm100 | %s | %d | %d | %d | %d x %d | %d x %d | %d of %d |\n", NAME(id) + 1, group, stages,               \
            KIB(SM100_SHARED_BYTES(group, y, stages)), accumulators, y, stages,                                        \
@@ -58,7 +59,7 @@ int main(void) {
     SM80_GEMM_CONFIGS(SM80)
     SM80_W4A16_CONFIGS(W4A16)
     SM90_GEMV_CONFIGS(GEMV)
-    SM90_SKINNY_CONFIGS(SKINNY)
+    SM90_UNITS_CONFIGS(UNITS)
     SM90_GEMM_CONFIGS(SM90)
     SM90_PREFILL_CONFIGS(PREFILL)
     SM100_GEMM_CONFIGS(SM100)

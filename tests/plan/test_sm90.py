@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import os
 import random
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 
@@ -83,7 +84,7 @@ def test_every_instantiation_is_among_them(sm90: Backend, candidate: None) -> No
             found.add(plan(case)["kernel"])
             cuts.add(plan(case)["split_k"])
     kernels = {config.kernel for config in family("sm90").configs().values()}
-    own = {kernel for kernel in kernels if "bf16" not in kernel and "sm90_nn_" not in kernel}  # of NVFP4 A
+    own = {kernel for kernel in kernels if not re.search("bf16|units_fp16|sm90_nn_", kernel)}  # of NVFP4 A
     assert len(found) > 10 and found == own
     assert cuts == set(range(1, 9))
 
@@ -155,7 +156,7 @@ def test_workspace_of_the_plan_is_enough_and_needed(m: int, n: int, k: int, sm90
         kernel, tiles = found["kernel"], (found["tile_m"], found["tile_n"])
         whole = [ceil_div(rows, tile) * tile for rows, tile in zip((m, n), tiles)]  # rows of the tensor maps
         mma_n = 0 if found["swap_ab"] else 1
-        in_kernel = "gemv" in kernel or "skinny" in kernel or ("gemm" in kernel and tiles[mma_n] <= 16)
+        in_kernel = "gemv" in kernel or "units" in kernel or ("gemm" in kernel and tiles[mma_n] <= 16)
         rows = 0 if in_kernel else sum(whole) if kernel.endswith("prefill_fp16") else whole[mma_n]
         wanted = rows * k * 2 + (streamk_bytes(found, m, n) if "streamk" in found["kernel"] else 0)
         assert wanted <= found["workspace"] < wanted + 1024, found

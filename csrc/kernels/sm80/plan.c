@@ -106,7 +106,8 @@ static double single_us(const sm80_model *model, const device_props *props, cons
     clocks +=
         (double)t->output_bytes * (double)t->m * (double)t->n * (double)t->l / model->store_b_clk / props->sm_count;
     const double busy_us = model->overlap * clocks * 1e-3 / model->clock_ghz;
-    return model->call_us + overlapped(busy_us, memory_us(model, props, t), model->hindered);
+    return model->call_us + (t->m <= 16 ? model->few_rows_us : 0.0) +
+           overlapped(busy_us, memory_us(model, props, t), model->hindered);
 }
 
 int32_t sm80_tile(const gemm_traits *t, int64_t tiles_m, int64_t tiles_n, int64_t wanted, gemm_candidate *out) {

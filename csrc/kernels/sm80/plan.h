@@ -35,10 +35,11 @@ enum {
     X(reduce_bytes, 13.0, 13.0)      /* bytes of partial sums a clock and SM, written or read */                       \
     X(store_b_clk, 8.3, 8.3)         /* bytes of results that an SM stores a clock, as in sm90 kernels */              \
     X(overlap, 0.817, 0.86)          /* factor of the sum of the clocks */                                             \
-    X(dram_share, 0.8, 0.89)         /* share of the peak rate of memory that is reached */                            \
+    X(dram_share, 0.8, 0.52)         /* share of the peak rate of memory that is reached; 16-bit A: on an H100 */      \
     X(dirty, 0.6, 0.0)               /* share of the L2 that is written back while the operands arrive */              \
     X(hindered, 4.0, 5.9)            /* p of clocks and memory, which work at once: overlapped() */                    \
-    X(call_us, 4.9, 4.25)            /* time of a call around the clocks */
+    X(call_us, 4.9, 4.25)            /* time of a call around the clocks */                                            \
+    X(few_rows_us, 0.0, 2.0)         /* added to it for up to 16 rows: medians of an H200 and an H100 */
 
 typedef struct sm80_model {
 #define X(name, ...) double name;

@@ -69,10 +69,15 @@
     X(gemv_per_clk, 59.23)   /* values a clock and SM, for one row */                                                  \
     X(gemv_row_cost, 0.5153) /* share of that time that each further row adds */                                       \
     X(gemv_row_us, 0.3967)   /* added to gemv_fixed_us for each further row */                                         \
-    /* skinny.cu */                                                                                                    \
-    X(skinny_fixed_us, 5.513) /* the kernel's own fixed_us */                                                          \
-    X(skinny_unit_clk, 76.19) /* clocks of an SM for a step of a unit */                                               \
-    X(skinny_tile_us, 0.3565) /* time of each further tile of a CTA */
+    /* units.cu: fitted to gemm.cu's modelled times, times the ratios measured beside it on an H100, for 8 and 16 rows \
+     * and eight (N, K): off by 2 % (rms) */                                                                           \
+    X(units_fixed_us, 3.786)  /* the kernel's own fixed_us */                                                          \
+    X(units_pair_clk, 130.8)  /* clocks of an SM for a step of a pair of units, with 8 rows of A */                    \
+    X(units_rows_clk, 1.3)    /* times as many with 16 */                                                              \
+    X(units_rows_us, 0.367)   /* added to units_fixed_us for 16 */                                                     \
+    X(units_a16_loss, 1.1)    /* times as many clocks with a 16-bit A */                                               \
+    X(units_unhidden, 0.692)  /* share of the clocks of the last step of each warp that no load hides */               \
+    X(units_pass_loss, 0.018) /* share of time that each further pass adds */
 
 typedef struct sm90_model {
 #define X(name, value) double name;

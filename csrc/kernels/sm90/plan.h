@@ -9,7 +9,7 @@
 #include "kernels/sm90/model.h"
 #include "kernels/sm90/nn_config.h"
 #include "kernels/sm90/prefill_config.h"
-#include "kernels/sm90/skinny_config.h"
+#include "kernels/sm90/units_config.h"
 #include "plan/gemm_family.h"
 #include "plan/operands.h"
 
@@ -20,7 +20,7 @@
     X(gemm, SM90_GEMM_CONFIGS, SM90_GEMM_ENTRY)                                                                        \
     X(gemv, SM90_GEMV_CONFIGS, SM90_GEMV_ENTRY)                                                                        \
     X(prefill, SM90_PREFILL_CONFIGS, SM90_PREFILL_ENTRY)                                                               \
-    X(skinny, SM90_SKINNY_CONFIGS, SM90_SKINNY_ENTRY)                                                                  \
+    X(units, SM90_UNITS_CONFIGS, SM90_UNITS_ENTRY)                                                                     \
     X(nn, SM90_NN_CONFIGS, SM90_NN_ENTRY)
 
 /* Numbers of the kernels. */

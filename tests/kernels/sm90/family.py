@@ -27,7 +27,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
             suites.ragged("sm90"),
         )
 
-    gemm = ("kernels/sm90/gemm.cu", "kernels/sm90/dequant.cu", "kernels/sm90/*.cuh")
+    gemm = tuple(f"kernels/sm90/{name}" for name in ("gemm.cu", "dequant.cu", "reduce.cuh", "schedule.cuh"))
     gemm_tests = (
         *tests_of("gemm", "kernels/sm90/test_sm90_streamk.py"),
         ("kernels/sm90/test_sm90_prefill.py", "-k", "dequant"),
@@ -42,7 +42,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
     return {
         "sm90_gemm": suites.Family(gemm, gemm_tests),
         "sm90_gemv": suites.Family(("kernels/sm90/gemv.cu",), tests_of("gemv")),
-        "sm90_skinny": suites.Family(("kernels/sm90/skinny.cu",), tests_of("skinny")),
+        "sm90_units": suites.Family(("kernels/sm90/units.cu", "kernels/sm90/units.cuh"), tests_of("units")),
         "sm90_prefill": suites.Family(("kernels/sm90/prefill.cu",), tests_of("prefill")),
         "sm90_nn": suites.Family(("kernels/sm90/nn.cu",), nn_tests),
     }

@@ -1,6 +1,8 @@
-"""Tests that the kernels for a few rows of A, gemv.cu and skinny.cu, have in common."""
+"""Tests that the kernels for a few rows of A, gemv.cu and units.cu, have in common."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy
 from harness import launch
@@ -10,7 +12,7 @@ from harness.values import E4M3, NAN, TYPES, VALUES, rounded, stored, swizzle_sc
 
 
 def every_code_and_scale(
-    products: type[launch.Product], config: Config, most: int, random: numpy.random.Generator
+    products: Callable[..., launch.Product], config: Config, most: int, random: numpy.random.Generator
 ) -> None:
     """Every pair of codes and every scale of both operands, sign bit set or not: the exact product, rounded once."""
     emulator, module = load(config, timing(random, 0))
@@ -36,7 +38,12 @@ def every_code_and_scale(
 
 
 def epilogue(
-    products: type[launch.Product], config: Config, most: int, k: int, case: int, random: numpy.random.Generator
+    products: Callable[..., launch.Product],
+    config: Config,
+    most: int,
+    k: int,
+    case: int,
+    random: numpy.random.Generator,
 ) -> None:
     """alpha by value, in memory, per column; c, also aliasing out; bias; each output type; all rows or one less, with a
     guard row behind the last one of each batch. Six cases have them all."""
@@ -62,7 +69,7 @@ def epilogue(
 
 
 def calls_in_a_row(
-    products: type[launch.Product], config: Config, most: int, case: int, random: numpy.random.Generator
+    products: Callable[..., launch.Product], config: Config, most: int, case: int, random: numpy.random.Generator
 ) -> None:
     """Dependent launches, each reading the previous output as c."""
     emulator, module = load(config, timing(random, case))

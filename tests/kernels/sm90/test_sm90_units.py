@@ -1,0 +1,159 @@
+"""The mma.sync kernels of Hopper for a few rows, every instantiation, launched on the emulated H200 by themselves.
+
+SM90_SEEDS is the number of timings of each case (1; a full proof takes 20).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy
+import pytest
+from harness import sass
+from harness.launch import SHARED_LIMIT, load, timing
+from harness.values import BF16, E4M3, NAN, TYPES, VALUES, swizzle_scales
+from sm90 import few_rows
+from sm90.units import CONFIGS, STEP_K, products_of, schedule
+
+import nvfp4
+
+pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+
+SEEDS = int(os.environ.get("SM90_SEEDS", 1))
+by_name = pytest.mark.parametrize("name", CONFIGS)
+# One of each type of A, and both numbers of units of A.
+of_each_kind = pytest.mark.parametrize(
+    "name", CONFIGS if SEEDS > 1 else ["sm90_units_8", "sm90_units_fp16_16", "sm90_units_bf16_8"]
+)
+
+
+@by_name
+def test_ragged_products(name: str, random: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any N, with and without a partial block of B, and K that is no multiple of a step, an atom or 32; warps without a
+    step and with several; batches; CTAs with one unit and with several passes: equal bits, nothing written out of
+    bounds. Lanes of a warp in step and apart."""
+    config = CONFIGS[name]
+    for case in range(4 * SEEDS):
+        monkeypatch.setenv("EMULATE_LANES", ("together", "apart")[case // 2 % 2])
+        emulator, module = load(config, timing(random, case))
+        m, l = int(random.integers(1, 8 * config.a_units + 1)), int(random.integers(1, 3))
+        n = int(random.integers(1, (60, 400)[case % 2]))
+        if case % 4 == 3:
+            n = n // 128 * 128 + 128
+        k = 16 * int(random.integers(1, 40)) + (0, 8 * STEP_K)[case % 2]
+        pitch = (k // 2 + 15) // 16 * 16 + 16 * (case % 2)
+        sms, most_pairs = int(random.choice([1, 3, 132])), int(random.integers(0, 4))
+        print(f"{m} x {n} x {k} x {l}, {sms} SMs, rows {pitch} bytes apart, {most_pairs or 'all'} pairs a pass")
+        product = products_of(config)(emulator, random, m, n, k, l, out_type=TYPES[case % 3], pitch=pitch)
+        product.launch(module, config, sms, most_pairs=most_pairs)
+        product.check()
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if CONFIGS[name].a == 0])
+def test_every_code_and_scale(name: str, random: numpy.random.Generator) -> None:
+    few_rows.every_code_and_scale(products_of(CONFIGS[name]), CONFIGS[name], 8 * CONFIGS[name].a_units, random)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if CONFIGS[name].a])
+def test_every_code_and_scale_of_b(name: str, random: numpy.random.Generator) -> None:
+    """With 16-bit numbers of all significant bits, from the smallest normal ones of fp16 on: the exact product."""
+    config = CONFIGS[name]
+    emulator, module = load(config, timing(random, 0))
+    m, n, k = 8 * config.a_units, 256, 16 * 256
+    product = products_of(config)(emulator, random, m, n, k)
+    rows = numpy.arange(n)
+    position = (rows * 16 + random.integers(0, 16, n))[random.permutation(n)]  # of the one nonzero value in a row of B
+    b = numpy.zeros((1, n, k), "u1")
+    b[0, rows, position] = rows % 16
+    scales = numpy.broadcast_to(random.permutation(256).astype("u1"), (1, n, 256))
+    scales = numpy.where(scales & 127 == NAN, 0x38, scales).astype("u1")
+    product.arrays[2].numpy()[:] = b[..., ::2] | b[..., 1::2] << 4
+    product.arrays[3].numpy()[:] = swizzle_scales(scales, NAN)
+    bits = 7 if product.a_type == BF16 else 10
+    numbers = 1 + random.integers(0, 1 << bits, (1, m, k)) / (1 << bits)
+    product.values = random.choice([-1.0, 1.0], (1, m, k)) * numbers * 2.0 ** random.integers(-14, 2, (1, m, k))
+    product.place_a()
+    product.launch(module, config)
+    exact = product.values[0][:, position] * VALUES[rows % 16] * E4M3[scales[0, rows, position // 16] & 127]
+    assert (product.result() == exact.astype("f4")).all()
+
+
+@of_each_kind
+def test_nan_scales(name: str, random: numpy.random.Generator) -> None:
+    """A NaN scale makes its row or column NaN, even if the products sum to 0, and nothing else. So does NaN in a 16-bit
+    A."""
+    config = CONFIGS[name]
+    emulator, module = load(config, timing(random, 1))
+    m = 8 * config.a_units - 1
+    product = products_of(config)(emulator, random, m, 150, 1056)
+    product.scales[1][0, 70, 64] = NAN
+    product.arrays[3].numpy()[:] = swizzle_scales(product.scales[1], NAN)
+    product.arrays[2].numpy()[0, 70] = 0
+    if config.a:
+        product.values[0, 2, 50] = numpy.nan
+        product.place_a()
+    else:
+        product.scales[0][0, 2, 3] = NAN
+        product.arrays[1].numpy()[:] = swizzle_scales(product.scales[0], NAN)
+    product.launch(module, config)
+    nan = numpy.isnan(product.result())
+    assert nan[:, :, 70].all() and nan[:, 2].all() and nan.sum() == m + 149
+
+
+@of_each_kind
+def test_epilogues(name: str, random: numpy.random.Generator) -> None:
+    for case in range(6 * SEEDS):
+        few_rows.epilogue(products_of(CONFIGS[name]), CONFIGS[name], 8 * CONFIGS[name].a_units, 1024, case, random)
+
+
+@of_each_kind
+def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
+    for case in range(SEEDS):
+        few_rows.calls_in_a_row(products_of(CONFIGS[name]), CONFIGS[name], 8 * CONFIGS[name].a_units, case, random)
+
+
+@of_each_kind
+def test_rows_do_not_depend_on_their_number(name: str, random: numpy.random.Generator) -> None:
+    """Sums that round: the bits of a row are those of the row alone, by any instantiation of its type of A."""
+    config = CONFIGS[name]
+    others = [other for other in CONFIGS.values() if other.a == config.a]
+    emulator, module = load(config, timing(random, 0))
+    n, k = 136, 9 * STEP_K + 32
+    product = products_of(config)(emulator, random, 5, n, k, integer=False)
+    product.launch(module, config, sms=5)
+    for other in others:
+        emulator, module = load(other, timing(random, 1))
+        alone = products_of(other)(emulator, random, 1, n, k, integer=False)
+        for array, of in list(zip(alone.arrays, product.arrays))[1:]:
+            array.numpy()[...] = of.numpy()
+        if config.a:
+            alone.values = product.values[:, :1]
+            alone.place_a()
+        else:
+            alone.arrays[0].numpy()[...] = product.arrays[0].numpy()[:, :1]
+        alone.launch(module, other, sms=int(random.integers(1, 20)), most_pairs=1)
+        assert (alone.result()[0, 0].view("u4") == product.result()[0, 0].view("u4")).all()
+
+
+def test_shared_memory_of_schedules() -> None:
+    """Any product fits an SM."""
+    for config in CONFIGS.values():
+        for n, k in ((4096, 16384), (128256, 4096), (5, 16)):
+            assert schedule(config, n, k, 1, 132)[1] <= SHARED_LIMIT
+
+
+@sass.needed
+def test_machine_code(tmp_path: Path) -> None:
+    """No local memory; the loop over pairs is not unrolled, since cold instructions cost a microsecond: the mma and
+    scalings of one pair and of one unit, and of a step of NVFP4 A. A CTA fits the registers."""
+    cubin = sass.find_cubin(Path(nvfp4._C.__file__), tmp_path, "nvfp4_sm90_units_")
+    kernels = sass.disassemble(cubin, "nvfp4_")
+    for name, config in CONFIGS.items():
+        kernel = kernels[name]
+        assert kernel.stack == kernel.local == 0 and not kernel.all("LDL|STL")
+        assert len(kernel.all("HMMA")) == 2 * 16 * config.a_units
+        scalings = len(kernel.all(r"HMUL2|HFMA2\.(MMA\.)?BF16"))
+        assert scalings >= 3 * 32 + 32 * config.a_units * (config.a == 0)
+        assert scalings <= 3 * 32 + 32 * config.a_units * (config.a == 0) + 8
+        assert kernel.registers * config.threads <= 65536
