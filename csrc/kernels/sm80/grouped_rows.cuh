@@ -2,8 +2,7 @@
 #ifndef NVFP4_SM80_GROUPED_ROWS_CUH
 #define NVFP4_SM80_GROUPED_ROWS_CUH
 
-#include "common/grouped_problem.h"
-#include "kernels/common/epilogue.cuh"
+#include "kernels/common/batch_epilogue.cuh"
 #include "kernels/common/group_tile.cuh"
 #include "kernels/sm80/grouped_config.h"
 
@@ -29,15 +28,5 @@ template <int TILE_M> struct tile_rows {
         __syncthreads();
     }
 };
-
-/* The results of four columns of a row, before rounding, from their sums. */
-__device__ __forceinline__ void scale_row(const four_column_epilogue &columns, const gemm_problem &g, float factor,
-                                          float (&v)[4]) {
-    for (int i = 0; i < 4; i++) {
-        v[i] = __fmul_rn(columns.alpha[i], v[i]);
-        if (g.bias) v[i] = __fadd_rn(v[i], columns.bias[i]);
-        v[i] = __fmul_rn(v[i], factor);
-    }
-}
 
 #endif
