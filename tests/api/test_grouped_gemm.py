@@ -11,7 +11,19 @@ import pytest
 import torch
 from conftest import FULL, one_in
 from family_table import device_of
-from grouped import ALPHAS, BIASES, ENDS, FAMILY, ROWS, Grouped, definition, groups_of_rows, judge, takes
+from grouped import (
+    ALPHAS,
+    BIASES,
+    ENDS,
+    FAMILY,
+    ROWS,
+    Grouped,
+    definition,
+    groups_of_rows,
+    judge,
+    own_family,
+    takes,
+)
 from problems import DTYPES, FAMILIES, At, up
 from worker import Workers
 
@@ -107,7 +119,12 @@ def test_enough_cases() -> None:
 
 
 def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
-    """With data of this session, as the target takes it. Rows of half of the matrices lie apart."""
+    """With data of this session, as the target takes it: by its own kernels where it has some. Rows of half of the
+    matrices lie apart."""
+    reached = "b" not in case.at and (case.n > 1 or case.k % 32 == 0)  # with B's rows apart where they have to be
+    own = own_family(target) if case.transpose_b and reached else None
+    if own:
+        case = replace(case, layout="128x4")
     seed = int(torch.randint(2**20, (), generator=generator))
     edges = [("begin", "end")[seed >> i & 1] for i in range(10)]
     names = ("a", "b", "scale_b", "ends", "rows", "row_scale", "alpha", "bias", "out", "result")
@@ -115,11 +132,14 @@ def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
     row_bytes = {"a": case.sums * 2, "b": case.k // 2, "out": width * item}
     if case.layout == "linear":
         row_bytes["scale_b"] = case.k // 16
-    pitches = {name: up(row, 16) + 16 for i, (name, row) in enumerate(row_bytes.items(), 10) if seed >> i & 1}
+    apart = {name for i, name in enumerate(row_bytes, 10) if seed >> i & 1}
+    if own and case.k % 32:
+        apart.add("b")
+    pitches = {name: up(row_bytes[name], 16) + 16 for name in apart}
     slack = {name: -row_bytes[name] % 16 for name, edge in zip(names, edges) if name in pitches and edge == "end"}
     at = {name: At(pitches.get(name), slack=slack.get(name, 0), edge=edge) for name, edge in zip(names, edges)}
     case = replace(case, seed=seed, at=at | case.at)
-    return replace(case, backend=FAMILY, rank=seed % 4, threads=1) if target in FAMILIES else case
+    return replace(case, backend=own or FAMILY, rank=seed % 4, threads=1) if target in FAMILIES else case
 
 
 def verdicts(workers: Workers, target: str, cases: list[Grouped], generator: torch.Generator) -> list[str]:
@@ -154,6 +174,8 @@ NAMED = {
     "parts of one column": Grouped(20, 1, 48, 3, 2, alpha="column", bias="out"),
     "NaN scales": Grouped(20, 33, 80, 3, scales="nan", rows="repeated"),
     "matrices on 8 bytes, their rows on 16": Grouped(9, 40, 64, 3, at={"b": At(batch=40 * 32 + 8, edge="begin")}),
+    "several tiles an SM": Grouped(700, 8, 32, 700, rows="outside", row_scale=True),
+    "more stages than in flight": Grouped(70, 130, 1312, 2, rows="permuted"),
     "the second quarter of a block": Grouped(9, 200, 144, 3, 2, layout="linear", out_dtype="float32", bias="float32"),
 }
 
@@ -171,7 +193,7 @@ def test_every_tile(target: str, workers: Workers, generator: torch.Generator) -
     if target not in FAMILIES:
         pytest.skip("has one plan")
     case = Grouped(140, 40, 144, 3, rows="repeated", alpha="matrix", bias="out")
-    plans = range(4) if target == device_of(FAMILY) or FULL else [0]
+    plans = range(4) if target == device_of(FAMILY) or own_family(target) or FULL else [0]
     wrong = [
         f"{verdict}: {case!r}"
         for plan in plans

@@ -17,7 +17,7 @@ import emulate
 import pytest
 from conftest import FULL
 from emulated import driver, emulated
-from family_table import ON_GPU, OWN, device_of, families_of
+from family_table import ON_GPU, OWN, ROWS, device_of, families_of
 from interpreter import python
 from paths import KERNELS, TESTS
 
@@ -59,15 +59,16 @@ def bounds(device: str, family: str) -> Run:
     return Run(f"bounds of {family}", device, ("api/test_gemm_bounds.py", "-k", family), 18)
 
 
-def promises_of_groups() -> Run:
+def promises_of_groups(family: str) -> Run:
     """What every kernel adds in one order for."""
-    arguments = ("api/test_grouped_promises.py", "-k", "sm80-float16 and (plans or size or other or without)")
-    return Run("promises of groups", device_of("sm80"), arguments, 4)
+    arguments = ("api/test_grouped_promises.py", "-k", f"{family}-float16 and (plans or size or other or without)")
+    least = 3 + ("grouped_gemm_nn" in ROWS[family]["operations"])
+    return Run(f"promises of groups of {family}", device_of(family), arguments, least)
 
 
 RUNS = [
     *(run(device_of(name), name) for run in (ragged, bounds) for name in ON_GPU),
-    promises_of_groups(),
+    *(promises_of_groups(name) for name in ON_GPU if "grouped_gemm" in ROWS[name]["operations"]),
     # An emulated sm_120 runs the same PTX as sm_100, where test_decode.py runs on sm80's kernels too.
     *(one_of_each_kind(device) for device in emulate.DEVICES if device != "sm_80" and (FULL or device != "sm_120")),
 ]
