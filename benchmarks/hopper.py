@@ -97,6 +97,13 @@ def experts() -> str:
     )
 
 
+def experts_sm90() -> str:
+    """Layers of experts by the kernels of either family, of one run."""
+    names = ("floor us", "sm80 us", "sm90 us", "torch bf16 us")
+    rows = [[row[name] for name in ("experts of", "tokens", *names)] for row in read("experts_sm90_h100.csv")]
+    return show.markdown(["<experts of", "tokens", *names], rows)
+
+
 def goals() -> str:
     """Cells a/b/c are of the ranked N x K."""
     rows = measured()
@@ -225,6 +232,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "marlin": marlin,
     "vllm": vllm,
     "experts": experts,
+    "experts_sm90": experts_sm90,
     "goals": goals,
     "ratios": ratios,
     "targets": targets,

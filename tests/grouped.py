@@ -44,12 +44,19 @@ BIASES = (None, "float32", "out")
 A = ("float16", "bfloat16", "nvfp4")
 SCALE_ROWS = ("dense", "apart", "wild")
 INT32 = torch.iinfo(torch.int32)
-FAMILY = "sm80"  # of the GPU's kernels
+FAMILY = "sm80"  # of kernels that take every product of groups, on every GPU
 
 
 def takes(target: str, transpose_b: bool) -> bool:
     """Whether the target has a kernel."""
     return not families(target) or transpose_b or "grouped_gemm_nn" in family_table.ROWS[FAMILY]["operations"]
+
+
+def own_family(target: str) -> str | None:
+    """The family of kernels for the target alone that take products of groups, with 128x4 scales and where tensor maps
+    reach B."""
+    own = [name for name in families(target) if name in family_table.OWN]
+    return next((name for name in own if "grouped_gemm" in family_table.ROWS[name]["operations"]), None)
 
 
 @dataclass(frozen=True)
@@ -157,6 +164,10 @@ def groupeds(draw: Draw, target: str, volume: float) -> Grouped:
         l, count, row, unit = places.get(broken, (None, 0, 0, 0))
         wrong = draw_broken(draw, l, count, row, unit, broken not in places)
         broken, at = (broken, at | {broken: wrong}) if wrong else ("", at)
+    backends = [FAMILY] if families(target) else [None, "cpu"]
+    reached = odd not in ("b", "both") and (n > 1 or k % 32 == 0)
+    if own_family(target) and transpose_b and layout == "128x4" and reached and not broken:
+        backends = [own_family(target)]
     return Grouped(
         t,
         n,
@@ -176,7 +187,7 @@ def groupeds(draw: Draw, target: str, volume: float) -> Grouped:
         allocated=broken != "out" and one_of(draw, False, False, True),
         typed="".join(x for x in "abAB" if one_of(draw, False, True)),
         scales=one_of(draw, "contest", "contest", "nan", "finite"),
-        backend=FAMILY if families(target) else one_of(draw, None, "cpu"),
+        backend=one_of(draw, *backends),
         rank=one_of(draw, 0, 1, 2, 3) if families(target) else 0,
         threads=one_of(draw, 1, 2) if not families(target) else 1,
         batch_invariant=one_of(draw, False, False, True),

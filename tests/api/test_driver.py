@@ -488,7 +488,7 @@ def test_the_table_of_families() -> None:
         assert name == "cpu" or any(arch.startswith("compute_") for arch in row["architectures"])
     sm90 = ROWS["sm90"]
     assert (sm90["least_capability"], sm90["most_capability"]) == (90, 90) and "H200" in sm90["runs_on"]
-    assert sm90["linear_scales"] == {"gemm": ["uint8", "float4_e2m1fn_x2"], "gemm_nn": []}
+    assert sm90["linear_scales"] == {"gemm": ["uint8", "float4_e2m1fn_x2"], "gemm_nn": [], "grouped_gemm": []}
     assert ROWS["sm80"]["roundings"] == {"per_block": 72, "block_k": 16, "constant": 64}
 
 

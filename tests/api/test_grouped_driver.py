@@ -96,19 +96,62 @@ def test_no_rows_are_no_launch(fake_driver: Path, tmp_path: Path) -> None:
     assert launched(code, fake_driver, tmp_path / "log") == []
 
 
-@pytest.mark.parametrize(("backend", "capability"), [("sm90", "90"), ("sm100", "100")])
-def test_families_without_such_a_kernel(backend: str, capability: str, fake_driver: Path) -> None:
-    code = CALL.strip().replace('"sm80"', repr(backend)) + "\n    call(5, 7, 64, 3)"
-    said = run(code, fake_driver, FAKE_CC=capability)
-    assert said == f"backend: is one of the {backend} kernels, which do not take products of groups; must be sm80"
+def test_a_family_without_such_a_kernel(fake_driver: Path) -> None:
+    code = CALL.strip().replace('"sm80"', '"sm100"') + "\n    call(5, 7, 64, 3)"
+    said = run(code, fake_driver, FAKE_CC="100")
+    assert said == "backend: is one of the sm100 kernels, which do not take products of groups; must be sm80"
 
 
 @pytest.mark.parametrize(("nvfp4_a", "a_dtype"), [(False, "float16"), (True, None)])
 def test_info_shows_what_is_launched(nvfp4_a: bool, a_dtype: str | None, fake_driver: Path, tmp_path: Path) -> None:
     """A GPU whose own family takes no groups runs sm80's kernels, and info says so."""
     code = f"call(37, 200, 96, 4, nvfp4_a={nvfp4_a})"
-    (name, grid), *more = launched(code, fake_driver, tmp_path / "log", FAKE_CC="90")
+    (name, grid), *more = launched(code, fake_driver, tmp_path / "log", FAKE_CC="100")
     assert not more
     plan = f"nvfp4.info(37, 200, 96, groups=4, a_dtype={a_dtype!r}, device=0)['plan']"
     code = f"p = {plan}; print(p['backend'], p['kernel'], p['grid'])"
-    assert run(code, fake_driver, FAKE_CC="90").split() == ["sm80", name, str(grid)]
+    assert run(code, fake_driver, FAKE_CC="100").split() == ["sm80", name, str(grid)]
+
+
+# ---- sm90: a pre-pass over A, then a CTA an SM ----
+
+
+def launched_by_sm90(code: str, fake_driver: Path, log: Path) -> list[tuple[str, int]]:
+    """Pairs of launches, each dependent on the one before."""
+    call = CALL.strip().replace('"sm80"', '"sm90"')
+    rows = [row for row in launches(f"{call}\n    {code}", fake_driver, log, FAKE_CC="90") if row[0] != "map"]
+    assert all(row[5:] == ["0", "1"] for row in rows)
+    assert [row[0] for row in rows[::2]] == ["nvfp4_sm90_reorder"] * (len(rows) // 2)
+    return [(row[0], int(row[1])) for row in rows[1::2]]
+
+
+def test_sm90_has_two_launches(fake_driver: Path, tmp_path: Path) -> None:
+    """There are two for any number of groups. Ends, rows and their factors are in memory that is not accessible."""
+    code = "for e in (1, 8, 1024): [call(t, 200, 96, e, parts) for t in (1, 37, 2000) for parts in (1, 2)]"
+    rows = launched_by_sm90(code, fake_driver, tmp_path / "log")
+    assert len(rows) == 18 and all(name.startswith("nvfp4_sm90_grouped_fp16_128x") for name, _ in rows)
+
+
+def test_sm90_grid_does_not_depend_on_the_ends(fake_driver: Path, tmp_path: Path) -> None:
+    code = "[call(37, 200, 96, 4, ends=ends) for ends in ([37] * 4, [0] * 4, [1, 2, 3, 37], [9, -1, 50, 2])]"
+    rows = launched_by_sm90(code, fake_driver, tmp_path / "log")
+    assert len(rows) == 4 and len(set(rows)) == 1
+
+
+def test_sm90_grid_is_at_most_a_cta_an_sm(fake_driver: Path, tmp_path: Path) -> None:
+    code = "call(1, 100, 96, 8); call(5, 100, 96, 8); call(30000, 300, 96, 8)"
+    rows = launched_by_sm90(code, fake_driver, tmp_path / "log")
+    sms = int(run("print(nvfp4.info()['devices'][0]['sm_count'])", fake_driver, FAKE_CC="90"))
+    assert [grid for _, grid in rows] == [1, 5, sms]
+
+
+def test_sm90_rejects_what_tensor_maps_do_not_reach(fake_driver: Path) -> None:
+    code = CALL.strip().replace('"sm80"', '"sm90"') + "\n    call(5, 7, 48, 3)"
+    said = run(code, fake_driver, FAKE_CC="90")
+    assert said.startswith("b: has linear scales, or rows of a or b lie otherwise than on 16 bytes")
+
+
+@pytest.mark.parametrize(("t", "backend"), [(8, "sm80"), (8192, "sm90")])
+def test_a_plan_for_few_and_for_many_rows(t: int, backend: str, fake_driver: Path) -> None:
+    plan = f"nvfp4.info({t}, 512, 2048, groups=256, a_dtype='bfloat16', device=0)['plan']"
+    assert run(f"print({plan}['backend'])", fake_driver, FAKE_CC="90") == backend

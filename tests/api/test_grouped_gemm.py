@@ -23,6 +23,7 @@ from grouped import (
     definition,
     groups_of_rows,
     judge,
+    own_family,
     takes,
 )
 from problems import DTYPES, FAMILIES, At, up
@@ -124,7 +125,12 @@ def test_enough_cases() -> None:
 
 
 def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
-    """With data of this session, as the target takes it. Rows of half of the matrices lie apart."""
+    """With data of this session, as the target takes it: by its own kernels where it has some. Rows of half of the
+    matrices lie apart."""
+    reached = "b" not in case.at and (case.n > 1 or case.k % 32 == 0)  # with B's rows apart where they have to be
+    own = own_family(target) if case.transpose_b and reached else None
+    if own:
+        case = replace(case, layout="128x4")
     seed = int(torch.randint(2**20, (), generator=generator))
     names = ("a", "b", "scale_b", "ends", "rows", "row_scale", "alpha", "bias", "out", "result")
     names += ("scale_a", "scale_rows")
@@ -133,11 +139,14 @@ def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
     row_bytes = {"a": case.a_row_bytes, "b": case.k // 2, "out": width * item}
     if case.layout == "linear":
         row_bytes |= dict.fromkeys(("scale_b", *(["scale_a"] if case.a == "nvfp4" else [])), case.k // 16)
-    pitches = {name: up(row, 16) + 16 for i, (name, row) in enumerate(row_bytes.items(), 10) if seed >> i & 1}
+    apart = {name for i, name in enumerate(row_bytes, 10) if seed >> i & 1}
+    if own and case.k % 32:
+        apart.add("b")
+    pitches = {name: up(row_bytes[name], 16) + 16 for name in apart}
     slack = {name: -row_bytes[name] % 16 for name, edge in zip(names, edges) if name in pitches and edge == "end"}
     at = {name: At(pitches.get(name), slack=slack.get(name, 0), edge=edge) for name, edge in zip(names, edges)}
     case = replace(case, seed=seed, at=at | case.at)
-    return replace(case, backend=FAMILY, rank=seed % 4, threads=1) if target in FAMILIES else case
+    return replace(case, backend=own or FAMILY, rank=seed % 4, threads=1) if target in FAMILIES else case
 
 
 def verdicts(workers: Workers, target: str, cases: list[Grouped], generator: torch.Generator) -> list[str]:
@@ -180,6 +189,8 @@ NAMED = {
     "its scales anywhere": Grouped(290, 9, 80, 33, a="nvfp4", scale_rows="wild", bias="float32"),
     "its scales anywhere, any ends": Grouped(150, 9, 80, 33, 2, ends="wild", a="nvfp4", scale_rows="wild"),
     "no terms of it": Grouped(5, 33, 0, 5, 2, a="nvfp4", scale_rows="wild", bias="out", row_scale=True),
+    "several tiles an SM": Grouped(700, 8, 32, 700, rows="outside", row_scale=True),
+    "more stages than in flight": Grouped(70, 130, 1312, 2, rows="permuted"),
     "the second quarter of a block": Grouped(9, 200, 144, 3, 2, layout="linear", out_dtype="float32", bias="float32"),
 }
 
@@ -201,7 +212,7 @@ def test_every_tile(target: str, workers: Workers, generator: torch.Generator) -
     if target not in FAMILIES:
         pytest.skip("has one plan")
     case = Grouped(140, 40, 144, 3, rows="repeated", alpha="matrix", bias="out")
-    plans = range(4) if target == device_of(FAMILY) or FULL else [0]
+    plans = range(4) if target == device_of(FAMILY) or own_family(target) or FULL else [0]
     cases = [replace(case, a=a) for a in A[:2]]
     cases += [replace(case, a="nvfp4", layout="linear"), replace(case, a="nvfp4", rows=None, scale_rows="apart")]
     wrong = [

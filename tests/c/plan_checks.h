@@ -106,6 +106,21 @@ static inline gemm_problem problem(int64_t m, int64_t n, int64_t k, int64_t l, v
     return p;
 }
 
+/* A product of groups of m rows in all. */
+static inline grouped_problem grouped(int32_t operation, int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts,
+                                      variant v) {
+    static int32_t ends[1], rows[1];
+    grouped_problem p = {.g = problem(m, n, k, (int64_t)groups * parts, v), .ends = ends, .rows = rows};
+    p.g.operation = operation;
+    p.g.a_batch = 0, p.g.out_batch = n * 2;
+    p.a_rows = m, p.groups = groups, p.parts = parts;
+    if (p.g.a_type == VALUES_E2M1) {
+        p.g.sfa_batch = 0;
+        if (p.g.scale_layout == NVFP4_128X4) p.rows = NULL, p.scale_rows = rows, p.sfa_rows = ceil_div(m, 128) * 128;
+    }
+    return p;
+}
+
 /* Rows or batches of A further apart than a tensor map can say. */
 static inline int is_far(const gemm_problem *p) {
     const int64_t batch = max_int(p->a_batch, p->b_batch);

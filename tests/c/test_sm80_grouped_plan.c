@@ -20,20 +20,6 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
     return index == 0 ? sizeof(grouped_problem) : index == 1 ? sizeof(sm80_grouped_schedule) : 0;
 }
 
-static grouped_problem grouped(int32_t operation, int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts,
-                               variant v) {
-    static int32_t ends[1], rows[1];
-    grouped_problem p = {.g = problem(m, n, k, (int64_t)groups * parts, v), .ends = ends, .rows = rows};
-    p.g.operation = operation;
-    p.g.a_batch = 0, p.g.out_batch = n * 2;
-    p.a_rows = m, p.groups = groups, p.parts = parts;
-    if (p.g.a_type == VALUES_E2M1) {
-        p.g.sfa_batch = 0;
-        if (p.g.scale_layout == NVFP4_128X4) p.rows = NULL, p.scale_rows = rows, p.sfa_rows = ceil_div(m, 128) * 128;
-    }
-    return p;
-}
-
 /* ---- the tiles that ends need ---- */
 
 static int64_t tiles_of(const int32_t *ends, int32_t groups, int64_t m, int64_t tile_m) {

@@ -342,13 +342,15 @@ def run_groups(backends: list[str]) -> int:
     import nvfp4
     from nvfp4 import _C
 
-    calls, n, k = 0, 200, 144
+    calls, n, k = 0, 200, 160  # rows of b on 16 bytes, as some kernels need
     types = (("float16", "128x4"), ("bfloat16", "linear"), ("uint8", "128x4"), ("uint8", "linear"))
     forms = itertools.product(backends, (True, False), types)
     for backend, transpose_b, (a_type, layout) in forms:
         operation = "grouped_gemm" if transpose_b else "grouped_gemm_nn"
         if a_type not in rows()[backend]["operations"].get(operation, []):
             continue
+        if a_type not in rows()[backend]["linear_scales"].get(operation, []):
+            layout = "128x4"
         leading, columns = ((3, 2), n) if transpose_b else ((3,), k)
         matrices = math.prod(leading)
         scale = torch.tensor([0, 0x38, 0x40, 0x44], dtype=torch.uint8)[torch.randint(0, 4, (matrices, n, k // 16))]

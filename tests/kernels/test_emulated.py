@@ -17,7 +17,7 @@ import emulate
 import pytest
 from conftest import FULL
 from emulated import driver, emulated
-from family_table import ON_GPU, OWN, device_of, families_of
+from family_table import ON_GPU, OWN, ROWS, device_of, families_of
 from interpreter import python
 from paths import KERNELS, TESTS
 
@@ -59,16 +59,17 @@ def bounds(device: str, family: str) -> Run:
     return Run(f"bounds of {family}", device, ("api/test_gemm_bounds.py", "-k", family), 18)
 
 
-def promises_of_groups() -> Run:
-    """What every kernel adds in one order for; and experts whose inputs are quantized."""
-    chosen = "sm80 and not bfloat16 and (plans or size or other or without or every_backend)"
-    files = ("api/test_grouped_promises.py", "api/test_experts_w4a4.py")
-    return Run("promises of groups", device_of("sm80"), (*files, "-k", chosen), 14)
+def promises_of_groups(family: str) -> Run:
+    """What every kernel adds in one order for; and experts whose inputs are quantized, which are sm80's."""
+    chosen = f"{family} and not bfloat16 and (plans or size or other or without or every_backend)"
+    experts = ("api/test_experts_w4a4.py",) if family == "sm80" else ()
+    arguments = ("api/test_grouped_promises.py", *experts, "-k", chosen)
+    return Run(f"promises of groups of {family}", device_of(family), arguments, 14 if experts else 3)
 
 
 RUNS = [
     *(run(device_of(name), name) for run in (ragged, bounds) for name in ON_GPU),
-    promises_of_groups(),
+    *(promises_of_groups(name) for name in ON_GPU if "grouped_gemm" in ROWS[name]["operations"]),
     *(one_of_each_kind(device) for device in emulate.DEVICES if device != "sm_80"),
 ]
 

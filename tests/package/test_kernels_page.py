@@ -22,6 +22,7 @@ PROGRAM = r"""
 #include "kernels/sm90/gemm_config.h"
 #include "kernels/sm90/prefill_config.h"
 #include "kernels/sm90/gemv_config.h"
+#include "kernels/sm90/grouped_config.h"
 #include "kernels/sm90/units_config.h"
 #include <stdio.h>
 
@@ -46,6 +47,11 @@ PROGRAM = r"""
     if ((a) < 2)                                                                                                      \
         printf("units | %d | %s | %d | %d | %d |\n", 8 * a_units, a ? "16 bits" : "NVFP4", stages, a_stages,          \
                KIB(SM90_UNITS_STAGES_BYTES(a_units, a, stages, a_stages)));
+#define WIDTH(n) " " #n
+#define GROUPED(id, rows, stages, bf16)                                                                               \
+    if (!(bf16)) printf("grouped | %s |%s | %d | %d |\n", #id + sizeof "sm90_grouped_fp16",                           \
+            rows == 64 ? SM90_GROUPED_WIDTHS_64(WIDTH) : SM90_GROUPED_WIDTHS_128(WIDTH), stages,                       \
+            KIB(SM90_GROUPED_SHARED_BYTES(rows, stages)));
 #define SM100(id, group, y, stages, accumulators, gather, multicast)                                                  \
     printf("sm100 | %s | %d | %d | %d | %d x %d | %d x %d | %d of %d |\n", NAME(id) + 1, group, stages,               \
            KIB(SM100_SHARED_BYTES(group, y, stages)), accumulators, y, stages,                                        \
@@ -60,6 +66,7 @@ int main(void) {
     SM80_W4A16_CONFIGS(W4A16)
     SM90_GEMV_CONFIGS(GEMV)
     SM90_UNITS_CONFIGS(UNITS)
+    SM90_GROUPED_CONFIGS(GROUPED)
     SM90_GEMM_CONFIGS(SM90)
     SM90_PREFILL_CONFIGS(PREFILL)
     SM100_GEMM_CONFIGS(SM100)

@@ -2,8 +2,7 @@
 #ifndef NVFP4_SM80_GROUPED_ROWS_CUH
 #define NVFP4_SM80_GROUPED_ROWS_CUH
 
-#include "common/grouped_problem.h"
-#include "kernels/common/epilogue.cuh"
+#include "kernels/common/batch_epilogue.cuh"
 #include "kernels/common/group_tile.cuh"
 #include "kernels/sm80/grouped_config.h"
 #include "kernels/sm80/store_tile.cuh"
@@ -48,16 +47,6 @@ template <int TILE_M, bool HAS_SCALES = false> struct tile_rows {
         __syncthreads();
     }
 };
-
-/* The results of four columns of a row, before rounding, from their sums. */
-__device__ __forceinline__ void scale_row(const four_column_epilogue &columns, const gemm_problem &g, float factor,
-                                          float (&v)[4]) {
-    for (int i = 0; i < 4; i++) {
-        v[i] = __fmul_rn(columns.alpha[i], v[i]);
-        if (g.bias) v[i] = __fadd_rn(v[i], columns.bias[i]);
-        v[i] = __fmul_rn(v[i], factor);
-    }
-}
 
 /* The results of the tile's rows, from the warps' sums. The thread has four columns, `column` of the sums on and n of
  * the part on. `unit`: the power of two that conversions leave in a product. */

@@ -2,20 +2,8 @@
 #ifndef NVFP4_SM80_STORE_TILE_CUH
 #define NVFP4_SM80_STORE_TILE_CUH
 
-#include "common/grouped_problem.h"
-#include "kernels/common/epilogue.cuh"
+#include "kernels/common/batch_epilogue.cuh"
 #include "kernels/sm80/config.h"
-
-/* Takes alpha and bias of one batch, where they are by batch. */
-__device__ __forceinline__ void take_batch(four_column_epilogue &columns, const gemm_problem &p, int64_t l) {
-    if (!p.by_batch) return;
-    for (int i = 0; i < 4; i++) {
-        if (p.by_batch & ALPHA_BY_BATCH && i < columns.count)
-            columns.alpha[i] = p.alpha[p.alpha_stride ? l * p.n + columns.n + i : l];
-        if (p.by_batch & BIAS_BY_BATCH && i < columns.count)
-            columns.bias[i] = load_float(p.bias, l * p.n + columns.n + i, p.bias_type);
-    }
-}
 
 /* The sums of four neighbours of a row over the warps' tiles, fp32 [WARPS][TILE_M][SUM_PITCH], in the order of K. */
 template <class C>

@@ -77,7 +77,14 @@
     X(units_rows_us, 0.367)   /* added to units_fixed_us for 16 */                                                     \
     X(units_a16_loss, 1.1)    /* times as many clocks with a 16-bit A */                                               \
     X(units_unhidden, 0.692)  /* share of the clocks of the last step of each warp that no load hides */               \
-    X(units_pass_loss, 0.018) /* share of time that each further pass adds */
+    X(units_pass_loss, 0.018) /* share of time that each further pass adds */                                          \
+    /* grouped.cu: 96 products of experts with bf16 A in CUDA graphs on an H100: off by 5 % (rms) */                   \
+    X(grouped_fixed_us, 7.575)      /* the kernel's own fixed_us, that of its pre-pass included */                     \
+    X(grouped_decode_clocks, 734.0) /* clocks that dequantizing a stage to bf16 takes */                               \
+    X(grouped_mma_clocks, 1.286)    /* times as many as wgmma's rate says: the clock under load is lower */            \
+    X(grouped_hidden_mma, 0.67)     /* share of wgmma's clocks that longer dequantizing does not hide */               \
+    X(grouped_hidden_decode, 0.576) /* share of dequantizing's clocks that longer wgmma does not hide */               \
+    X(grouped_tile_clocks, 1740.0)  /* start and end of a tile */
 
 typedef struct sm90_model {
 #define X(name, value) double name;

@@ -11,6 +11,10 @@ static const kernel_entry kernels[SM90_KERNELS] = {
                                  .fatbin = "sm90_dequant",
                                  .threads = SM90_DEQUANT_THREADS,
                                  .pdl = 1},
+    [KERNEL_SM90_REORDER] = {.name = "nvfp4_sm90_reorder",
+                             .fatbin = "sm90_reorder",
+                             .threads = SM90_REORDER_THREADS,
+                             .pdl = 1},
 };
 static const kernel_set set = {
     .kernels = kernels, .count = SM90_KERNELS, .least_capability = 90, .most_capability = 90, .optional = 1};
@@ -121,20 +125,33 @@ static nvfp4_status reject_nn(const device_props *props, const gemm_traits *t) {
     return reject_tiles(t);
 }
 
-/* Either planner asks the kinds of its operation. */
-#define PLANNER(types, why)                                                                                            \
+static nvfp4_status reject_grouped(const device_props *props, const gemm_traits *t) {
+    nvfp4_status status = reject_memory(props);
+    if (status) return status;
+    if (t->scale_layout != NVFP4_128X4 || !t->tma_values)
+        return REJECT_AS(NVFP4_UNSUPPORTED, "b",
+                         ("has linear scales, or rows of a or b lie otherwise than on 16 bytes, which the sm90 kernels "
+                          "of groups do not take"),
+                         ("must have 128x4 scales, or the backend must be sm80"));
+    return reject_tiles(t);
+}
+
+/* Each planner asks the kinds of its operation. */
+#define PLANNER(types, why, ...)                                                                                       \
     {.a_types = types,                                                                                                 \
      .tma_a_types = TAKES_16_BIT,                                                                                      \
      .candidates = candidates,                                                                                         \
      .batch_invariant = batch_invariant,                                                                               \
      .reject = why,                                                                                                    \
-     .build = build}
-static const gemm_planner gemm = PLANNER(TAKES_E2M1 | TAKES_16_BIT, reject);
-static const gemm_planner gemm_nn = PLANNER(TAKES_16_BIT, reject_nn);
+     .build = build,                                                                                                   \
+     __VA_ARGS__}
+static const gemm_planner gemm = PLANNER(TAKES_E2M1 | TAKES_16_BIT, reject, );
+static const gemm_planner gemm_nn = PLANNER(TAKES_16_BIT, reject_nn, );
+static const gemm_planner grouped = PLANNER(TAKES_16_BIT, reject_grouped, .takes_by_batch = 1);
 
 const gemm_family sm90_family = {
     FAMILY_ROW(sm90),
     .kernels = &set,
-    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn},
+    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn, [OP_GROUPED] = &grouped},
     .roundings = {.per_block = 72, .block_k = 16, .constant = 64},
 };

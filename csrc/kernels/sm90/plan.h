@@ -6,6 +6,7 @@
 #include "common/math.h"
 #include "kernels/sm90/gemm_config.h"
 #include "kernels/sm90/gemv_config.h"
+#include "kernels/sm90/grouped_config.h"
 #include "kernels/sm90/model.h"
 #include "kernels/sm90/nn_config.h"
 #include "kernels/sm90/prefill_config.h"
@@ -21,7 +22,8 @@
     X(gemv, SM90_GEMV_CONFIGS, SM90_GEMV_ENTRY)                                                                        \
     X(prefill, SM90_PREFILL_CONFIGS, SM90_PREFILL_ENTRY)                                                               \
     X(units, SM90_UNITS_CONFIGS, SM90_UNITS_ENTRY)                                                                     \
-    X(nn, SM90_NN_CONFIGS, SM90_NN_ENTRY)
+    X(nn, SM90_NN_CONFIGS, SM90_NN_ENTRY)                                                                              \
+    X(grouped, SM90_GROUPED_CONFIGS, SM90_GROUPED_ENTRY)
 
 /* Numbers of the kernels. */
 enum {
@@ -31,6 +33,7 @@ enum {
 #undef X
 #undef NUMBER
         KERNEL_SM90_DEQUANT,
+    KERNEL_SM90_REORDER,
     SM90_KERNELS
 };
 

@@ -27,7 +27,8 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
             suites.ragged("sm90"),
         )
 
-    gemm = tuple(f"kernels/sm90/{name}" for name in ("gemm.cu", "dequant.cu", "reduce.cuh", "schedule.cuh"))
+    headers = ("mainloop.cuh", "reduce.cuh", "schedule.cuh")
+    gemm = tuple(f"kernels/sm90/{name}" for name in ("gemm.cu", "dequant.cu", *headers))
     gemm_tests = (
         *tests_of("gemm", "kernels/sm90/test_sm90_streamk.py"),
         ("kernels/sm90/test_sm90_prefill.py", "-k", "dequant"),
@@ -39,10 +40,17 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
         named,
         drawn,
     )
+    grouped = ("kernels/sm90/grouped*.cu*", "kernels/sm90/reorder.cu")
+    grouped_tests = (
+        ("api/test_grouped_gemm.py", "-k", "sm_90"),
+        suites.on("sm_90", "api/test_grouped_promises.py", "-k", "sm90"),
+        drawn,
+    )
     return {
         "sm90_gemm": suites.Family(gemm, gemm_tests),
         "sm90_gemv": suites.Family(("kernels/sm90/gemv.cu",), tests_of("gemv")),
         "sm90_units": suites.Family(("kernels/sm90/units.cu", "kernels/sm90/units.cuh"), tests_of("units")),
         "sm90_prefill": suites.Family(("kernels/sm90/prefill.cu",), tests_of("prefill")),
         "sm90_nn": suites.Family(("kernels/sm90/nn.cu",), nn_tests),
+        "sm90_grouped": suites.Family(grouped, grouped_tests),
     }

@@ -1,0 +1,98 @@
+/* The tiles of a product of groups in sm90/grouped.cu, from the ends of the groups, which are on the device.
+ *
+ * Tiles are numbered in the order of groups; of a group, first along its rows, then along the columns, part by part. So
+ * tiles that share columns of a matrix run at the same time, and it comes from memory once. */
+#ifndef NVFP4_SM90_GROUPED_TILES_CUH
+#define NVFP4_SM90_GROUPED_TILES_CUH
+
+#include "common/grouped_problem.h"
+#include "kernels/common/group_tile.cuh"
+#include "kernels/sm90/grouped_config.h"
+
+/* In shared memory: of each group and behind the last, what comes before it. */
+struct group_table {
+    int32_t rows[SM90_GROUPED_MAX_GROUPS + 1], tiles[SM90_GROUPED_MAX_GROUPS + 1]; /* tiles along the rows */
+};
+static_assert(sizeof(group_table) == SM90_GROUPED_TABLE_BYTES, "as the host reserves it");
+
+template <int THREADS> struct group_table_scratch {
+    int greatest[THREADS / 32], counts[THREADS / 32];
+};
+
+/* Called by all THREADS threads of the CTA; ends with a barrier. */
+template <int THREADS>
+__device__ __forceinline__ void fill_group_table(group_table &table, const grouped_problem &p, int tile_rows,
+                                                 group_table_scratch<THREADS> &scratch) {
+    const int m = (int)p.g.m, each = (p.groups + THREADS - 1) / THREADS;
+    const int first = min((int)threadIdx.x * each, p.groups), last = min(first + each, p.groups);
+    int most = 0;
+    for (int e = first; e < last; e++) most = max(most, min(p.ends[e], m));
+    int at = scan_before<greater_of, THREADS>(most, scratch.greatest);
+    const int begin = at;
+    int tiles = 0;
+    for (int e = first; e < last; e++) {
+        const int end = max(at, min(p.ends[e], m));
+        tiles += tiles_of_rows(at, end, tile_rows);
+        at = end;
+    }
+    tiles = scan_before<sum_of, THREADS>(tiles, scratch.counts);
+    at = begin;
+    for (int e = first; e < last; e++) {
+        const int end = max(at, min(p.ends[e], m));
+        table.rows[e] = at, table.tiles[e] = tiles;
+        tiles += tiles_of_rows(at, end, tile_rows);
+        at = end;
+        if (e == p.groups - 1) table.rows[e + 1] = at, table.tiles[e + 1] = tiles;
+    }
+    __syncthreads();
+}
+
+/* A tile: rows row .. row + rows - 1 of the result, in the order of groups, by columns n .. of a part. */
+struct grouped_tile {
+    int32_t l; /* the matrix: group * parts + part */
+    int32_t part, n;
+    int32_t row, rows;
+};
+
+/* The tiles of this CTA, one after the other. The calls of a warp are converged. */
+struct grouped_tiles {
+    const group_table &table;
+    const grouped_problem &p;
+    uint32_t tiles_n, number, all;
+
+    __device__ __forceinline__ grouped_tiles(const group_table &table, const grouped_problem &p,
+                                             const sm90_grouped_schedule &s)
+        : table(table), p(p), tiles_n((uint32_t)s.tiles_n), number(blockIdx.x),
+          all((uint32_t)table.tiles[p.groups] * tiles_n * (uint32_t)p.parts) {}
+
+    /* The next tile, of at most tile_rows rows; false if there is none. */
+    __device__ __forceinline__ bool next(grouped_tile &tile, int32_t tile_rows) {
+        if (number >= all) return false;
+        const uint32_t across = tiles_n * (uint32_t)p.parts;
+        const int32_t group = group_of((int32_t)(number / across));
+        const int32_t before = table.tiles[group], along = table.tiles[group + 1] - before;
+        const uint32_t in_group = number - (uint32_t)before * across, column = in_group / (uint32_t)along;
+        const int32_t index = (int32_t)(in_group % (uint32_t)along);
+        tile.part = (int32_t)(column / tiles_n);
+        tile.l = group * p.parts + tile.part;
+        tile.n = (int32_t)(column % tiles_n) * SM90_GROUPED_TILE_N;
+        tile.row = table.rows[group] + index * tile_rows;
+        tile.rows = min(tile_rows, table.rows[group + 1] - tile.row);
+        number += gridDim.x;
+        return true;
+    }
+
+  private:
+    /* The last group before whose rows there are at most so many tiles: it has rows. Two steps of 32 groups. */
+    __device__ __forceinline__ int32_t group_of(int32_t row_tile) const {
+        static_assert(SM90_GROUPED_MAX_GROUPS <= 32 * 32, "two steps find the group");
+        const int lane = threadIdx.x % 32;
+        const auto first_lanes = [&](int group) {
+            return __popc(__ballot_sync(~0u, group < p.groups && table.tiles[group] <= row_tile)) - 1;
+        };
+        const int begin = first_lanes(lane * 32) * 32;
+        return begin + first_lanes(begin + lane);
+    }
+};
+
+#endif

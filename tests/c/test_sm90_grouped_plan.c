@@ -1,0 +1,162 @@
+/* Products of groups of the sm90 family on the properties of real GPUs: every candidate can be launched, its pre-pass
+ * fills what the kernel reads, and the plan follows from the number of rows a group. Prints "N passed, N failed". */
+#include "kernels/sm90/plan.h"
+#include "plan_checks.h"
+
+static const int64_t rows_of_result[] = {1, 7, 16, 33, 64, 300, 4096, 100000};
+static const int64_t columns[] = {1, 7, 128, 130, 704, 1856, 7168};
+static const int64_t depths[] = {0, 16, 32, 48, 464, 2048, 7168};
+static const int32_t groups_of[] = {1, 2, 60, 128, 1024};
+static const int on[] = {H200, H100_PCIE, H200_SLICE};
+enum { FIRST = KERNEL_sm90_grouped_fp16_128x64, END = KERNEL_SM90_DEQUANT };
+
+static long times_first[SM90_KERNELS], times_listed[SM90_KERNELS];
+
+static size_t param_bytes(int32_t kernel, int32_t index) {
+    if (kernel == KERNEL_SM90_REORDER) return index == 0 ? sizeof(sm90_reorder_schedule) : 0;
+    return index == 0 ? sizeof(grouped_problem) : index == 1 ? sizeof(sm90_grouped_schedule) : 0;
+}
+
+static void check_reorder(const grouped_problem *p, const gemm_candidate *c, const launch_plan *plan,
+                          const sm90_grouped_schedule *s) {
+    const launch_step *step = &plan->step[0];
+    const sm90_reorder_schedule *r = param_of(plan, step, 0);
+    const int64_t stages = ceil_div(p->g.k, 128), count = p->a_rows > p->g.m ? p->g.m : p->a_rows;
+    expect(plan->steps == 2 && step->kernel == KERNEL_SM90_REORDER, "a pre-pass before the kernel");
+    expect(r->a == p->g.a && r->a_pitch == p->g.a_pitch && r->a_rows == p->a_rows && r->k == p->g.k, "over A");
+    expect(r->bf16 == (p->g.a_type == NVFP4_BF16), "of its type");
+    expect(r->count == count && r->rows == (p->a_rows > p->g.m ? p->rows : NULL), "by rows of the fewer kind");
+    expect(s->a_is_gathered == (p->a_rows > p->g.m), "which the kernel knows");
+    expect(r->to == s->a && r->stages == stages, "it fills what the kernel reads");
+    expect(c->workspace >= count * stages * 256, "which there is room for");
+    expect(step->grid_x * SM90_REORDER_THREADS >= count * stages * 4, "a thread for each 32 values");
+}
+
+static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_candidate *c, const launch_plan *plan,
+                  const launch_step *step) {
+    const grouped_problem *all = (const grouped_problem *)p;
+    const kernel_entry *kernel = &gemm_families[NVFP4_BACKEND_SM90]->kernels->kernels[c->kernel];
+    const sm90_grouped_schedule *s = param_of(plan, step, 1);
+    (void)v;
+    times_listed[c->kernel]++;
+    expect(!memcmp(param_of(plan, step, 0), all, sizeof *all), "the kernel gets the problem");
+    expect(!strcmp(kernel->fatbin, "sm90_grouped"), "it is one of groups");
+    expect(strstr(kernel->name, p->a_type == NVFP4_FP16 ? "_fp16_" : "_bf16_") != NULL, "and of this type of A");
+    expect(kernel->pdl && step->cluster == 0 && step->grid_y == 1, "a dependent launch");
+    expect(p->scale_layout == NVFP4_128X4 && p->aligned16, "scales and rows that the kernel takes");
+    expect(c->split_k == 1 && c->tile_n == 128 && c->tile_k == 128 && c->swap_ab, "a CTA has all of K");
+    const int64_t across = ceil_div(p->n, 128) * all->parts, hit = min_int(all->groups, p->m);
+    const int64_t tiles = (p->m + hit * (c->tile_m - 1)) / c->tile_m * across;
+    expect(s->tiles_n * (int64_t)all->parts == across, "tiles cover N");
+    expect(c->grid == min_int(tiles, g->props.sm_count) && step->grid_x == c->grid, "a CTA an SM, if it has a tile");
+    expect(tiles <= INT32_MAX - g->props.sm_count, "the number behind a CTA's last tile does not overflow");
+    if (p->k == 0) {
+        expect(plan->steps == 1 && plan->tensor_maps == 0 && !s->a, "nothing to load");
+        return;
+    }
+    check_reorder(all, c, plan, s);
+    const tensor_layout *b = &plan->tensor_map[0].layout;
+    expect(plan->tensor_maps == 1 && b->data == p->b && b->element_bytes == 1 && b->rank == 3, "a tensor map of B");
+    expect((int64_t)b->dims[0] == p->k / 2 && (int64_t)b->dims[1] == p->n && (int64_t)b->dims[2] == p->l,
+           "of all of B");
+    expect(b->box[0] == 64 && b->box[1] == 128 && b->swizzle == 0, "in stages");
+}
+
+static int may_reject(const gpu *g, const gemm_problem *p) {
+    const gemm_traits t = traits_of_product(p);
+    const int reached = p->scale_layout == NVFP4_128X4 && p->aligned16;
+    expect(planner_of(NVFP4_BACKEND_SM90, p->operation, p->a_type)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
+               strstr(nvfp4_last_error(), reached ? "tiles" : "128x4 scales"),
+           nvfp4_last_error());
+    return !reached || ceil_div(p->m, 128) * ceil_div(p->n, 128) > INT32_MAX / 8;
+}
+
+static int32_t one(const gpu *g, const grouped_problem *p, variant v, int all) {
+    return check_product(NVFP4_BACKEND_SM90, g, &p->g, v, all, param_bytes, check, may_reject);
+}
+
+/* All candidates add in one order, so each serves batch-invariant products. */
+static void check_batch_invariant(const grouped_problem *p) {
+    const gemm_traits t = traits_of_product(&p->g);
+    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM90, t.operation, t.a_type);
+    gemm_candidate plain[FAMILY_MAX_CANDIDATES], invariant[FAMILY_MAX_CANDIDATES];
+    const int32_t count = planner->candidates(&gpus[H200].props, &t, plain);
+    const int reached = t.scale_layout == NVFP4_128X4 && t.tma_values;
+    expect(planner->batch_invariant(&gpus[H200].props, &t, invariant) == (reached ? count : -1),
+           "as many candidates, or those of another family");
+    for (int32_t i = 0; i < count; i++) expect(same_settings(&plain[i], &invariant[i]), "the same candidates");
+}
+
+/* Rows of the first plan's tile, and the family that is chosen of both. */
+static int32_t first_tile(int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts, int32_t *family) {
+    const grouped_problem p = grouped(OP_GROUPED, m, n, k, groups, parts, BF16_A);
+    static candidate_list sm80, sm90;
+    list_candidates(NVFP4_BACKEND_SM80, &gpus[H200], &p.g, 0, &sm80);
+    list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &p.g, 0, &sm90);
+    const gemm_candidate *x = &sm80.all[first_of(&sm80)], *y = &sm90.all[first_of(&sm90)];
+    *family = candidate_precedes(y, x) ? NVFP4_BACKEND_SM90 : NVFP4_BACKEND_SM80;
+    return y->tile_m;
+}
+
+static void check_choices(void) {
+    int32_t family;
+    snprintf(about, sizeof about, "choices");
+    first_tile(8, 512, 2048, 256, 2, &family);
+    expect(family == NVFP4_BACKEND_SM80, "one token of a small model has sm80's kernels");
+    expect(first_tile(1024, 2048, 7168, 256, 2, &family) == 64 && family == NVFP4_BACKEND_SM90,
+           "few rows a group have a narrow tile");
+    expect(first_tile(65536, 768, 2048, 128, 2, &family) == 128 && family == NVFP4_BACKEND_SM90,
+           "many rows a group have a wide one");
+}
+
+static void check_limits(void) {
+    const grouped_problem many = grouped(OP_GROUPED, INT32_MAX, INT32_MAX, 64, 8, 2, FP16_A);
+    snprintf(about, sizeof about, "limits");
+    expect(one(&gpus[H200], &many, FP16_A, 1) == 0, "too many tiles are an error");
+    for (int32_t k = FIRST; k < END; k++) {
+        const kernel_entry *kernel = &gemm_families[NVFP4_BACKEND_SM90]->kernels->kernels[k];
+        const variant v = strstr(kernel->name, "_fp16_") ? FP16_A : BF16_A;
+        const grouped_problem p = grouped(OP_GROUPED, 64, 64, 512, 4, 1, v);
+        check_least_shared_memory(NVFP4_BACKEND_SM90, gpus[H200], &p.g, k);
+    }
+    grouped_problem tall = grouped(OP_GROUPED, 64, 64, 512, 4, 1, FP16_A);
+    tall.a_rows = 1000;
+    one(&gpus[H200], &tall, FP16_A, 1);
+    tall.a_rows = 0;
+    static candidate_list list;
+    static launch_plan plan;
+    list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &tall.g, 0, &list);
+    launch_plan_init(&plan);
+    planner_of(NVFP4_BACKEND_SM90, OP_GROUPED, NVFP4_FP16)
+        ->build(&gpus[H200].props, &tall.g, &list.all[0], (void *)WORKSPACE, &plan);
+    const sm90_grouped_schedule *s = param_of(&plan, &plan.step[0], 1);
+    expect(plan.steps == 1 && !s->a, "an A without rows has no pre-pass");
+}
+
+int main(void) {
+    check_limits();
+    check_choices();
+    for (size_t m = 0; m < COUNT(rows_of_result); m++)
+        for (size_t n = 0; n < COUNT(columns); n++)
+            for (size_t k = 0; k < COUNT(depths); k++)
+                for (size_t e = 0; e < COUNT(groups_of); e++) {
+                    const gpu *g = &gpus[on[(m + n + k + e) % COUNT(on)]];
+                    const variant v = (m + n + k) % 2 ? FP16_A : BF16_A;
+                    grouped_problem p = grouped(OP_GROUPED, rows_of_result[m], columns[n], depths[k], groups_of[e],
+                                                1 + (int32_t)((m + k) % 3), v);
+                    if ((m + e) % 7 == 3) p.g.scale_layout = NVFP4_LINEAR;
+                    if ((n + e) % 3 == 1) p.a_rows = p.g.m / 2 + 1;
+                    static candidate_list list;
+                    one(g, &p, v, (m + n + k + e) % 3 == 0);
+                    check_batch_invariant(&p);
+                    list_candidates(NVFP4_BACKEND_SM90, g, &p.g, 0, &list);
+                    if (list.count) times_first[list.all[first_of(&list)].kernel]++;
+                }
+    snprintf(about, sizeof about, "what there is");
+    for (int32_t k = FIRST; k < END; k++) {
+        const char *name = gemm_families[NVFP4_BACKEND_SM90]->kernels->kernels[k].name;
+        expect(times_listed[k] > 0, name);
+        printf("%-32s first %6ld times, listed %7ld\n", name, times_first[k], times_listed[k]);
+    }
+    return report();
+}
