@@ -166,7 +166,9 @@ static inline nvfp4_gemm_args nvfp4_gemm_defaults(void) {
 /* Products of groups of rows, each group by a matrix of its own (the experts of a mixture): row i of the result is
  * row_scale[i] * (alpha * (row rows[i] of a) . B[e]^T + bias[e]), where e is the group of i.
  *
- *   a        fp16 or bf16 [R, K], as of nvfp4_gemm_args. scale_a must be absent.
+ *   a        fp16 or bf16 [R, K], as of nvfp4_gemm_args; scale_a and scale_rows are then absent. Or NVFP4 data
+ *            [R, K/2] with scale_a: in the linear layout [R, K/16], of the rows of a; in the 128x4 layout any number of
+ *            whole blocks, with scale_rows, and rows is absent.
  *   b        [E * parts, N, K/2] and scale_b, as of nvfp4_gemm_args with L = E * parts. The results of a group's parts
  *            lie side by side: gate and up, each with its own blocks of scales, are two parts. E is at most
  *            NVFP4_MAX_GROUPS.
@@ -176,19 +178,23 @@ static inline nvfp4_gemm_args nvfp4_gemm_defaults(void) {
  *            the product runs, never by the host of a GPU. A running maximum of them counts, clamped to 0 .. T. Rows
  *            past the last end are not written.
  *   rows     absent (T = R, row i is row i of a), or int32 [T]. The result of an index outside of a is NaN.
- *   row_scale absent, or fp32 [T]. Applied last, before rounding.
+ *   scale_rows int32 [E], of an NVFP4 a with 128x4 scales: row i of group e has its scales in row scale_rows[e] + i of
+ *            scale_a, i from 0. A multiple of 128: each group begins on its own block. Of another or a negative number
+ *            the group's results are NaN, and those of rows that scale_a does not have. scale_rows is read as ends are.
+ *   row_scale absent, or fp32 [T]. Applied last, before rounding. The global scales of a are factors here, by row, or
+ *            in alpha, by group.
  *   out      [T, parts * N], fp16, bf16 or fp32.
  *   alpha    absent: alpha_value; else fp32 of 1 element, [E * parts] or [E * parts, N].
  *   bias     absent, or [E * parts, N] in fp32 or the dtype of out.
- *   flags    as of nvfp4_gemm_args. With NVFP4_NO_TRANSPOSE_B a is [R, N], out [T, K], bias [E, K], parts is 1, and
- *            alpha has 1 element or E.
+ *   flags    as of nvfp4_gemm_args. With NVFP4_NO_TRANSPOSE_B a is fp16 or bf16 [R, N], out [T, K], bias [E, K], parts
+ *            is 1, and alpha has 1 element or E.
  *
  * The bits of a row depend on E, N, K, parts, types and at most the size of its group, with NVFP4_BATCH_INVARIANT not
  * on that either. The number of launches does not depend on E. */
 #define NVFP4_MAX_GROUPS 1024
 typedef struct nvfp4_grouped_gemm_args {
     nvfp4_call call;
-    nvfp4_tensor a, b, scale_a, scale_b, ends, rows, row_scale, out, alpha, bias;
+    nvfp4_tensor a, b, scale_a, scale_b, ends, rows, scale_rows, row_scale, out, alpha, bias;
     const void *const *b_list, *const *scale_b_list; /* NULL: b and scale_b have all matrices */
     float alpha_value;
     int32_t parts, groups; /* groups: of b_list */
@@ -287,7 +293,7 @@ nvfp4_status nvfp4_plan_shape(nvfp4_context *context, const nvfp4_shape *shape, 
 typedef struct nvfp4_quantize_args {
     nvfp4_call call;
     nvfp4_tensor x, data, scale;
-    nvfp4_tensor global_scale; /* absent: global_value; else fp32 of 1 element */
+    nvfp4_tensor global_scale; /* absent: global_value; else fp32 of 1 element, or of one a row, contiguous */
     float global_value;
     nvfp4_layout scale_layout;
     nvfp4_block_scale block_scale; /* dequantize does not depend on it */
@@ -308,6 +314,33 @@ static inline nvfp4_quantize_args nvfp4_quantize_defaults(void) {
 nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *args);
 /* The same struct, with x as the output: x = value * scale * g, in fp32, rounded once to x's dtype. */
 nvfp4_status nvfp4_dequantize(nvfp4_context *context, const nvfp4_quantize_args *args);
+
+/* quantize of rows in the order of their groups, as nvfp4_grouped_gemm takes them. One launch on a GPU, whose host
+ * reads none of the numbers. x          [R, K]; data is [T, K/2]. ends       absent: one group has all rows. Else int32
+ * [E], 1 <= E <= NVFP4_MAX_GROUPS, as of nvfp4_grouped_gemm. rows       absent (T = R, row i is row i of x), or int32
+ * [T]. An index outside of x gives a row of scales NaN and codes 0. scale      NVFP4_LINEAR: [T, K/16]. NVFP4_128X4:
+ * each group begins with a 128-row block of its own. There are m + floor((T - m) / 128) blocks, m = min(E, T): the most
+ * that any ends lead to. scale_rows int32 [E], without ends [1], is written: row i of group e has its scales in row
+ *              scale_rows[e] + i - b of scale, b being the group's first row. Multiples of 128 in the 128x4 layout.
+ *   global_scale  as of nvfp4_quantize, and one a row is one a row of x. With ends: 1 element, [E] or [R, 1].
+ * Rows past the last end, their scales and blocks of no group are not written. Padding of a group's blocks is zeros. */
+typedef struct nvfp4_grouped_quantize_args {
+    nvfp4_quantize_args quantize;
+    nvfp4_tensor ends, rows, scale_rows;
+    uint64_t reserved; /* 0 */
+} nvfp4_grouped_quantize_args;
+static inline void nvfp4_grouped_quantize_init(nvfp4_grouped_quantize_args *args) {
+    memset(args, 0, sizeof *args);
+    args->quantize.call.size = sizeof *args;
+    args->quantize.global_value = 1.0f;
+}
+static inline nvfp4_grouped_quantize_args nvfp4_grouped_quantize_defaults(void) {
+    nvfp4_grouped_quantize_args args;
+    nvfp4_grouped_quantize_init(&args);
+    return args;
+}
+#define NVFP4_GROUPED_QUANTIZE_ARGS nvfp4_grouped_quantize_defaults()
+nvfp4_status nvfp4_grouped_quantize(nvfp4_context *context, const nvfp4_grouped_quantize_args *args);
 
 /* quantize of y, in one pass: x [R, K] or [L, R, K] to y = x / sqrt(mean(x^2) + eps) * weight, in fp32 and never
  * rounded to less. csrc/cpu/fused.c defines the order of additions and every rounding, the same on each backend.
@@ -341,13 +374,13 @@ nvfp4_status nvfp4_silu_mul_quantize(nvfp4_context *context, const nvfp4_quantiz
  *   scale = amax(|x|) / (448 * 6), with NVFP4_FOUR_OVER_SIX amax(|x|) / (256 * 6), in fp64, rounded once to fp32;
  *   1 where that is 0, NaN or infinite: x has a NaN, an infinity, or nothing but zeros.
  * scale is fp32 of 1 element, on the device of x. One launch on a GPU. For x of more than 16 KiB it needs a workspace
- * of NVFP4_AMAX_WORKSPACE bytes. */
+ * of NVFP4_AMAX_WORKSPACE bytes. by_row: scale is [R], one for each row of x [R, K], without a workspace. */
 #define NVFP4_AMAX_WORKSPACE 8192
 typedef struct nvfp4_amax_scale_args {
     nvfp4_call call;
     nvfp4_tensor x, scale;
     nvfp4_block_scale block_scale;
-    uint32_t reserved; /* 0 */
+    uint32_t by_row; /* 0 or 1 */
 } nvfp4_amax_scale_args;
 static inline void nvfp4_amax_scale_init(nvfp4_amax_scale_args *args) {
     memset(args, 0, sizeof *args);
@@ -409,6 +442,32 @@ static inline nvfp4_gated_args nvfp4_gated_defaults(void) {
 }
 #define NVFP4_GATED_ARGS nvfp4_gated_defaults()
 nvfp4_status nvfp4_gated(nvfp4_context *context, const nvfp4_gated_args *args);
+
+/* quantize of a gated activation in fp32, in one pass: the same bytes as quantize's of nvfp4_gated's result in fp32.
+ * quantize.x is the gate, [R, N] or [L, R, N] with rows any distance apart; N is a multiple of 16. up, activation,
+ * limit and alpha are nvfp4_gated's. quantize.block_scale must be NVFP4_AMAX6. ends and scale_rows are those of
+ * nvfp4_grouped_quantize; with ends the gate has two dimensions. */
+typedef struct nvfp4_gated_quantize_args {
+    nvfp4_quantize_args quantize;
+    nvfp4_tensor up, ends, scale_rows;
+    nvfp4_activation activation;
+    float limit, alpha;
+    uint32_t reserved; /* 0 */
+} nvfp4_gated_quantize_args;
+static inline void nvfp4_gated_quantize_init(nvfp4_gated_quantize_args *args) {
+    memset(args, 0, sizeof *args);
+    args->quantize.call.size = sizeof *args;
+    args->quantize.global_value = 1.0f;
+    args->limit = INFINITY;
+    args->alpha = 1.702f;
+}
+static inline nvfp4_gated_quantize_args nvfp4_gated_quantize_defaults(void) {
+    nvfp4_gated_quantize_args args;
+    nvfp4_gated_quantize_init(&args);
+    return args;
+}
+#define NVFP4_GATED_QUANTIZE_ARGS nvfp4_gated_quantize_defaults()
+nvfp4_status nvfp4_gated_quantize(nvfp4_context *context, const nvfp4_gated_quantize_args *args);
 
 /* Sorts the choices of a router by expert: S tokens, k experts each, E experts here. One launch on a GPU.
  *   ids         [S, k], int32 or int64. Expert ids[t, j] is token t's j-th. Rows are dense inside.

@@ -57,7 +57,7 @@ def rms_norm_quantize(
 def silu_mul_quantize(
     gate_up: Array, global_scale: float | AnyArray | None, scale_layout: str, out: tuple[Array, Array] | None, /
 ) -> tuple[Array, Array]: ...
-def amax_scale(x: Array, block_scale: str, /) -> Array: ...
+def amax_scale(x: Array, block_scale: str, by_row: int, /) -> Array: ...
 def swizzle(scale: Array, /) -> Array: ...
 def unswizzle(scale: Array, rows: int, columns: int, /) -> Array: ...
 def grouped_gemm(
@@ -67,6 +67,7 @@ def grouped_gemm(
     scale_b: AnyArray | Sequence[AnyArray],
     ends: AnyArray,
     rows: AnyArray | None,
+    scale_rows: AnyArray | None,
     row_scale: AnyArray | None,
     alpha: float | AnyArray | None,
     bias: AnyArray | None,
@@ -77,6 +78,16 @@ def grouped_gemm(
     out_dtype: DType | None,
     /,
 ) -> Array: ...
+def grouped_quantize(
+    x: Array,
+    global_scale: float | AnyArray | None,
+    ends: AnyArray | None,
+    rows: AnyArray | None,
+    scale_layout: str,
+    block_scale: str,
+    out: tuple[Array, Array, Array] | None,
+    /,
+) -> tuple[Array, Array, Array]: ...
 def gated(
     gate: Array,
     up: AnyArray | None,
@@ -87,6 +98,18 @@ def gated(
     out_dtype: DType | None,
     /,
 ) -> Array: ...
+def gated_quantize(
+    gate: Array,
+    up: AnyArray | None,
+    global_scale: float | AnyArray | None,
+    ends: AnyArray | None,
+    activation: str,
+    limit: float,
+    alpha: float,
+    scale_layout: str,
+    out: tuple[Array, Array, Array] | None,
+    /,
+) -> tuple[Array, Array, Array]: ...
 def moe_route(ids: Array, expert_map: AnyArray | None, E: int, /) -> tuple[Array, Array, Array]: ...
 def moe_combine(
     y: Array, places: AnyArray, weights: AnyArray | None, out: Array | None, out_dtype: DType | None, /

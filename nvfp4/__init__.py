@@ -8,6 +8,7 @@ scale (e4m3) for every 16 values along K.
     custom_kernel   the same product for the views of GPU MODE's competition
     quantize        converts numbers to NVFP4;  dequantize converts them back
     rms_norm_quantize, silu_mul_quantize   quantize after an RMS norm, with or without a residual, or after SwiGLU
+    gated_quantize  quantizes gated's result, for groups of rows too
     amax_scale      computes the global scale for quantize, on the device
     gated           computes an expert's activation: SwiGLU, gelu, relu^2 or that of gpt-oss
     moe_route       sorts a router's choices by expert;  moe_combine adds the experts' rows for each token
@@ -37,6 +38,7 @@ from nvfp4._api import (
     custom_kernel,
     dequantize,
     gated,
+    gated_quantize,
     gemm,
     grouped_gemm,
     moe_combine,
@@ -59,6 +61,7 @@ __all__ = [
     "custom_kernel",
     "dequantize",
     "gated",
+    "gated_quantize",
     "gemm",
     "grouped_gemm",
     "info",

@@ -154,6 +154,7 @@ def grouped_gemm(
     ends: AnyArray,
     *,
     rows: AnyArray | None = None,
+    scale_rows: AnyArray | None = None,
     row_scale: AnyArray | None = None,
     alpha: float | AnyArray | None = None,
     bias: AnyArray | None = None,
@@ -170,16 +171,18 @@ def grouped_gemm(
     Row i of the result is row_scale[i] * (alpha[e] * a[rows[i]] . B[e]^T + bias[e]), where e is the group of row i.
     Rows lie in the order of their groups, and `ends` says where each group ends.
 
-    Tensors are as `gemm` takes them. On a GPU `ends`, `rows` and `row_scale` are read by the kernel alone, so one CUDA
-    graph serves every routing. The call is one launch for any number of groups.
+    Tensors are as `gemm` takes them. On a GPU `ends`, `rows`, `scale_rows` and `row_scale` are read by the kernel
+    alone, so one CUDA graph serves every routing. The call is one launch for any number of groups.
 
     Args:
-        a (Tensor): [R, K], float16 or bfloat16, as a 16-bit a of `gemm`.
+        a (Tensor): [R, K], float16 or bfloat16, as a 16-bit a of `gemm`; or NVFP4 data, [R, K/2], uint8 or
+            float4_e2m1fn_x2. Its global scale is a factor in `alpha`, by group, or in `row_scale`, by row.
         b (Tensor): the matrices, [E, N, K/2], uint8 or float4_e2m1fn_x2; E is at most 1024.
             [E, P, N, K/2] has P parts, whose results lie side by side: gate and up are two parts.
             On a CPU, also a list of E torch tensors or NumPy arrays of equal layout, [N, K/2] or [P, N, K/2] each, such
             as parts of mapped files: nothing is copied. scale_b is then a list too.
-        scale_a (None): a 16-bit a has no scales. An NVFP4 a is not supported yet.
+        scale_a (Tensor or None): the scales of an NVFP4 a, in `scale_layout`; None for a 16-bit a.
+            "linear": [R, K/16]. "128x4": whole blocks of 128 rows, each group on blocks of its own (`scale_rows`).
         scale_b (Tensor): the scales of b, in `scale_layout`. Each matrix has its own 128x4 blocks:
             E * P * ceil(N/128) * ceil(K/64) * 512 bytes. "linear": [E, N, K/16] or [E, P, N, K/16].
         ends (Tensor): int32 [E]. Group e has rows ends[e-1] .. ends[e] - 1 of the result; group 0 begins with row 0.
@@ -187,6 +190,10 @@ def grouped_gemm(
             lead to empty groups, and never out of a tensor.
         rows (Tensor, optional): int32 [T]. Row i of the result is computed from row rows[i] of a. Default: None.
             None: T = R, and row i from row i. The result of an index outside of a is NaN.
+            An NVFP4 a with 128x4 scales has no rows: `quantize` takes `ends` and `rows`, and sorts.
+        scale_rows (Tensor, optional): int32 [E], required for an NVFP4 a with 128x4 scales, else None. Default: None.
+            Row i of group e, from 0, has its scales in row scale_rows[e] + i of scale_a. scale_rows[e] is a multiple of
+            128. Otherwise the results of the group are NaN, as those of rows are that scale_a does not have.
         row_scale (Tensor, optional): float32 [T], a factor for each row of the result, such as the weight of a router.
             Default: None.
         alpha (float or Tensor, optional): the factor of the products. Default: 1.
@@ -197,8 +204,8 @@ def grouped_gemm(
             that of a.
         scale_layout (str, optional): "128x4" or "linear", as of `gemm`. Default: "128x4".
         transpose_b (bool, optional): whether the matrices are transposed. Default: True.
-            False computes [T, K] from a of [R, N], the gradient with respect to a. b has no parts, alpha has one
-            element or [E], and bias is [E, K].
+            False computes [T, K] from a 16-bit a of [R, N], the gradient with respect to a. b has no parts, alpha has
+            one element or [E], and bias is [E, K].
         backend (str, optional): "cpu" or "sm80" (every GPU since Ampere), or None, which chooses by rule. Default:
             None.
         batch_invariant (bool, optional): makes the bits of a row independent of T and of its group's size.
@@ -244,6 +251,7 @@ def grouped_gemm(
             scale_b,
             ends,
             rows,
+            scale_rows,
             row_scale,
             alpha,
             bias,
@@ -254,7 +262,21 @@ def grouped_gemm(
             out_dtype,
         )
     return _C.grouped_gemm(
-        a, b, scale_a, scale_b, ends, rows, row_scale, alpha, bias, scale_layout, backend, flags, out, out_dtype
+        a,
+        b,
+        scale_a,
+        scale_b,
+        ends,
+        rows,
+        scale_rows,
+        row_scale,
+        alpha,
+        bias,
+        scale_layout,
+        backend,
+        flags,
+        out,
+        out_dtype,
     )
 
 
@@ -297,7 +319,9 @@ def quantize(
     global_scale: float | AnyArray | None = None,
     scale_layout: str = "128x4",
     block_scale: str = "amax6",
-) -> tuple[Array, Array]:
+    ends: AnyArray | None = None,
+    rows: AnyArray | None = None,
+) -> tuple[Array, ...]:
     """Quantizes numbers to NVFP4: x is approximated by value * scale * global_scale.
 
     Pass global_scale=amax_scale(x). With the default of 1, small numbers lose accuracy and very small ones are lost:
@@ -307,7 +331,8 @@ def quantize(
         x (Tensor): [R, K] or [L, R, K], float16, bfloat16 or float32. K is a multiple of 16.
         global_scale (float or Tensor, optional): the multiplier that dequantize or gemm's alpha applies again. Default:
             1.
-            It is positive and finite. A tensor is float32 and has one element.
+            It is positive and finite. A tensor is float32, contiguous, and has one element or one for each row of x.
+            With `ends` it has one element, one for each group ([E]) or one for each row of x ([R, 1]).
             amax_scale(x) gives the multiplier with which the whole range of the scales is used.
         scale_layout (str, optional): the layout of the scales that are returned, "128x4" or "linear" (see gemm).
             Default: "128x4".
@@ -316,12 +341,23 @@ def quantize(
             "four_over_six" takes amax/6 or amax/4, whichever gives the smaller sum of squared errors, and amax/6 if
             both are equal. Call amax_scale with the same block_scale: a scale from amax/4 is 1.5 times as large and may
             saturate otherwise.
+        ends (Tensor, optional): int32 [E], E from 1 to 1024. Rows of the result lie in groups, as grouped_gemm takes
+            them. Group e has rows ends[e-1] .. ends[e] - 1, group 0 begins with row 0, and a running maximum of the
+            ends counts, clamped to 0 .. T. x is [R, K]. Default: None.
+        rows (Tensor, optional): int32 [T]. Row i of the result is quantized from row rows[i] of x, [R, K]. An index
+            outside of x gives a row of scales NaN. Default: None, where T = R, and row i is row i.
 
     Returns:
-        (data, scale).
+        (data, scale), or with `ends` and "128x4" (data, scale, scale_rows).
         data is [.., R, K/2] uint8, two values a byte; data.view(torch.float4_e2m1fn_x2) has the other dtype.
         scale is float8_e4m3fn (uint8 outside torch). In "128x4" it is [.., R rounded up to 128, K/16 rounded up to 4],
-        with zeros as padding. In "linear" it is [.., R, K/16].
+        with zeros as padding. In "linear" it is [.., R, K/16]. With `rows`, T stands for R.
+        scale_rows is int32 [E]. In "128x4" each group begins with a 128-row block of its own, and row i of group e,
+        which begins with row b, has the scales of row scale_rows[e] + i - b. scale has 128 rows for each of
+        m + (T - m) // 128 blocks, m = min(E, T), which are enough for any ends.
+        Rows past the last end, their scales, and blocks of no group are not written.
+
+    On a GPU the call is one launch and waits for nothing: ends, rows and global_scale are read by the kernel alone.
 
     The scale of a block is amax/6 / global_scale rounded to e4m3. A value is x / (scale * global_scale) rounded to
     e2m1. Both are rounded to nearest, ties to even, and saturate. A block of zeros has scale 0. Finite input never
@@ -337,13 +373,24 @@ def quantize(
         ((1, 8), (1, 1))
         >>> nvfp4.dequantize(data, scale, scale_layout="linear")[0, :8]
         array([0.  , 1.25, 2.5 , 2.5 , 3.75, 5.  , 5.  , 7.5 ], dtype=float32)
+        >>> x, rows, ends = np.ones((2, 64), np.float32), np.int32([1, 0, 1]), np.int32([1, 1, 3])
+        >>> data, scale, scale_rows = nvfp4.quantize(x, ends=ends, rows=rows)
+        >>> data.shape, scale.shape, scale_rows
+        ((3, 32), (384, 4), array([  0, 128, 128], dtype=int32))
     """
     torch = modules.get("torch")
-    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
+    tracing = torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing())
+    if tracing:
         from nvfp4 import torch_ops
-
-        return torch_ops.call("quantize", x, global_scale, scale_layout, block_scale)
-    return _C.quantize(x, global_scale, scale_layout, block_scale)
+    if ends is None and rows is None:
+        if tracing:
+            return torch_ops.call("quantize", x, global_scale, scale_layout, block_scale)
+        return _C.quantize(x, global_scale, scale_layout, block_scale)
+    if tracing:
+        results = torch_ops.call("grouped_quantize", x, global_scale, ends, rows, scale_layout, block_scale, None)
+    else:
+        results = _C.grouped_quantize(x, global_scale, ends, rows, scale_layout, block_scale, None)
+    return results if ends is not None and scale_layout == "128x4" else results[:2]
 
 
 def dequantize(
@@ -360,7 +407,7 @@ def dequantize(
         data (Tensor): [R, K/2] or [L, R, K/2], uint8 or float4_e2m1fn_x2.
         scale (Tensor): the scales, as quantize returns them (see gemm).
         global_scale (float or Tensor, optional): the multiplier. Default: 1.
-            A tensor is float32 and has one element.
+            A tensor is float32, contiguous, and has one element or one for each row.
         scale_layout (str, optional): the layout of scale, "128x4" or "linear". Default: "128x4".
         out_dtype (dtype, optional): torch.float32, torch.float16 or torch.bfloat16. Default: torch.float32.
 
@@ -468,7 +515,7 @@ def silu_mul_quantize(
     return _C.silu_mul_quantize(gate_up, global_scale, scale_layout, out)
 
 
-def amax_scale(x: Array, *, block_scale: str = "amax6") -> Array:
+def amax_scale(x: Array, *, block_scale: str = "amax6", by_row: bool = False) -> Array:
     """Computes the global scale with which quantize uses the whole range of the block scales: amax(|x|) / (448 * 6).
 
     Args:
@@ -476,11 +523,12 @@ def amax_scale(x: Array, *, block_scale: str = "amax6") -> Array:
         block_scale (str, optional): the block_scale of the quantize call. Default: "amax6".
             With "four_over_six" the scale is amax(|x|) / (256 * 6), since a block scale may be 1.5 times as large
             there.
+        by_row (bool, optional): whether each row of x, [R, K], gets a scale of its own (per token). Default: False.
 
     Returns:
-        float32 [1] on the device of x. The division is done in fp64 and rounded once. The scale is 1 if x has a NaN or
-        an infinity or is all zeros, or if the quotient rounds to 0. On a GPU it is one launch, and the call waits for
-        nothing.
+        float32 [1], by row [R], on the device of x. The division is done in fp64 and rounded once. The scale is 1 if x
+        (by row: its row) has a NaN or an infinity or is all zeros, or if the quotient rounds to 0. On a GPU it is one
+        launch, and the call waits for nothing.
 
     Raises:
         nvfp4.Error: an argument breaks a rule.
@@ -490,12 +538,14 @@ def amax_scale(x: Array, *, block_scale: str = "amax6") -> Array:
         >>> nvfp4.amax_scale(np.float32([[0, -1344]]))
         array([0.5], dtype=float32)
     """
+    if type(by_row) is not bool:
+        reject_switch(by_row=by_row)
     torch = modules.get("torch")
     if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
-        return torch_ops.call("amax_scale", x, block_scale)
-    return _C.amax_scale(x, block_scale)
+        return torch_ops.call("amax_scale", x, block_scale, 1 if by_row else 0)
+    return _C.amax_scale(x, block_scale, 1 if by_row else 0)
 
 
 def swizzle(scale: Array) -> Array:
@@ -609,6 +659,61 @@ def gated(
 
         return torch_ops.call("gated", gate, up, activation, limit, alpha, out, out_dtype)
     return _C.gated(gate, up, activation, limit, alpha, out, out_dtype)
+
+
+def gated_quantize(
+    gate: Array,
+    up: AnyArray | None = None,
+    activation: str = "silu",
+    *,
+    limit: float | None = None,
+    alpha: float | None = None,
+    global_scale: float | AnyArray | None = None,
+    ends: AnyArray | None = None,
+    scale_layout: str = "128x4",
+) -> tuple[Array, ...]:
+    """Quantizes a gated activation in one pass over memory: quantize of gated's result in float32, which is not stored.
+
+    Args:
+        gate (Tensor): [R, N] or [L, R, N], float16, bfloat16 or float32; N is a multiple of 16.
+            Rows are contiguous and may lie any distance apart: gate and up may be halves of one [R, 2N].
+        up (Tensor, optional): the factors, as of gated. Default: None.
+        activation (str, optional): "silu", "gelu_tanh", "relu2" or "swiglu" (see gated). Default: "silu".
+        limit (float, optional): the limit of "silu" and "swiglu", a positive number. Default: None.
+        alpha (float, optional): the alpha of "swiglu". Default: 1.702.
+        global_scale (float or Tensor, optional): the multiplier, as for quantize. Default: 1.
+            With `ends`, [E] has one for each group.
+        ends (Tensor, optional): int32 [E], the ends of groups of rows, as for quantize. gate is [R, N]. Default: None.
+        scale_layout (str, optional): the layout of the scales, "128x4" or "linear" (see gemm). Default: "128x4".
+
+    Returns:
+        (data, scale), or with `ends` and "128x4" (data, scale, scale_rows), as quantize returns them for [.., R, N].
+
+    Every backend gives the same bytes. silu_mul_quantize is the same for gate and up in one tensor, and can write to
+    tensors that exist.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> gate, up = np.full((1, 16), 8, np.float32), np.full((1, 16), 5, np.float32)
+        >>> data, scale = nvfp4.gated_quantize(gate, up, limit=3.0, scale_layout="linear")
+        >>> nvfp4.dequantize(data, scale, scale_layout="linear")[0, :2]
+        array([8.25, 8.25], dtype=float32)
+    """
+    limit = float("inf") if limit is None else limit
+    alpha = 1.702 if alpha is None else alpha
+    torch = modules.get("torch")
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
+        from nvfp4 import torch_ops
+
+        results = torch_ops.call(
+            "gated_quantize", gate, up, global_scale, ends, activation, limit, alpha, scale_layout, None
+        )
+    else:
+        results = _C.gated_quantize(gate, up, global_scale, ends, activation, limit, alpha, scale_layout, None)
+    return results if ends is not None and scale_layout == "128x4" else results[:2]
 
 
 def moe_route(ids: Array, E: int, expert_map: AnyArray | None = None) -> tuple[Array, Array, Array]:

@@ -63,7 +63,7 @@ def info(
         transpose_b (bool, optional): whether B is transposed, as in gemm. Default: True.
             With False, a is M x N and the result M x K.
         groups (int, optional): the matrices of a grouped_gemm without parts, whose result has m rows. Default: 0.
-            0 is a product by gemm. With others l is 1, and a_dtype is not None.
+            0 is a product by gemm. With others l is 1.
 
     Returns:
         A dict of plain values:

@@ -214,7 +214,8 @@ class NVFP4Quantizer(HfQuantizer):
         about = self.mixtures.pop(name)
         check_finite(name, model.get_submodule(name))
         with torch.no_grad():
-            self.rows[name] = quantize_experts(model, name, about, self.quantization_config.block_scale)
+            config = self.quantization_config
+            self.rows[name] = quantize_experts(model, name, about, config.block_scale, config.activations)
         new = model.get_submodule(name)
         for owner in (*new.modules(), *new.buffers()):
             owner._is_hf_initialized = True  # as of layers

@@ -44,7 +44,7 @@ from nvfp4.checkpoints.common import (
 from nvfp4.checkpoints.experts import DOWN, GATE, UP, Container, Place
 from nvfp4.checkpoints.files import check_file, read_json
 from nvfp4.checkpoints.fit import is_head, left_out
-from nvfp4.checkpoints.mixtures import described, gatherer, placeholder, warn_of_modes
+from nvfp4.checkpoints.mixtures import described, gatherer, placeholder
 from nvfp4.checkpoints.reader import FORMATS, check_layer, read_tensors, sort
 from nvfp4.checkpoints.save import (
     Mode,
@@ -333,7 +333,6 @@ class ModelOptQuantizer(HfQuantizer):
         """Puts an nvfp4.Experts on the meta device in place of each module whose experts the checkpoint has. Its
         buffers are no state until they are filled, from the mapped files: transformers counts their bytes, and moves
         them to their device, but neither misses nor joins their tensors."""
-        warn_of_modes(checkpoint.containers, self.quantization_config.activations, stacklevel=4)
         for name, container in checkpoint.containers.items():
             old = model.get_submodule(name)
             about = described(name, old)
@@ -590,6 +589,7 @@ def attach(model: Any) -> None:
         for module in modules
         if isinstance(module, Linear)
     )
+    dynamic |= any(experts.mode == W4A4_DYNAMIC for experts in _experts(model).values())
     theirs = dynamic or formats == {compressed_tensors.NAME}
     format = compressed_tensors if theirs else modelopt
     method = COMPRESSED_TENSORS if theirs else modelopt.NAME

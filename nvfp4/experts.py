@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import torch
 from torch import Tensor
 
-from nvfp4 import _C, _api
+from nvfp4 import _C, _api, experts_w4a4
 from nvfp4.buffers import FixedBuffers
-from nvfp4.gradient import as_gemm_takes_it, bf16_parts
-from nvfp4.packed import BLOCK, aligned, check_type, round_up, short
+from nvfp4.gradient import WITH_GRADIENT, NoGradient, as_gemm_takes_it, bf16_parts, is_transformed
+from nvfp4.packed import ACTIVATIONS, BLOCK, aligned, check_type, round_up, short
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,7 +32,7 @@ class Stack(FixedBuffers):
         weight: [E, P, N, K/2] uint8, or None.
         weight_scale: [E, P, N rounded up to 128, K/16 rounded up to 4] float8_e4m3fn in the 128x4 layout, or None.
         weight_global_scale: float32 [E, P], multipliers.
-        input_global_scale: float32 [E, P], NaN for an expert without one; or None. Kept for saving.
+        input_global_scale: float32 [E, P], multipliers, NaN for an expert without one; or None.
         bias: [E, P, N], or None.
 
     Attributes:
@@ -63,6 +63,7 @@ class Stack(FixedBuffers):
         self.shape = (experts, parts, rows, columns)
         self.kept: list[tuple[list[Tensor], list[Tensor]]] | None = None
         self.has_state = True  # False while a state dict is made that leaves this stack out
+        self._input_scales: tuple[Tensor, int, Tensor] | None = None  # of a tensor and its version, the result
         self.register_buffer("weight", None)
         self.register_buffer("weight_scale", None)
         self._buffers.update(self.blank(device))
@@ -166,6 +167,24 @@ class Stack(FixedBuffers):
 
     # ---- the products ----
 
+    def input_scales(self) -> Tensor | None:
+        """The global scale of each expert's quantized input, [E], or None without one. The parts of an expert share
+        their input, and the largest of their scales; an expert without one takes the largest of all."""
+        given = self.input_global_scale
+        if given is None:
+            return None
+        # What a graph computes while it is captured has no value yet; inference tensors have no version.
+        capturing = torch.compiler.is_compiling() or (given.is_cuda and torch.cuda.is_current_stream_capturing())
+        version = None if capturing or given.is_inference() else given._version
+        known = self._input_scales
+        if version is not None and known is not None and known[0] is given and known[1] == version:
+            return known[2]
+        own = given.nan_to_num(0.0).amax(1)
+        scales = torch.where(own > 0, own, own.amax())
+        if version is not None:
+            self._input_scales = (given, version, scales)
+        return scales
+
     def product(self, a: Tensor, ends: Tensor, rows: Tensor | None, batch_invariant: bool) -> Tensor:
         """a [R, K] times each group's matrices, [T, P * N], in the dtype of a: rounded once. For float32 it is the sum
         of the products of three bfloat16 parts, which are exact."""
@@ -173,7 +192,7 @@ class Stack(FixedBuffers):
             return self._product(
                 a, self.weight, self.weight_scale, self.weight_global_scale, self.bias, ends, rows, batch_invariant
             )
-        used, ends = self._used(ends)
+        used, ends = self.used(ends)
         results = []
         for p in range(self.shape[1]):
             bias = None if self.bias is None else self.bias[used, p]
@@ -182,7 +201,7 @@ class Stack(FixedBuffers):
             results.append(self._product(a, values, scales, alpha, bias, ends, rows, batch_invariant))
         return results[0] if len(results) == 1 else torch.cat(results, 1)
 
-    def _used(self, ends: Tensor) -> tuple[list[int], Tensor]:
+    def used(self, ends: Tensor) -> tuple[list[int], Tensor]:
         """The experts that have rows, and their ends. Lists are read on the host, so a call passes no more than it
         needs: few of many experts for a single token."""
         if torch.compiler.is_compiling():
@@ -237,7 +256,7 @@ class Stack(FixedBuffers):
         """
         experts, parts, size, _ = self.shape
         if self.kept is not None:
-            used, ends = self._used(ends)
+            used, ends = self.used(ends)
             total = None
             for p, each in enumerate(dy.split(size, 1)):
                 values, scales = ([tensors[e] for e in used] for tensors in self.kept[p])
@@ -298,7 +317,7 @@ def left_out_of_state(model: torch.nn.Module) -> Iterator[None]:
 
 
 class Experts(torch.nn.Module):
-    """The experts of a mixture with NVFP4 weights and 16-bit activations (W4A16).
+    """The experts of a mixture with NVFP4 weights.
 
     Expert e computes down[e] . act(gate[e] . x, up[e] . x), or down[e] . act(up[e] . x) without a gate. The result for
     a token is the sum over its experts, each times its router's weight.
@@ -319,6 +338,10 @@ class Experts(torch.nn.Module):
             experts' outputs. Default: False.
         batch_invariant (bool, optional): makes the bits of a token's result independent of the other tokens.
             Default: False.
+        activations (str, optional): None or "nvfp4". Default: None.
+            None leaves inputs as they are (W4A16).
+            "nvfp4" quantizes the input of each product (W4A4), with the input_global_scale of its expert. Without one
+                each token has its own, nvfp4.amax_scale of its input (dynamic).
         device (torch.device, str or int, optional): the device of the buffers. Default: torch's default device.
         dtype (torch.dtype, optional): the dtype of the biases. Default: torch.get_default_dtype().
 
@@ -337,14 +360,15 @@ class Experts(torch.nn.Module):
     output's, as in transformers' Llama4TextExperts. Rows of zeros are skipped where there is no bias.
 
     The results of gate and up, of the activation, and of each expert are rounded to the dtype of hidden. The sum over a
-    token's experts is computed in fp32 in the order of its indices and rounded once. For float32 each product is
-    the sum of the products of three bfloat16 parts, which are exact: three times the work.
+    token's experts is computed in fp32 in the order of its indices and rounded once. For float32 each product of W4A16
+    is the sum of the products of three bfloat16 parts, which are exact: three times the work.
 
-    There are gradients with respect to hidden and top_k_weights, by products with the packed weights; none with respect
-    to the weights.
+    With activations="nvfp4" the result of the activation is not rounded before it is quantized. gate and up of an
+    expert read one input, quantized with the larger of their scales. An expert without a scale, as producers leave them
+    that no sample reached, takes the largest of all.
 
-    Experts of a W4A4 checkpoint run in this way too. `mode` is what the checkpoint says, and `input_global_scale` of
-    the stacks is kept for saving.
+    W4A16 has gradients with respect to hidden and top_k_weights, by products with the packed weights; none with respect
+    to the weights. W4A4 has none, as nvfp4.Linear.
 
     Raises:
         nvfp4.Error: an argument breaks a rule.
@@ -362,10 +386,13 @@ class Experts(torch.nn.Module):
         alpha: float | None = None,
         apply_router_weight_on_input: bool = False,
         batch_invariant: bool = False,
+        activations: str | None = None,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if activations not in ACTIVATIONS:
+            raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
         sizes = {"num_experts": num_experts, "hidden_size": hidden_size, "intermediate_size": intermediate_size}
         for name, size in sizes.items():
             check_type(name, size, SupportsIndex, "an integer")
@@ -386,7 +413,7 @@ class Experts(torch.nn.Module):
         self.activation, self.gated, self.limit, self.alpha = activation, gated, limit, alpha
         self.apply_router_weight_on_input = apply_router_weight_on_input
         self.batch_invariant = batch_invariant
-        self.mode = "W4A16"  # as stored
+        self.activations = activations
         self.interleaved = False  # whether rows of gate and up alternate in a checkpoint's stack
         self.naming: Any = None  # nvfp4.checkpoints.experts.Naming of the checkpoint, for saving
         place = {"bias": bias, "device": device, "dtype": dtype}
@@ -397,12 +424,22 @@ class Experts(torch.nn.Module):
     def nbytes(self) -> int:
         return self.gate_up.nbytes + self.down.nbytes
 
+    @property
+    def mode(self) -> str:
+        """ "W4A16", "W4A4", or "W4A4 dynamic" without input scales."""
+        if self.activations is None:
+            return "W4A16"
+        given = (stack.input_global_scale is not None for stack in (self.gate_up, self.down))
+        return "W4A4" if all(given) else "W4A4 dynamic"
+
     def _get_name(self) -> str:
         return f"nvfp4.{type(self).__name__}"  # in the repr of a model, beside transformers' modules
 
     def extra_repr(self) -> str:
         text = f"{self.num_experts}, hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}"
-        text += f", activation={self.activation!r}, gated={self.gated}, W4A16"
+        text += f", activation={self.activation!r}, gated={self.gated}, {self.mode.partition(' ')[0]}"
+        if self.activations is not None:
+            text += f", input_global_scale={'static' if self.mode == 'W4A4' else 'dynamic'}"
         given = {"limit": self.limit, "alpha": self.alpha}
         text += "".join(f", {name}={value}" for name, value in given.items() if value is not None)
         flags = ("apply_router_weight_on_input", "batch_invariant")
@@ -481,10 +518,27 @@ class Experts(torch.nn.Module):
 
     def _run(self, x: Tensor, rows: Tensor, ends: Tensor, places: Tensor, weights: Tensor | None) -> Tensor:
         given = x.requires_grad or (weights is not None and weights.requires_grad)
+        if torch.is_grad_enabled() and given and self.activations is not None:
+            return self._without_gradient(x, rows, ends, places, weights)
         if torch.is_grad_enabled() and given:
             result: Tensor = _Gradient.apply(self, x, weights, rows, ends, places)
             return result
         return self._computed(x, rows, ends, places, weights)
+
+    def _without_gradient(
+        self, x: Tensor, rows: Tensor, ends: Tensor, places: Tensor, weights: Tensor | None
+    ) -> Tensor:
+        if is_transformed():
+            raise _C.Error(
+                "hidden: or top_k_weights requires grad, which compiled, traced or transformed W4A4 code cannot take; "
+                f"use torch.no_grad(), or {WITH_GRADIENT}"
+            )
+
+        def run(x: Tensor, weights: Tensor | None, *more: Any) -> Tensor:
+            return self._computed(x, rows, ends, places, weights)
+
+        result: Tensor = NoGradient.apply(x, run, weights, None, None, x.dtype)
+        return result
 
     def _computed(self, x: Tensor, rows: Tensor, ends: Tensor, places: Tensor, weights: Tensor | None) -> Tensor:
         y = self._outputs(self._inner(x, rows, ends), ends)
@@ -493,10 +547,16 @@ class Experts(torch.nn.Module):
 
     def _inner(self, x: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
         """gate and up of each expert, side by side."""
+        if self.activations is not None:
+            a = experts_w4a4.quantized(self.gate_up, x, ends, rows)
+            return experts_w4a4.product(self.gate_up, a, ends, x.dtype, self.batch_invariant, is_constant())
         return self.gate_up.product(as_gemm_takes_it(x), ends, rows, self.batch_invariant)
 
     def _outputs(self, inner: Tensor, ends: Tensor) -> Tensor:
         gate, up = inner.split(self.intermediate_size, 1) if self.gated else (inner, None)
+        if self.activations is not None:
+            a = experts_w4a4.activated(self.down, gate, up, ends, self.activation, self.limit, self.alpha)
+            return experts_w4a4.product(self.down, a, ends, inner.dtype, self.batch_invariant, is_constant())
         h: Tensor = _api.gated(gate, up, self.activation, limit=self.limit, alpha=self.alpha, out_dtype=inner.dtype)
         return self.down.product(h, ends, None, self.batch_invariant)
 

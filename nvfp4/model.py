@@ -60,12 +60,12 @@ def quantize_model(
             A pattern that begins with "re:" is a regular expression, matched from the start of the layer's name.
             A pattern that matches no module is an error; "lm_head" may be missing.
         activations (str, optional): "nvfp4" (W4A4) or None (W4A16), see nvfp4.Linear. Default: "nvfp4".
-            Experts are W4A16 in both cases.
         calibrate (callable, optional): a function that is given the model and runs it on sample inputs. Default: None.
             It is called before anything is changed.
-            The largest absolute value that a layer reads gives its input_global_scale.
+            The largest absolute value that a layer reads gives its input_global_scale, and so does what each product
+            of an expert reads.
             Without the function, and for a layer that it does not reach, the scale is dynamic.
-            The report names experts that it does not reach.
+            An expert that it does not reach takes the largest scale of the others; the report names it.
         fuse (bool, optional): whether layers with the same input are joined. Default: False.
             q_proj, k_proj and v_proj (query, key and value) of one module become one layer, and so do gate_proj and
             up_proj (w1 and w3). The model then makes one product instead of three or two. Each part keeps its global
@@ -117,6 +117,7 @@ def quantize_model(
                 raise _C.Error("weight: has a value that is NaN or infinite; must be finite")
     reached = {name: Reached(model.get_submodule(name), about) for name, about in mixtures.items()}
     scales = {} if calibrate is None else input_scales(model, linears, calibrate, LARGEST[block_scale], reached)
+    expert_scales = {name: found.input_scales(name) for name, found in reached.items() if calibrate is not None}
     dense, other_bytes = find_dense(model, [*linears.values(), *(model.get_submodule(name) for name in mixtures)])
     skipped |= not_linear(model, dense)
     report, names = QuantizeReport(skipped=skipped, dense=dense, other_bytes=other_bytes), list(linears)
@@ -141,7 +142,8 @@ def quantize_model(
             del layer
         for name, about in mixtures.items():
             step(name)
-            report.layers.append(quantize_experts(model, name, about, block_scale))
+            given = expert_scales.get(name)
+            report.layers.append(quantize_experts(model, name, about, block_scale, activations, given))
     if calibrate is not None:
         report.unreached = {name: missed for name, found in reached.items() if (missed := found.missed())}
     prepare_saving(model)
@@ -198,17 +200,25 @@ def find_mixtures(model: torch.nn.Module, ignore: Sequence[str], skipped: dict[s
     return found
 
 
-def quantize_experts(model: torch.nn.Module, name: str, about: Description, block_scale: str) -> QuantizedLayer:
+def quantize_experts(
+    model: torch.nn.Module,
+    name: str,
+    about: Description,
+    block_scale: str,
+    activations: str | None,
+    input_scales: tuple[Tensor, Tensor] | None = None,
+) -> QuantizedLayer:
     """Puts an nvfp4.Experts in place of a module of experts."""
     old = model.get_submodule(name)
     before = sum(t.nbytes for t in old.parameters())
     naming = naming_in(model, name, about)
-    new, error = quantized(old, about, naming.stacked, block_scale)
+    new, error = quantized(old, about, naming.stacked, block_scale, activations, input_scales)
     new.naming = naming
     keep_hooks(old, new)
     put(places_of(model, {name: old})[name], new)
     shape = (about.experts, about.hidden, about.intermediate)
-    return QuantizedLayer(name, shape, error, before, new.nbytes)
+    largest = None if input_scales is None else float(input_scales[0].amax())
+    return QuantizedLayer(name, shape, error, before, new.nbytes, largest)
 
 
 def check_ignore(ignore: Sequence[str]) -> None:

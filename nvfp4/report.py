@@ -17,7 +17,8 @@ class QuantizedLayer:
         error (float): |W - W'| / |W| of the weight W before and W' now, by Frobenius norms; 0 for a weight of zeros.
         bytes_before (int): the bytes of weight and bias before.
         bytes_after (int): the same now. NVFP4 layers have scales too, alpha among them.
-        input_global_scale (float or None): the scale that calibration found, or that the NVFP4 layer had.
+        input_global_scale (float or None): the scale that calibration found, or that the NVFP4 layer had. Of experts
+            the largest of gate and up.
             None: the scale is dynamic, or the activations are not quantized.
         fused (tuple of str): the names of the layers that became one module with this one, itself included; () if none.
     """

@@ -7,27 +7,33 @@ passes a call of nvfp4's functions to an operator.
 
     gemm(a, b, scale_a, scale_b, alpha, bias, c, alpha_value, beta, scale_layout, backend, flags, out_dtype) -> Tensor
     gemm_out(..., flags, Tensor(a!) out) -> ()
-    grouped_gemm(a, b, scale_a, scale_b, ends, rows, row_scale, alpha, bias, alpha_value, scale_layout, backend, flags,
-                 out_dtype) -> Tensor
+    grouped_gemm(a, b, scale_a, scale_b, ends, rows, scale_rows, row_scale, alpha, bias, alpha_value, scale_layout,
+                 backend, flags, out_dtype) -> Tensor
     grouped_gemm_out(..., flags, Tensor(a!) out) -> ()
     custom_kernel(a, b, sfa_permuted, sfb_permuted, Tensor(a!) c) -> ()
     quantize(x, global_scale, global_value, scale_layout, block_scale="amax6") -> (Tensor, Tensor)
     dequantize(data, scale, global_scale, global_value, scale_layout, out_dtype) -> Tensor
     rms_norm_quantize(x, weight, Tensor(a!) residual, global_scale, global_value, eps, scale_layout) -> (Tensor, Tensor)
     rms_norm_quantize_out(..., scale_layout, Tensor(b!) data, Tensor(c!) scale) -> ()
+    grouped_quantize(x, global_scale, ends, rows, global_value, scale_layout, block_scale) -> (Tensor, Tensor, Tensor)
+    grouped_quantize_out(..., block_scale, Tensor(a!) data, Tensor(b!) scale, Tensor(c!) scale_rows) -> ()
     silu_mul_quantize(gate_up, global_scale, global_value, scale_layout) -> (Tensor, Tensor)
     silu_mul_quantize_out(..., scale_layout, Tensor(a!) data, Tensor(b!) scale) -> ()
-    amax_scale(x, block_scale) -> Tensor
+    amax_scale(x, block_scale, by_row=0) -> Tensor
     swizzle(scale) -> Tensor
     unswizzle(scale, rows, columns) -> Tensor
     gated(gate, up, activation, limit, alpha, out_dtype) -> Tensor
     gated_out(..., alpha, Tensor(a!) out) -> ()
+    gated_quantize(gate, up, global_scale, ends, global_value, activation, limit, alpha, scale_layout)
+        -> (Tensor, Tensor, Tensor)
+    gated_quantize_out(..., scale_layout, Tensor(a!) data, Tensor(b!) scale, Tensor(c!) scale_rows) -> ()
     moe_route(ids, expert_map, E) -> (Tensor, Tensor, Tensor)
     moe_combine(y, places, weights, out_dtype) -> Tensor
     moe_combine_out(..., weights, Tensor(a!) out) -> ()
 
-A uint8 tensor of shape [0] stands for an absent scale_a, rows, row_scale, alpha, bias, c, residual, global_scale, up,
-expert_map or weights; backend "auto" chooses by rule. No limit of gated is infinity.
+A uint8 tensor of shape [0] stands for an absent scale_a, ends of a quantizer, rows, scale_rows of grouped_gemm,
+row_scale, alpha, bias, c, residual, global_scale, up, expert_map or weights; backend "auto" chooses by rule. No limit
+of gated is infinity.
 """
 
 from __future__ import annotations
@@ -79,7 +85,7 @@ class Operation:
 
     def all_scalars(self, given: tuple[Any, ...]) -> list[Any]:
         """The scalars of a call: torch leaves out those that have their default."""
-        return [given[i] if i < len(given) else scalar["default"] for i, scalar in enumerate(self.scalars)]
+        return [given[i] if i < len(given) else _default(scalar) for i, scalar in enumerate(self.scalars)]
 
     def check(self, *arguments: Any) -> None:
         """Checks a call in C by descriptions of its tensors. Symbolic sizes are checked when the operator runs: reading
@@ -106,15 +112,15 @@ class Operation:
                 return bool(bits & row["flags_mask"])
         return False
 
-    def size(self, size: tuple[str, int, int, int, int, int], inputs: list[Tensor], scalars: list[Any]) -> Any:
-        of, index, times, over, round_up, or_rows = size
+    def size(self, size: tuple[str, int, int, int, int, int, int], inputs: list[Tensor], scalars: list[Any]) -> Any:
+        of, index, times, over, round_up, or_rows, ends = size
         value: Any = 1
         if or_rows >= 0 and _is_absent(inputs[index]):
             of, index = "rows", or_rows
         if of == "scalar":
             value = [x for x, scalar in zip(scalars, self.scalars) if scalar["kind"] == "size"][index]
         elif of == "count":
-            value = inputs[index].numel()
+            value = _count(inputs[index])
         elif of in ("stacked", "stack columns"):
             t = inputs[index]
             if t.ndim not in (3, 4):
@@ -124,6 +130,9 @@ class Operation:
         elif of != "one":
             self.check_rank(index, inputs[index])
             value = inputs[index].shape[-2 if of == "rows" else -1]
+        if ends >= 0:  # the most 128-row blocks of as many groups (csrc/common/group_blocks.h)
+            most = torch.sym_min(_count(inputs[ends]), value)
+            value = most + (value - most) // 128
         return (value * times // over + round_up - 1) // round_up * round_up
 
     def check_rank(self, index: int, t: Tensor) -> None:
@@ -218,6 +227,16 @@ def _error(argument: str, value: str, rule: str | None = None) -> _C.Error:
 def _is_absent(t: Tensor) -> bool:
     """A uint8 tensor of shape [0] stands for an absent one."""
     return t.dtype == torch.uint8 and t.shape == (0,)
+
+
+def _count(t: Tensor) -> Any:
+    """The elements of a tensor; 1 of an absent one."""
+    return 1 if _is_absent(t) else t.numel()
+
+
+def _default(scalar: dict[str, Any]) -> Any:
+    """What torch leaves out of a call."""
+    return int(scalar["default"]) if scalar["kind"] == "flags" else scalar["default"]
 
 
 def _described(t: Tensor) -> tuple[str, int, tuple[int, ...], tuple[int, ...]] | None:

@@ -41,6 +41,8 @@ ENDS = ("spread", "few", "one", "none", "wild")
 ROWS = (None, "permuted", "repeated", "outside")
 ALPHAS = (None, "number", "one", "matrix", "column")
 BIASES = (None, "float32", "out")
+A = ("float16", "bfloat16", "nvfp4")
+SCALE_ROWS = ("dense", "apart", "wild")
 INT32 = torch.iinfo(torch.int32)
 FAMILY = "sm80"  # of the GPU's kernels
 
@@ -64,10 +66,11 @@ class Grouped:
     out_dtype: str = "float16"
     alpha: str | None = None  # "number", "one", "matrix", "column"
     bias: str | None = None  # "float32", "out"
-    a: str = "float16"
+    a: str = "float16"  # or "bfloat16", "nvfp4"
+    scale_rows: str = "dense"  # of an NVFP4 a; "apart": in another order; "wild": also outside, and inside of blocks
     transpose_b: bool = True
     allocated: bool = False  # no out is passed
-    typed: str = ""  # of b, B (its scales): those that have the types of torch rather than uint8
+    typed: str = ""  # of a, b, A, B (scales): those that have the types of torch rather than uint8
     scales: str = "contest"  # else a is random, too
     backend: str | None = None
     rank: int = 0  # of the plan
@@ -94,6 +97,14 @@ class Grouped:
         return self.k if self.transpose_b else self.n
 
     @property
+    def a_row_bytes(self) -> int:
+        return self.k // 2 if self.a == "nvfp4" else self.sums * 2
+
+    @property
+    def has_scale_rows(self) -> bool:
+        return self.a == "nvfp4" and self.layout == "128x4"
+
+    @property
     def columns(self) -> int:
         """The results of a part."""
         return self.n if self.transpose_b else self.k
@@ -113,6 +124,9 @@ def groupeds(draw: Draw, target: str, volume: float) -> Grouped:
         t, n, k, groups = (0 if name == x else y for x, y in zip("tnke", (t, n, k, groups)))
     layout, dtype = one_of(draw, "128x4", "linear"), one_of(draw, *DTYPES)
     rows, alpha = one_of(draw, *ROWS), one_of(draw, *ALPHAS)
+    a = one_of(draw, *(A if transpose_b else A[:2]))
+    if a == "nvfp4" and layout == "128x4":
+        rows = None
     bias, row_scale = one_of(draw, *BIASES), one_of(draw, False, True)
     if not transpose_b and alpha == "column":
         alpha = "matrix"
@@ -121,23 +135,25 @@ def groupeds(draw: Draw, target: str, volume: float) -> Grouped:
     item, width = DTYPES[dtype].itemsize, (n if transpose_b else k) * (parts or 1)
     at = {}
     places: dict[str, tuple[int | None, int, int, int]] = {
-        "a": (None, t, k * 2, 16) if transpose_b else (None, t, n * 2, 2),
+        "a": (None, t, k // 2, 8) if a == "nvfp4" else (None, t, k * 2, 16) if transpose_b else (None, t, n * 2, 2),
         "b": (matrices, n, k // 2, 8),
         "out": (None, t, width * item, item),
     }
     if layout == "linear":
         places["scale_b"] = (matrices, n, k // 16, 1)
+        places |= {"scale_a": (None, t, k // 16, 1)} if a == "nvfp4" else {}
     odd = one_of(draw, "", "", "a", "b", "both")
     for name, (l, count, row, unit) in places.items():
-        align = 16 if name not in (odd, "scale_b") and odd != "both" else unit
+        align = 16 if name not in (odd, "scale_a", "scale_b") and odd != "both" else unit
         at[name] = draw_at(draw, l, count, row, unit, align, name == "out")
-    at |= {"scale_b": At(slack=one_of(draw, 0, 0, 16), edge=one_of(draw, "end", "begin"))} if layout == "128x4" else {}
-    for name in ("ends", "rows", "row_scale", "alpha", "bias"):
+    for name in ("scale_a", "scale_b") if layout == "128x4" else ():
+        at[name] = At(slack=one_of(draw, 0, 0, 16), edge=one_of(draw, "end", "begin"))
+    for name in ("ends", "rows", "scale_rows", "row_scale", "alpha", "bias"):
         at[name] = At(slack=one_of(draw, 0, 0, 4, 8), edge=one_of(draw, "end", "begin"))
     at["result"] = At(edge=one_of(draw, "end", "begin"))
     broken = ""
     if one_of(draw, *([False] * 7), True) and 0 not in (t, n, k, groups):
-        broken = one_of(draw, "a", "b", "scale_b", "out")
+        broken = one_of(draw, "a", "b", "scale_b", "out", *(["scale_a"] if a == "nvfp4" else []))
         l, count, row, unit = places.get(broken, (None, 0, 0, 0))
         wrong = draw_broken(draw, l, count, row, unit, broken not in places)
         broken, at = (broken, at | {broken: wrong}) if wrong else ("", at)
@@ -148,16 +164,17 @@ def groupeds(draw: Draw, target: str, volume: float) -> Grouped:
         groups,
         parts,
         one_of(draw, *ENDS),
-        rows if broken != "a" else None,  # a of one row breaks no rule of rows
+        rows if broken not in ("a", "scale_a") else None,  # a of one row breaks no rule of rows
         row_scale,
         layout,
         dtype,
         alpha,
         bias,
-        one_of(draw, "float16", "bfloat16"),
+        a,
+        one_of(draw, *SCALE_ROWS),
         transpose_b,
         allocated=broken != "out" and one_of(draw, False, False, True),
-        typed="".join(x for x in "bB" if one_of(draw, False, True)),
+        typed="".join(x for x in "abAB" if one_of(draw, False, True)),
         scales=one_of(draw, "contest", "contest", "nan", "finite"),
         backend=FAMILY if families(target) else one_of(draw, None, "cpu"),
         rank=one_of(draw, 0, 1, 2, 3) if families(target) else 0,
@@ -206,22 +223,61 @@ def draw_rows(make: Maker, case: Grouped) -> tuple[int, torch.Tensor | None]:
     return count, rows
 
 
+def draw_scale_rows(make: Maker, case: Grouped, ends: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Where the scales of each group begin, and of how many blocks there are scales."""
+    blocks = (torch.bincount(groups_of_rows(ends, case.t), minlength=case.groups) + 127) // 128
+    order = torch.arange(case.groups)
+    if case.scale_rows != "dense":
+        order = torch.randperm(case.groups, generator=make.random)
+        blocks = blocks + make.integers(0, 1, case.groups)
+    first = torch.zeros(case.groups, dtype=torch.int64)
+    first[order] = blocks[order].cumsum(0) - blocks[order]
+    count = int(blocks.sum())
+    rows = first * 128
+    if case.scale_rows == "wild" and case.groups:
+        far = torch.tensor([INT32.min, -128, -1, 1, 64, 127, max(count - 1, 0) * 128, count * 128, INT32.max - 127])
+        rows = torch.where(make.integers(0, 2, case.groups) == 0, far[make.integers(0, 8, case.groups)], rows)
+    return rows.int(), count
+
+
+def make_a(make: Maker, case: Grouped, count: int, ends: torch.Tensor) -> dict[str, Any]:
+    """a of `count` rows, with its scales. Those between groups are NaN."""
+    if case.a != "nvfp4":
+        shape = (count, case.sums)
+        a = make.integers(-12, 12, *shape) / 2 if case.scales == "contest" else make.normal(*shape)
+        return {"a": make.place("a", a.to(DTYPES[case.a])), "scale_a": None}
+    args: dict[str, Any] = {"a": make.place("a", make.bytes(count, case.k // 2))}
+    if case.layout == "linear":
+        args["scale_a"] = make.place("scale_a", make.scales(case.scales, count, case.k // 16))
+    else:
+        rows, blocks = draw_scale_rows(make, case, ends)
+        scale = torch.full((blocks * 128, case.k // 16), reference.E4M3_NAN, dtype=torch.uint8)
+        group = groups_of_rows(ends, case.t)
+        at = rows[group] + torch.arange(len(group)) - torch.searchsorted(group, group)
+        at = at[(at >= 0) & (at < blocks * 128)]
+        scale[at] = make.scales(case.scales, len(at), case.k // 16)
+        args["scale_a"] = make.place("scale_a", reference.swizzle(scale[None], padding=reference.E4M3_NAN).flatten())
+        args["scale_rows"] = make.place("scale_rows", rows)
+    if "a" in case.typed:
+        args["a"] = args["a"].view(torch.float4_e2m1fn_x2)
+    if "A" in case.typed:
+        args["scale_a"] = args["scale_a"].view(torch.float8_e4m3fn)
+    return args
+
+
 def make_grouped(case: Grouped, device: str) -> dict[str, Any]:
     make, dtype = Maker(case.seed, case.at, device), DTYPES[case.out_dtype]
-    exact, parts = case.scales == "contest", case.parts or 1
+    parts = case.parts or 1
     leading = (case.groups,) if case.parts is None else (case.groups, case.parts)
     count, rows = draw_rows(make, case)
-    shape = (count, case.sums)
-    a = (make.integers(-12, 12, *shape) / 2 if exact else make.normal(*shape)).to(DTYPES[case.a])
+    ends = draw_ends(make, case)
     scale = make.scales(case.scales, case.matrices, case.n, case.k // 16)
     scale = reference.swizzle(scale, padding=reference.E4M3_NAN) if case.layout == "128x4" else scale
     scale_b = make.place("scale_b", scale)
-    args: dict[str, Any] = {
-        "a": make.place("a", a),
+    args: dict[str, Any] = make_a(make, case, count, ends) | {
         "b": make.place("b", make.bytes(case.matrices, case.n, case.k // 2)).unflatten(0, leading),
-        "scale_a": None,
         "scale_b": scale_b.unflatten(0, leading) if case.layout == "linear" else scale_b,
-        "ends": make.place("ends", draw_ends(make, case)),
+        "ends": make.place("ends", ends),
     }
     if "b" in case.typed:
         args["b"] = args["b"].view(torch.float4_e2m1fn_x2)
@@ -255,17 +311,41 @@ def groups_of_rows(ends: torch.Tensor, t: int) -> torch.Tensor:
     return torch.repeat_interleave(torch.arange(len(ends)), last.diff(prepend=torch.zeros(1, dtype=torch.int64)))
 
 
+def scales_of_rows(args: dict[str, Any], group: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The 128x4 scales of each row up to the last end, [rows, columns], and whether it has any."""
+    if columns == 0:
+        first = args["scale_rows"].long()[group]
+        return torch.zeros(len(group), 0), (first >= 0) & (first % 128 == 0)
+    scale = reference.as_bytes(args["scale_a"]).flatten()
+    total = scale.numel() // (-(-columns // 4) * 4)
+    first = args["scale_rows"].long()[group]
+    at = first + torch.arange(len(group)) - torch.searchsorted(group, group)
+    inside = (first >= 0) & (first % 128 == 0) & (at < total)
+    linear = reference.unswizzle(scale, total, columns)[0] if total else torch.zeros(1, columns, dtype=torch.uint8)
+    return reference.decode_e4m3(linear[at.where(inside, torch.zeros_like(at))]), inside
+
+
 def operands_of_rows(args: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """What each row up to the last end has: its group, its row of a (zeros for one outside), whether a has it. Then all
     matrices, [E, P, N, K], or [E, 1, K, N] where they are not transposed."""
-    a, b, rows = args["a"], args["b"], args.get("rows")
+    a, b, rows, scale_rows = args["a"], args["b"], args.get("rows"), args.get("scale_rows")
     group = groups_of_rows(args["ends"], len(a) if rows is None else len(rows))
     rows = torch.arange(len(a)) if rows is None else rows.long()
     rows = rows[: len(group)]
     inside = (rows >= 0) & (rows < len(a))
-    x = torch.zeros(len(rows), a.shape[1])
-    x[inside] = a[rows[inside]].float()
     scale, layout = args["scale_b"], args["scale_layout"]
+    if args["scale_a"] is None:
+        whole = a.float()
+    elif scale_rows is None:
+        whole = reference.operand(a, args["scale_a"], layout)[0]
+    else:
+        whole = reference.decode_e2m1(a)
+        scales, has_scales = scales_of_rows(args, group, whole.shape[1] // 16)
+        inside &= has_scales
+    x = torch.zeros(len(rows), whole.shape[1])
+    x[inside] = whole[rows[inside]]
+    if scale_rows is not None:
+        x[inside] *= scales[inside].repeat_interleave(16, dim=-1)
     y = reference.operand(b.flatten(0, -3), scale.flatten(0, -3) if layout == "linear" else scale, layout)
     y = y.unflatten(0, b.shape[:2] if b.ndim == 4 else (len(b), 1))
     return group, x, inside, y if args["transpose_b"] else y.mT
@@ -306,12 +386,14 @@ def judge(target: str, args: dict[str, Any], result: torch.Tensor) -> str:
     group, x, inside, y = operands_of_rows(args)
     expected = definition(args)
     result = result[: len(expected)]
-    finite = y.nan_to_num(0.0)
+    finite, x = y.nan_to_num(0.0), x.nan_to_num(0.0)
     if reference.sums_are_exact(x, finite.flatten(0, 2)):
         return reference.compare(result, expected, exact=True)[1].removeprefix("every bit is equal")
     kernel = _C.cpu_kernel() if target.startswith("cpu") else FAMILY
     bound = Bounded(
-        sums_of_rows(group, x, finite), sums_of_rows(group, x.abs(), finite.abs()), roundings(kernel, x.shape[1], True)
+        sums_of_rows(group, x, finite),
+        sums_of_rows(group, x.abs(), finite.abs()),
+        roundings(kernel, x.shape[1], args["scale_a"] is None),
     )
     bound.multiply(by_matrix(args.get("alpha", 1.0), group, tuple(y.shape[:3])))
     if args.get("bias") is not None:

@@ -2,6 +2,7 @@
 #include "api/gemm.h"
 #include "api/rules.h"
 #include "common/error.h"
+#include "common/math.h"
 
 static int is_nn(const nvfp4_grouped_gemm_args *args) {
     return (args->flags & NVFP4_NO_TRANSPOSE_B) != 0;
@@ -62,29 +63,72 @@ static nvfp4_status check_lists(const nvfp4_grouped_gemm_args *args) {
     return NVFP4_OK;
 }
 
+/* 128x4 scales of groups: whole blocks, as many as the caller takes for groups of any size. */
+static nvfp4_status check_scale_blocks(const checked_call *c, const nvfp4_tensor *t, grouped_problem *p) {
+    const int64_t block = ceil_div(p->g.k, 64) * 512, have = element_count(t);
+    if (block ? have % block : have)
+        return REJECT(argument_name(c, t), ("has %lld bytes", (long long)have),
+                      ("the 128x4 layout of groups and K = %lld needs a multiple of ceil(K/64) * 512 = %lld",
+                       (long long)p->g.k, (long long)block));
+    if (!is_contiguous(t)) return REJECT(argument_name(c, t), ("is not contiguous"), ("the 128x4 layout must be"));
+    p->g.sfa_pitch = block;
+    p->sfa_rows = block ? have / block * 128 : INT64_MAX; /* without values, rows have no scales */
+    return check_alignment(c, t, 16);
+}
+
+static nvfp4_status check_scale_a(const checked_call *c, const nvfp4_grouped_gemm_args *args, grouped_problem *p) {
+    const nvfp4_tensor *scale_a = &args->scale_a, *scale_rows = &args->scale_rows;
+    gemm_problem *g = &p->g;
+    p->scale_rows = NULL, p->sfa_rows = 0;
+    if (g->a_type != VALUES_E2M1) {
+        const nvfp4_tensor *given = !absent(scale_a) ? scale_a : !absent(scale_rows) ? scale_rows : NULL;
+        if (!given) return NVFP4_OK;
+        return REJECT(argument_name(c, given), ("is given but a is %s", nvfp4_dtype_name(args->a.dtype)),
+                      ("must be absent, its values have no scales"));
+    }
+    if (absent(scale_a)) return REJECT("scale_a", ("is missing"), ("must be a tensor where a is NVFP4"));
+    g->sfa = scale_a->data;
+    if (args->scale_layout == NVFP4_LINEAR) {
+        if (!absent(scale_rows))
+            return REJECT("scale_rows", ("is given but the scales of a are linear"),
+                          ("must be absent: they lie as the rows of a do"));
+        int64_t batch; /* one array serves all groups and parts: g->sfa_batch stays 0 */
+        return check_scale(c, scale_a, NVFP4_LINEAR, 1, p->a_rows, g->k / 16, READ_ONLY, &g->sfa_pitch, &batch);
+    }
+    if (absent(scale_rows))
+        return REJECT("scale_rows", ("is missing"), ("must be a tensor where a is NVFP4 with 128x4 scales"));
+    if (!absent(&args->rows))
+        return REJECT("rows", ("is given but a has 128x4 scales, which lie in the order of groups"),
+                      ("must be absent: quantize in that order, by quantize's ends and rows"));
+    p->scale_rows = scale_rows->data;
+    return check_scale_blocks(c, scale_a, p);
+}
+
 static nvfp4_status check_operands(const checked_call *c, const nvfp4_grouped_gemm_args *args, grouped_problem *p) {
     matrix a, b;
     gemm_problem *g = &p->g;
-    const int nn = is_nn(args);
-    if (args->a.dtype != NVFP4_FP16 && args->a.dtype != NVFP4_BF16)
+    const int nn = is_nn(args), a_is_e2m1 = args->a.dtype != NVFP4_FP16 && args->a.dtype != NVFP4_BF16;
+    if (a_is_e2m1 && nn)
         return REJECT("a", ("dtype is %s", nvfp4_dtype_name(args->a.dtype)),
-                      ("must be float16 or bfloat16: products of groups do not take an NVFP4 a yet"));
-    if (!absent(&args->scale_a))
-        return REJECT("scale_a", ("is given but a is %s", nvfp4_dtype_name(args->a.dtype)),
-                      ("must be absent, its values have no scales"));
+                      ("must be float16 or bfloat16 " WHERE_NOT_TRANSPOSED));
     if (!args->b_list != !args->scale_b_list)
         return CONTRADICTS("scale_b",
                            ("is %s list but b is %s", args->scale_b_list ? "a" : "no", args->b_list ? "one" : "not"));
     if (args->a.ndim != 2)
-        return REJECT("a", ("has %d dimensions", args->a.ndim), ("must have 2 (%s)", nn ? "[R, N]" : "[R, K]"));
+        return REJECT("a", ("has %d dimensions", args->a.ndim),
+                      ("must have 2 (%s)", a_is_e2m1 ? "[R, K/2]"
+                                           : nn      ? "[R, N]"
+                                                     : "[R, K]"));
     if (args->b.ndim != 3) return REJECT("b", ("has %d dimensions", args->b.ndim), ("must have 3, or 4 with parts"));
-    nvfp4_status status = check_activations(c, &args->a, nn, &a);
+    nvfp4_status status =
+        a_is_e2m1 ? check_values(c, &args->a, "[R, K/2]", "", READ_ONLY, &a) : check_activations(c, &args->a, nn, &a);
     if (!status) status = check_values(c, &args->b, "[N, K/2]", "[E, N, K/2]", READ_ONLY, &b);
     if (status) return status;
     const int64_t k = b.columns * 2, summed = nn ? b.rows : k;
-    if (a.columns != summed)
+    const int64_t a_columns = a_is_e2m1 ? a.columns * 2 : a.columns;
+    if (a_columns != summed)
         return CONTRADICTS("b", ("%c is %lld but a has %c = %lld", nn ? 'N' : 'K', (long long)summed, nn ? 'N' : 'K',
-                                 (long long)a.columns));
+                                 (long long)a_columns));
     if (k > MAX_SIZE) return REJECT("b", ("K is %lld", (long long)k), ("must be at most %d", MAX_SIZE));
     if (args->parts < 1 || b.l % args->parts || (nn && args->parts != 1) || (args->b_list && b.l != args->parts))
         return REJECT("b", ("has %lld matrices in %d parts", (long long)b.l, args->parts),
@@ -103,7 +147,7 @@ static nvfp4_status check_operands(const checked_call *c, const nvfp4_grouped_ge
         .a_pitch = a.pitch,
         .b_pitch = b.pitch,
         .b_batch = b.batch,
-        .a_type = (int32_t)args->a.dtype,
+        .a_type = a_is_e2m1 ? VALUES_E2M1 : (int32_t)args->a.dtype,
         .operation = nn ? OP_GROUPED_NN : OP_GROUPED,
     };
     p->a_rows = a.rows;
@@ -117,6 +161,7 @@ static nvfp4_status check_operands(const checked_call *c, const nvfp4_grouped_ge
         status = check_scale(c, &args->scale_b, args->scale_layout, b.l, b.rows, k / 16, READ_ONLY, &g->sfb_pitch,
                              &g->sfb_batch);
     if (!status && args->b_list) status = check_lists(args);
+    if (!status) status = check_scale_a(c, args, p);
     p->b_list = args->b_list;
     p->sfb_list = args->scale_b_list;
     g->sfb = args->scale_b.data;
@@ -139,6 +184,7 @@ static nvfp4_status check_numbers(const checked_call *c, const nvfp4_tensor *t, 
 static nvfp4_status check_groups(const checked_call *c, const nvfp4_grouped_gemm_args *args, grouped_problem *p) {
     const nvfp4_tensor *rows = &args->rows, *row_scale = &args->row_scale;
     nvfp4_status status = check_numbers(c, &args->ends, "E", p->groups);
+    if (!status && !absent(&args->scale_rows)) status = check_numbers(c, &args->scale_rows, "E", p->groups);
     if (!status && !absent(rows)) {
         status = check_numbers(c, rows, "T", -1);
         p->g.m = rows->shape[0];

@@ -28,24 +28,31 @@ static nvfp4_status check_as_gate(const checked_call *c, const nvfp4_tensor *t, 
     return check_alignment(c, t, dtype_bytes(t->dtype));
 }
 
-static nvfp4_status check_activation(const nvfp4_gated_args *args) {
-    const int32_t activation = (int32_t)args->activation;
+nvfp4_status check_up(const checked_call *c, const nvfp4_tensor *up, const nvfp4_tensor *gate, const matrix *expected,
+                      matrix *x) {
+    if (up->dtype != gate->dtype)
+        return REJECT(argument_name(c, up), ("dtype is %s", nvfp4_dtype_name(up->dtype)),
+                      ("must be that of gate, %s", nvfp4_dtype_name(gate->dtype)));
+    return check_as_gate(c, up, gate, READ_ONLY, expected, x);
+}
+
+nvfp4_status check_activation(int32_t activation, const nvfp4_tensor *up, float limit, float alpha) {
     if (activation < NVFP4_SILU || activation > NVFP4_SWIGLU)
         return REJECT("activation", ("is %d", activation),
                       ("must be silu (%d), gelu_tanh (%d), relu2 (%d) or swiglu (%d)", NVFP4_SILU, NVFP4_GELU_TANH,
                        NVFP4_RELU2, NVFP4_SWIGLU));
     const char *name = activation_name(activation);
-    if (activation == NVFP4_SWIGLU && absent(&args->up))
+    if (activation == NVFP4_SWIGLU && absent(up))
         return REJECT("up", ("is missing"), ("must be a tensor: swiglu multiplies by up + 1"));
-    if (activation == NVFP4_RELU2 && !absent(&args->up))
+    if (activation == NVFP4_RELU2 && !absent(up))
         return CONTRADICTS("up", ("is given, but relu2 is a function of gate alone"));
-    if (!(args->limit > 0.0f)) return REJECT("limit", ("is %g", (double)args->limit), ("must be positive"));
-    if (args->limit < INFINITY && activation != NVFP4_SILU && activation != NVFP4_SWIGLU)
-        return REJECT("limit", ("is %g", (double)args->limit), ("must be left out: %s has none", name));
-    if (activation != NVFP4_SWIGLU && args->alpha != 1.702f)
-        return REJECT("alpha", ("is %g", (double)args->alpha), ("must be left out (1.702): %s has none", name));
-    if (!(args->alpha >= 0x1p-64f && args->alpha <= 0x1p64f))
-        return REJECT("alpha", ("is %g", (double)args->alpha), ("must be between 2^-64 and 2^64"));
+    if (!(limit > 0.0f)) return REJECT("limit", ("is %g", (double)limit), ("must be positive"));
+    if (limit < INFINITY && activation != NVFP4_SILU && activation != NVFP4_SWIGLU)
+        return REJECT("limit", ("is %g", (double)limit), ("must be left out: %s has none", name));
+    if (activation != NVFP4_SWIGLU && alpha != 1.702f)
+        return REJECT("alpha", ("is %g", (double)alpha), ("must be left out (1.702): %s has none", name));
+    if (!(alpha >= 0x1p-64f && alpha <= 0x1p64f))
+        return REJECT("alpha", ("is %g", (double)alpha), ("must be between 2^-64 and 2^64"));
     return NVFP4_OK;
 }
 
@@ -53,14 +60,11 @@ nvfp4_status check_gated(const checked_call *c, prepared_call *call) {
     const nvfp4_gated_args *args = c->args;
     const nvfp4_tensor *gate = &args->gate, *up = &args->up;
     matrix g, u = {0}, out;
-    nvfp4_status status = check_activation(args);
+    nvfp4_status status = check_activation((int32_t)args->activation, up, args->limit, args->alpha);
     if (!status) status = check_strided_matrix(c, gate, "[R, N]", "[L, R, N]", READ_ONLY, &g);
     if (!status) status = check_alignment(c, gate, dtype_bytes(gate->dtype));
     if (status) return status;
-    if (!absent(up) && up->dtype != gate->dtype)
-        return REJECT(argument_name(c, up), ("dtype is %s", nvfp4_dtype_name(up->dtype)),
-                      ("must be that of gate, %s", nvfp4_dtype_name(gate->dtype)));
-    if (!absent(up)) status = check_as_gate(c, up, gate, READ_ONLY, &g, &u);
+    if (!absent(up)) status = check_up(c, up, gate, &g, &u);
     if (!status) status = check_as_gate(c, &args->out, gate, WRITTEN, &g, &out);
     if (status) return status;
     call->problem.conversion.gated = (gated_problem){.rows = g.rows,
@@ -82,16 +86,6 @@ nvfp4_status check_gated(const checked_call *c, prepared_call *call) {
 }
 
 /* ---- moe_route ---- */
-
-/* A vector of int32 that is written. */
-static nvfp4_status check_written_vector(const checked_call *c, const nvfp4_tensor *t, const char *size,
-                                         int64_t length) {
-    if (t->ndim != 1 || t->shape[0] != length)
-        return REJECT(argument_name(c, t), ("has %lld elements in %d dimensions", (long long)element_count(t), t->ndim),
-                      ("must be a vector of length %s = %lld", size, (long long)length));
-    if (!is_contiguous(t)) return REJECT(argument_name(c, t), ("is not contiguous"), ("must be"));
-    return check_alignment(c, t, dtype_bytes(t->dtype));
-}
 
 nvfp4_status check_moe_route(const checked_call *c, prepared_call *call) {
     const nvfp4_moe_route_args *args = c->args;

@@ -4,64 +4,105 @@
 #include "api/conversion.h"
 #include "api/rules.h"
 #include "common/error.h"
+#include "common/group_blocks.h"
 #include "common/math.h"
-
-/* An fp32 scalar. */
-static nvfp4_status check_scalar(const checked_call *c, const nvfp4_tensor *t) {
-    if (element_count(t) != 1)
-        return REJECT(argument_name(c, t), ("has %lld elements", (long long)element_count(t)), ("must have 1"));
-    return check_alignment(c, t, 4);
-}
 
 /* quantize divides by the global scale. A scale in device memory is not read: it has to keep the rule by itself. */
 static nvfp4_status check_divisor(const nvfp4_quantize_args *args) {
     const nvfp4_tensor *g = &args->global_scale;
     if (!absent(g) && (g->device != NVFP4_HOST || !g->data)) return NVFP4_OK;
-    const float value = absent(g) ? args->global_value : *(const float *)g->data;
-    if (value > 0.0f && value <= FLT_MAX) return NVFP4_OK;
-    return REJECT("global_scale", ("is %g", (double)value), ("must be positive and finite"));
+    for (int64_t i = 0, count = absent(g) ? 1 : element_count(g); i < count; i++) {
+        const float value = absent(g) ? args->global_value : ((const float *)g->data)[i];
+        if (!(value > 0.0f && value <= FLT_MAX))
+            return REJECT("global_scale", ("is %g", (double)value), ("must be positive and finite"));
+    }
+    return NVFP4_OK;
+}
+
+/* One number, one a row of x, or one a group. ends: NULL or absent where there are no groups. */
+static nvfp4_status check_global_scale(const checked_call *c, const nvfp4_quantize_args *args, const nvfp4_tensor *ends,
+                                       const matrix *x, quantize_problem *p) {
+    const nvfp4_tensor *g = &args->global_scale;
+    const int64_t count = element_count(g), rows = x->l * x->rows;
+    p->global_by = GLOBAL_BY_CALL;
+    p->global_value = args->global_value;
+    p->global_scale = absent(g) ? NULL : g->data;
+    if (absent(g)) return NVFP4_OK;
+    if (count != 1) {
+        const int has_groups = ends && !absent(ends);
+        const int by_group = has_groups && g->ndim == 1 && count == ends->shape[0];
+        const int by_row = count == rows && (!has_groups || (g->ndim == 2 && g->shape[1] == 1));
+        if (has_groups && !by_group && !by_row)
+            return REJECT(argument_name(c, g), ("has %lld elements in %d dimensions", (long long)count, g->ndim),
+                          ("must have 1, be [E] = [%lld], or [R, 1] = [%lld, 1] for rows", (long long)ends->shape[0],
+                           (long long)rows));
+        if (!by_group && !by_row)
+            return REJECT(argument_name(c, g), ("has %lld elements", (long long)count),
+                          ("must have 1, or one a row: %lld", (long long)rows));
+        if (!is_contiguous(g))
+            return REJECT(argument_name(c, g), ("is not contiguous"), ("must be: pass a copy, .contiguous()"));
+        p->global_by = by_group ? GLOBAL_BY_GROUP : GLOBAL_BY_ROW;
+    }
+    return check_alignment(c, g, 4);
+}
+
+/* How the rows of a result follow from those of x: T rows, whose scales have `scale_rows` rows in the 128x4 layout. */
+typedef struct result_rows {
+    int64_t t, scale_rows;
+    char name; /* of T */
+} result_rows;
+
+/* x, of which data and scales are read or written. Rows of x lie any distance apart where is_strided. */
+static nvfp4_status check_x(const checked_call *c, const nvfp4_quantize_args *args, direction use, int is_strided,
+                            matrix *x) {
+    nvfp4_status status = check_layout(args->scale_layout);
+    if (!status) status = check_block_scale(args->block_scale);
+    if (!status)
+        status = (is_strided ? check_strided_matrix : check_matrix)(c, &args->x, "[R, K]", "[L, R, K]", use, x);
+    if (status || x->columns % 16 == 0) return status;
+    return REJECT(use == WRITTEN ? "data" : argument_name(c, &args->x), ("K is %lld", (long long)x->columns),
+                  ("must be a multiple of 16"));
+}
+
+/* Data and scales of a checked x, either of which is written, and the global scale. */
+static nvfp4_status check_data(const checked_call *c, const nvfp4_quantize_args *args, direction x_use, const matrix *x,
+                               result_rows result, const nvfp4_tensor *ends, quantize_problem *p) {
+    const direction data_use = x_use == WRITTEN ? READ_ONLY : WRITTEN;
+    matrix data;
+    *p = (quantize_problem){
+        .rows = result.t,
+        .k = x->columns,
+        .l = x->l,
+        .x_pitch = x->pitch,
+        .x_batch = x->batch,
+        .x_type = (int32_t)args->x.dtype,
+        .scale_layout = (int32_t)args->scale_layout,
+        .block_scale = (int32_t)args->block_scale,
+    };
+    nvfp4_status status = check_values(c, &args->data, "[R, K/2]", "[L, R, K/2]", data_use, &data);
+    if (status) return status;
+    if (args->data.ndim != args->x.ndim || data.l != x->l || data.rows != result.t || data.columns * 2 != x->columns)
+        return REJECT("data",
+                      ("is %lld x %lld x %lld", (long long)data.l, (long long)data.rows, (long long)data.columns),
+                      ("%s needs L x %c x K/2 = %lld x %lld x %lld in %d dimensions", argument_name(c, &args->x),
+                       result.name, (long long)x->l, (long long)result.t, (long long)x->columns / 2, args->x.ndim));
+    p->data_pitch = data.pitch;
+    p->data_batch = data.batch;
+    status = check_scale(c, &args->scale, args->scale_layout, x->l,
+                         args->scale_layout == NVFP4_LINEAR ? result.t : result.scale_rows, x->columns / 16, data_use,
+                         &p->scale_pitch, &p->scale_batch);
+    if (!status) status = check_alignment(c, &args->x, dtype_bytes(args->x.dtype));
+    if (!status) status = check_global_scale(c, args, ends, x, p);
+    if (!status && x_use == READ_ONLY) status = check_divisor(args);
+    return status;
 }
 
 /* The blocks of args->x and their data and scales, either of which is written. */
 static nvfp4_status check_blocks(const checked_call *c, direction x_use, quantize_problem *p) {
     const nvfp4_quantize_args *args = c->args;
-    const nvfp4_tensor *x = &args->x, *g = &args->global_scale;
-    const direction data_use = x_use == WRITTEN ? READ_ONLY : WRITTEN;
-    const char *x_name = argument_name(c, x);
-    matrix blocks, data;
-    *p = (quantize_problem){.global_value = args->global_value,
-                            .scale_layout = (int32_t)args->scale_layout,
-                            .block_scale = (int32_t)args->block_scale};
-    nvfp4_status status = check_layout(args->scale_layout);
-    if (!status) status = check_block_scale(args->block_scale);
-    if (!status) status = check_matrix(c, x, "[R, K]", "[L, R, K]", x_use, &blocks);
-    if (status) return status;
-    if (blocks.columns % 16 != 0)
-        return REJECT(x_use == WRITTEN ? "data" : x_name, ("K is %lld", (long long)blocks.columns),
-                      ("must be a multiple of 16"));
-    status = check_values(c, &args->data, "[R, K/2]", "[L, R, K/2]", data_use, &data);
-    if (status) return status;
-    if (args->data.ndim != x->ndim || data.l != blocks.l || data.rows != blocks.rows ||
-        data.columns * 2 != blocks.columns)
-        return REJECT("data",
-                      ("is %lld x %lld x %lld", (long long)data.l, (long long)data.rows, (long long)data.columns),
-                      ("%s needs L x R x K/2 = %lld x %lld x %lld in %d dimensions", x_name, (long long)blocks.l,
-                       (long long)blocks.rows, (long long)blocks.columns / 2, x->ndim));
-    status = check_scale(c, &args->scale, args->scale_layout, blocks.l, blocks.rows, blocks.columns / 16, data_use,
-                         &p->scale_pitch, &p->scale_batch);
-    if (!status) status = check_alignment(c, x, dtype_bytes(x->dtype));
-    if (!status && !absent(g)) status = check_scalar(c, g);
-    if (!status && x_use == READ_ONLY) status = check_divisor(args);
-    p->rows = blocks.rows;
-    p->k = blocks.columns;
-    p->l = blocks.l;
-    p->x_pitch = blocks.pitch;
-    p->x_batch = blocks.batch;
-    p->x_type = (int32_t)x->dtype;
-    p->data_pitch = data.pitch;
-    p->data_batch = data.batch;
-    p->global_scale = absent(g) ? NULL : g->data;
-    return status;
+    matrix x;
+    nvfp4_status status = check_x(c, args, x_use, 0, &x);
+    return status ? status : check_data(c, args, x_use, &x, (result_rows){x.rows, x.rows, 'R'}, NULL, p);
 }
 
 static int is_empty(const quantize_problem *p) {
@@ -132,10 +173,87 @@ nvfp4_status check_rms_norm_quantize(const checked_call *c, prepared_call *call)
     return status;
 }
 
+/* ---- rows in the order of their groups ---- */
+
+static nvfp4_status check_indices(const checked_call *c, const nvfp4_tensor *t, char size) {
+    if (t->ndim != 1)
+        return REJECT(argument_name(c, t), ("has %d dimensions", t->ndim), ("must be a vector, [%c]", size));
+    return check_vector(c, t, size, t->shape[0], 0);
+}
+
+/* ends, rows (NULL: the operation has none) and scale_rows, for x rows of x. */
+static nvfp4_status check_groups(const checked_call *c, const nvfp4_tensor *ends, const nvfp4_tensor *rows,
+                                 const nvfp4_tensor *scale_rows, const matrix *x, grouped_quantize_problem *p,
+                                 result_rows *result) {
+    *p = (grouped_quantize_problem){
+        .x_rows = x->rows, .groups = 1, .activation = NO_ACTIVATION, .limit = INFINITY, .alpha = 1.702f};
+    *result = (result_rows){x->rows, 0, 'R'};
+    nvfp4_status status = NVFP4_OK;
+    if (!absent(ends)) {
+        status = check_indices(c, ends, 'E');
+        if (status) return status;
+        const int64_t groups = ends->shape[0];
+        if (groups < 1 || groups > NVFP4_MAX_GROUPS)
+            return REJECT(argument_name(c, ends), ("E is %lld", (long long)groups),
+                          ("must be between 1 and %d", NVFP4_MAX_GROUPS));
+        p->groups = (int32_t)groups;
+    }
+    if (rows && !absent(rows)) {
+        status = check_indices(c, rows, 'T');
+        *result = (result_rows){rows->shape[0], 0, 'T'};
+    }
+    result->scale_rows = SCALE_BLOCK_ROWS * most_group_tiles(result->t, p->groups, SCALE_BLOCK_ROWS);
+    if (!status && result->scale_rows > MAX_SIZE) /* scale_rows are int32 */
+        return REJECT(
+            "T", ("is %lld", (long long)result->t),
+            ("must be at most %lld in %d groups", (long long)MAX_SIZE - SCALE_BLOCK_ROWS * p->groups, p->groups));
+    return status ? status : check_written_vector(c, scale_rows, "E", p->groups);
+}
+
+nvfp4_status check_grouped_quantize(const checked_call *c, prepared_call *call) {
+    const nvfp4_grouped_quantize_args *args = c->args;
+    grouped_quantize_problem *p = &call->problem.conversion.grouped;
+    result_rows result;
+    matrix x;
+    if (args->quantize.x.ndim != 2)
+        return REJECT("x", ("has %d dimensions", args->quantize.x.ndim), ("must have 2 ([R, K]) with ends or rows"));
+    nvfp4_status status = check_x(c, &args->quantize, READ_ONLY, 0, &x);
+    if (!status) status = check_groups(c, &args->ends, &args->rows, &args->scale_rows, &x, p, &result);
+    call->is_empty = 0; /* scale_rows of nothing are zeros */
+    return status ? status : check_data(c, &args->quantize, READ_ONLY, &x, result, &args->ends, &p->q);
+}
+
+/* ---- gated activations ---- */
+
+nvfp4_status check_gated_quantize(const checked_call *c, prepared_call *call) {
+    const nvfp4_gated_quantize_args *args = c->args;
+    const nvfp4_tensor *gate = &args->quantize.x, *up = &args->up;
+    grouped_quantize_problem *p = &call->problem.conversion.grouped;
+    result_rows result;
+    matrix x, u = {0};
+    nvfp4_status status = check_amax6(args->quantize.block_scale);
+    if (!status) status = check_activation((int32_t)args->activation, up, args->limit, args->alpha);
+    if (!status) status = check_x(c, &args->quantize, READ_ONLY, 1, &x);
+    if (status) return status;
+    if (!absent(&args->ends) && gate->ndim != 2)
+        return REJECT("gate", ("has %d dimensions", gate->ndim), ("must have 2 ([R, N]) with ends"));
+    if (!absent(up)) status = check_up(c, up, gate, &x, &u);
+    if (!status) status = check_groups(c, &args->ends, NULL, &args->scale_rows, &x, p, &result);
+    if (!status) status = check_data(c, &args->quantize, READ_ONLY, &x, result, &args->ends, &p->q);
+    p->up_pitch = u.pitch;
+    p->up_batch = u.batch;
+    p->limit = args->limit;
+    p->alpha = args->alpha;
+    p->activation = (int32_t)args->activation;
+    call->is_empty = 0;
+    return status;
+}
+
+/* A gated_quantize of the halves of x. */
 nvfp4_status check_silu_mul_quantize(const checked_call *c, prepared_call *call) {
     const nvfp4_quantize_args *args = c->args;
     const nvfp4_tensor *x = &args->x;
-    quantize_problem *p = &call->problem.conversion.quantize;
+    grouped_quantize_problem *p = &call->problem.conversion.grouped;
     matrix whole;
     nvfp4_status status = check_amax6(args->block_scale);
     if (!status) status = check_matrix(c, x, "[R, 2 K]", "[L, R, 2 K]", READ_ONLY, &whole);
@@ -146,9 +264,22 @@ nvfp4_status check_silu_mul_quantize(const checked_call *c, prepared_call *call)
     nvfp4_quantize_args half = *args; /* x: the gates */
     half.x.shape[x->ndim - 1] /= 2;
     const checked_call gates = {c->op, &half};
-    status = check_blocks(&gates, READ_ONLY, p);
-    call->is_empty = is_empty(p);
+    *p = (grouped_quantize_problem){
+        .x_rows = whole.rows, .groups = 1, .activation = NVFP4_SILU, .limit = INFINITY, .alpha = 1.702f};
+    status = check_blocks(&gates, READ_ONLY, &p->q);
+    p->up_pitch = p->q.x_pitch;
+    p->up_batch = p->q.x_batch;
+    call->is_empty = is_empty(&p->q);
     return status;
+}
+
+/* ---- global scales ---- */
+
+/* An fp32 scalar. */
+static nvfp4_status check_scalar(const checked_call *c, const nvfp4_tensor *t) {
+    if (element_count(t) != 1)
+        return REJECT(argument_name(c, t), ("has %lld elements", (long long)element_count(t)), ("must have 1"));
+    return check_alignment(c, t, 4);
 }
 
 nvfp4_status check_amax_scale(const checked_call *c, prepared_call *call) {
@@ -158,7 +289,11 @@ nvfp4_status check_amax_scale(const checked_call *c, prepared_call *call) {
     nvfp4_status status = check_block_scale(args->block_scale);
     if (!status) status = check_matrix(c, x, "[R, K]", "[L, R, K]", READ_ONLY, &blocks);
     if (!status) status = check_alignment(c, x, dtype_bytes(x->dtype));
-    if (!status) status = check_scalar(c, &args->scale);
+    if (status) return status;
+    if (args->by_row > 1) return REJECT("by_row", ("is %u", args->by_row), ("must be 0 or 1"));
+    if (args->by_row && x->ndim != 2)
+        return REJECT("x", ("has %d dimensions", x->ndim), ("must have 2 ([R, K]) for a scale of each row"));
+    status = args->by_row ? check_written_vector(c, &args->scale, "R", blocks.rows) : check_scalar(c, &args->scale);
     if (status) return status;
     amax_problem *p = &call->problem.conversion.amax;
     *p = (amax_problem){.rows = blocks.rows,
@@ -167,15 +302,18 @@ nvfp4_status check_amax_scale(const checked_call *c, prepared_call *call) {
                         .x_pitch = blocks.pitch,
                         .x_batch = blocks.batch,
                         .divisor = (args->block_scale == NVFP4_FOUR_OVER_SIX ? 256.0 : 448.0) * 6.0,
-                        .x_type = (int32_t)x->dtype};
-    if (is_contiguous(x)) { /* one row */
+                        .x_type = (int32_t)x->dtype,
+                        .by_row = (int32_t)args->by_row};
+    if (is_contiguous(x) && !args->by_row) { /* one row */
         p->x_bytes *= blocks.rows * blocks.l;
         p->rows = p->l = 1;
     }
     p->chunks = ceil_div(p->x_bytes, AMAX_CHUNK);
-    call->is_empty = 0; /* the scale of nothing is 1 */
+    call->is_empty = args->by_row && blocks.rows == 0; /* the scale of nothing is 1 */
     return NVFP4_OK;
 }
+
+/* ---- changes of scale layout ---- */
 
 /* Contiguous scales of x->l batches. Of three dimensions the first counts the batches. */
 static nvfp4_status check_swizzled(const checked_call *c, const nvfp4_tensor *t, const matrix *x) {

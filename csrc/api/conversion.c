@@ -2,6 +2,7 @@
 #include "api/conversion.h"
 
 #include "api/launch.h"
+#include "api/rules.h"
 #include "common/error.h"
 
 static void bind_blocks(const nvfp4_quantize_args *args, quantize_problem *p) {
@@ -12,6 +13,31 @@ static void bind_blocks(const nvfp4_quantize_args *args, quantize_problem *p) {
 
 void bind_quantize(const checked_call *c, prepared_call *call) {
     bind_blocks(c->args, &call->problem.conversion.quantize);
+}
+
+void bind_grouped_quantize(const checked_call *c, prepared_call *call) {
+    const nvfp4_grouped_quantize_args *args = c->args;
+    grouped_quantize_problem *p = &call->problem.conversion.grouped;
+    bind_blocks(&args->quantize, &p->q);
+    p->ends = args->ends.dtype == NVFP4_NONE ? NULL : args->ends.data;
+    p->rows = args->rows.dtype == NVFP4_NONE ? NULL : args->rows.data;
+    p->scale_rows = args->scale_rows.data;
+}
+
+void bind_silu_mul_quantize(const checked_call *c, prepared_call *call) {
+    const nvfp4_quantize_args *args = c->args;
+    grouped_quantize_problem *p = &call->problem.conversion.grouped;
+    bind_blocks(args, &p->q);
+    p->up = (const char *)args->x.data + p->q.k * dtype_bytes((int32_t)args->x.dtype);
+}
+
+void bind_gated_quantize(const checked_call *c, prepared_call *call) {
+    const nvfp4_gated_quantize_args *args = c->args;
+    grouped_quantize_problem *p = &call->problem.conversion.grouped;
+    bind_blocks(&args->quantize, &p->q);
+    p->up = args->up.dtype == NVFP4_NONE ? NULL : args->up.data;
+    p->ends = args->ends.dtype == NVFP4_NONE ? NULL : args->ends.data;
+    p->scale_rows = args->scale_rows.data;
 }
 
 void bind_rms_norm_quantize(const checked_call *c, prepared_call *call) {

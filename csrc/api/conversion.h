@@ -4,6 +4,10 @@
 
 #include "api/operation.h"
 
+/* Parts of a row of the table. */
+#define COUNT(array)   (int32_t)(sizeof array / sizeof *array)
+#define PLANNERS(name) {[ON_HOST] = &cpu_##name##_planner, [ON_GPU] = &gpu_##name##_planner}
+
 nvfp4_status check_quantize(const checked_call *c, prepared_call *call);
 nvfp4_status check_dequantize(const checked_call *c, prepared_call *call);
 nvfp4_status check_rms_norm_quantize(const checked_call *c, prepared_call *call);
@@ -12,6 +16,8 @@ nvfp4_status check_amax_scale(const checked_call *c, prepared_call *call);
 nvfp4_status check_swizzle(const checked_call *c, prepared_call *call);
 nvfp4_status check_unswizzle(const checked_call *c, prepared_call *call);
 nvfp4_status check_gated(const checked_call *c, prepared_call *call);
+nvfp4_status check_grouped_quantize(const checked_call *c, prepared_call *call);
+nvfp4_status check_gated_quantize(const checked_call *c, prepared_call *call);
 nvfp4_status check_moe_route(const checked_call *c, prepared_call *call);
 nvfp4_status check_moe_combine(const checked_call *c, prepared_call *call);
 
@@ -20,6 +26,9 @@ void bind_rms_norm_quantize(const checked_call *c, prepared_call *call);
 void bind_amax_scale(const checked_call *c, prepared_call *call);
 void bind_swizzle(const checked_call *c, prepared_call *call);
 void bind_gated(const checked_call *c, prepared_call *call);
+void bind_grouped_quantize(const checked_call *c, prepared_call *call);
+void bind_silu_mul_quantize(const checked_call *c, prepared_call *call);
+void bind_gated_quantize(const checked_call *c, prepared_call *call);
 void bind_moe_route(const checked_call *c, prepared_call *call);
 void bind_moe_combine(const checked_call *c, prepared_call *call);
 

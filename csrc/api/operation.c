@@ -60,6 +60,10 @@ nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *a
     return operation_call(context, &operation_quantize, args);
 }
 
+nvfp4_status nvfp4_grouped_quantize(nvfp4_context *context, const nvfp4_grouped_quantize_args *args) {
+    return operation_call(context, &operation_grouped_quantize, args);
+}
+
 nvfp4_status nvfp4_dequantize(nvfp4_context *context, const nvfp4_quantize_args *args) {
     return operation_call(context, &operation_dequantize, args);
 }
@@ -86,6 +90,10 @@ nvfp4_status nvfp4_unswizzle(nvfp4_context *context, const nvfp4_swizzle_args *a
 
 nvfp4_status nvfp4_gated(nvfp4_context *context, const nvfp4_gated_args *args) {
     return operation_call(context, &operation_gated, args);
+}
+
+nvfp4_status nvfp4_gated_quantize(nvfp4_context *context, const nvfp4_gated_quantize_args *args) {
+    return operation_call(context, &operation_gated_quantize, args);
 }
 
 nvfp4_status nvfp4_moe_route(nvfp4_context *context, const nvfp4_moe_route_args *args) {

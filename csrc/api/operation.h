@@ -18,10 +18,12 @@ typedef union operation_args {
     nvfp4_gemm_args gemm;
     nvfp4_grouped_gemm_args grouped_gemm;
     nvfp4_quantize_args quantize;
+    nvfp4_grouped_quantize_args grouped_quantize;
     nvfp4_rms_norm_quantize_args rms_norm_quantize;
     nvfp4_amax_scale_args amax_scale;
     nvfp4_swizzle_args swizzle;
     nvfp4_gated_args gated;
+    nvfp4_gated_quantize_args gated_quantize;
     nvfp4_moe_route_args moe_route;
     nvfp4_moe_combine_args moe_combine;
 } operation_args;
@@ -88,13 +90,15 @@ typedef struct result_size {
         SIZE_COLUMNS,
         SIZE_SCALAR,
         SIZE_ONE,
-        SIZE_COUNT,   /* the elements of a tensor, of any shape */
+        SIZE_COUNT,   /* the elements of a tensor, of any shape; 1 of an absent one */
         SIZE_STACKED, /* the rows of a matrix of a stack, [E, rows, columns] or [E, P, rows, columns]: P * rows */
         SIZE_STACK_COLUMNS,
     } of;
     int32_t index; /* of the tensor among the operation's, or of the scalar in result_sizes */
     int32_t times, over, round_up;
     int32_t or_rows; /* where the tensor is absent: the rows of tensor or_rows - 1 instead. 0: the tensor is required */
+    int32_t ends;    /* in place of that many rows: the most 128-row blocks that they need (common/group_blocks.h) in as
+                      * many groups as tensor ends - 1 has elements, absent one. 0: none */
 } result_size;
 
 typedef struct result_shape {
@@ -169,7 +173,8 @@ static inline nvfp4_tensor *tensor_to_fill(const operation *op, int32_t index, o
 
 extern const operation operation_gemm, operation_grouped_gemm, operation_quantize, operation_dequantize,
     operation_rms_norm_quantize, operation_silu_mul_quantize, operation_amax_scale, operation_swizzle,
-    operation_unswizzle, operation_gated, operation_moe_route, operation_moe_combine;
+    operation_unswizzle, operation_grouped_quantize, operation_gated, operation_gated_quantize, operation_moe_route,
+    operation_moe_combine;
 
 /* Checks a call by its table and its own rules. */
 nvfp4_status operation_check(const checked_call *c, prepared_call *call);

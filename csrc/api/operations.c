@@ -1,9 +1,6 @@
-/* The table of operations. */
+/* The table of operations but for the quantizers (operations_quantize.c). */
 #include "api/conversion.h"
 #include "api/gemm.h"
-
-#define COUNT(array)   (int32_t)(sizeof array / sizeof *array)
-#define PLANNERS(name) {[ON_HOST] = &cpu_##name##_planner, [ON_GPU] = &gpu_##name##_planner}
 
 /* ---- gemm ---- */
 
@@ -67,7 +64,7 @@ static void grouped_defaults(operation_args *args) {
     nvfp4_grouped_gemm_init(&args->grouped_gemm);
 }
 
-enum { GROUPED_A, GROUPED_B, GROUPED_SCALE_B = 3, GROUPED_ROWS = 5, GROUPED_ALPHA = 7, GROUPED_OUT = 9 };
+enum { GROUPED_A, GROUPED_B, GROUPED_SCALE_B = 3, GROUPED_ROWS = 5, GROUPED_ALPHA = 8, GROUPED_OUT = 10 };
 
 #define AT(field) offsetof(nvfp4_grouped_gemm_args, field)
 static const operation_tensor grouped_tensors[] = {
@@ -77,6 +74,7 @@ static const operation_tensor grouped_tensors[] = {
     [GROUPED_SCALE_B] = {"scale_b", AT(scale_b), INPUT, HOLDS_SCALES, 0, 0},
     {"ends", AT(ends), INPUT, HOLDS_INT32, 0, 0},
     [GROUPED_ROWS] = {"rows", AT(rows), INPUT, HOLDS_INT32, 1, 0},
+    {"scale_rows", AT(scale_rows), INPUT, HOLDS_INT32, 1, 0},
     {"row_scale", AT(row_scale), INPUT, HOLDS_FLOAT32, 1, 0},
     [GROUPED_ALPHA] = {"alpha", AT(alpha), INPUT, HOLDS_FLOAT32, 1, 0},
     {"bias", AT(bias), INPUT, HOLDS_ANY, 1, 0},
@@ -122,159 +120,6 @@ const operation operation_grouped_gemm = {
 };
 #undef AT
 
-/* ---- data and scales of one matrix ---- */
-
-static void quantize_defaults(operation_args *args) {
-    nvfp4_quantize_init(&args->quantize);
-}
-
-/* Shapes of data and scales for a matrix of R rows and `of` times as many columns as there are values. */
-#define DATA_SHAPE(x, of)   {{SIZE_ROWS, x, 1, 1, 1}, {SIZE_COLUMNS, x, 1, 2 * (of), 1}, 8}
-#define BLOCKS_SHAPE(x, of) {{SIZE_ROWS, x, 1, 1, 128}, {SIZE_COLUMNS, x, 1, 16 * (of), 4}, 16}
-#define LINEAR_SHAPE(x, of) {{SIZE_ROWS, x, 1, 1, 1}, {SIZE_COLUMNS, x, 1, 16 * (of), 1}, 1}
-#define DATA_AND_SCALE(data_, scale_, x, of)                                                                           \
-    {                                                                                                                  \
-        {.tensor = data_, .like = x, .rank = RANK_MATRIX, .dtype = NVFP4_UINT8, .shape = DATA_SHAPE(x, of)}, {         \
-            .tensor = scale_, .like = x, .rank = RANK_MATRIX, .dtype = NVFP4_E4M3, .shape = BLOCKS_SHAPE(x, of),       \
-            .flag_shape = LINEAR_SHAPE(x, of), .flags_offset = AT(scale_layout), .flags_mask = NVFP4_LINEAR            \
-        }                                                                                                              \
-    }
-
-#define AT(field)            offsetof(nvfp4_quantize_args, field)
-#define GLOBAL_SCALE         {"global_scale", AT(global_scale), INPUT, HOLDS_FLOAT32, 1, 0}
-#define GLOBAL_VALUE(tensor) {"global_value", SCALAR_FLOAT, AT(global_value), 1 + (tensor), NULL}
-#define SCALE_LAYOUT         {"scale_layout", SCALAR_LAYOUT, AT(scale_layout), 0, NULL}
-static const operation_tensor quantize_tensors[] = {
-    {"x", AT(x), INPUT, HOLDS_FLOATS, 0, 0},
-    GLOBAL_SCALE,
-    {"data", AT(data), OUTPUT, HOLDS_VALUES, 0, 0},
-    {"scale", AT(scale), OUTPUT, HOLDS_SCALES, 0, 0},
-};
-static const operation_scalar quantize_scalars[] = {
-    GLOBAL_VALUE(1),
-    SCALE_LAYOUT,
-    {"block_scale", SCALAR_BLOCK_SCALE, AT(block_scale), 0, "amax6"},
-};
-static const operation_result quantize_results[] = DATA_AND_SCALE(2, 3, 0, 1);
-const operation operation_quantize = {
-    .name = "quantize",
-    .args_bytes = sizeof(nvfp4_quantize_args),
-    .least_bytes = sizeof(nvfp4_quantize_args),
-    .defaults = quantize_defaults,
-    .tensors = quantize_tensors,
-    .tensor_count = COUNT(quantize_tensors),
-    .scalars = quantize_scalars,
-    .scalar_count = COUNT(quantize_scalars),
-    .results = quantize_results,
-    .result_count = COUNT(quantize_results),
-    .given = RESULTS_NEW,
-    .planners = PLANNERS(quantize),
-    .check = check_quantize,
-    .plan = conversion_plan,
-    .bind = bind_quantize,
-    .run = conversion_run,
-};
-
-static const operation_tensor dequantize_tensors[] = {
-    {"data", AT(data), INPUT, HOLDS_VALUES, 0, 0},
-    {"scale", AT(scale), INPUT, HOLDS_SCALES, 0, 0},
-    GLOBAL_SCALE,
-    {"x", AT(x), OUTPUT, HOLDS_FLOATS, 0, 0},
-};
-static const operation_scalar dequantize_scalars[] = {GLOBAL_VALUE(2), SCALE_LAYOUT};
-static const operation_result dequantize_results[] = {{
-    .tensor = 3,
-    .like = 0,
-    .rank = RANK_MATRIX,
-    .dtype = DTYPE_OF_CALLER,
-    .default_dtype = NVFP4_FP32,
-    .shape = {{SIZE_ROWS, 0, 1, 1, 1}, {SIZE_COLUMNS, 0, 2, 1, 1}, 0},
-}};
-const operation operation_dequantize = {
-    .name = "dequantize",
-    .args_bytes = sizeof(nvfp4_quantize_args),
-    .least_bytes = sizeof(nvfp4_quantize_args),
-    .defaults = quantize_defaults,
-    .tensors = dequantize_tensors,
-    .tensor_count = COUNT(dequantize_tensors),
-    .scalars = dequantize_scalars,
-    .scalar_count = COUNT(dequantize_scalars),
-    .results = dequantize_results,
-    .result_count = COUNT(dequantize_results),
-    .given = RESULTS_NEW,
-    .planners = PLANNERS(dequantize),
-    .check = check_dequantize,
-    .plan = conversion_plan,
-    .bind = bind_quantize,
-    .run = conversion_run,
-};
-
-static const operation_tensor silu_tensors[] = {
-    {"gate_up", AT(x), INPUT, HOLDS_FLOATS, 0, 0},
-    GLOBAL_SCALE,
-    {"data", AT(data), OUTPUT, HOLDS_VALUES, 0, 0},
-    {"scale", AT(scale), OUTPUT, HOLDS_SCALES, 0, 0},
-};
-static const operation_scalar silu_scalars[] = {GLOBAL_VALUE(1), SCALE_LAYOUT};
-static const operation_result silu_results[] = DATA_AND_SCALE(2, 3, 0, 2);
-const operation operation_silu_mul_quantize = {
-    .name = "silu_mul_quantize",
-    .args_bytes = sizeof(nvfp4_quantize_args),
-    .least_bytes = sizeof(nvfp4_quantize_args),
-    .defaults = quantize_defaults,
-    .tensors = silu_tensors,
-    .tensor_count = COUNT(silu_tensors),
-    .scalars = silu_scalars,
-    .scalar_count = COUNT(silu_scalars),
-    .results = silu_results,
-    .result_count = COUNT(silu_results),
-    .given = RESULTS_NEW_OR_GIVEN,
-    .planners = PLANNERS(silu_mul_quantize),
-    .check = check_silu_mul_quantize,
-    .plan = conversion_plan,
-    .bind = bind_quantize,
-    .run = conversion_run,
-};
-
-static void rms_norm_quantize_defaults(operation_args *args) {
-    nvfp4_rms_norm_quantize_init(&args->rms_norm_quantize);
-}
-
-/* Its arguments begin with those of quantize, so AT finds them. */
-static const operation_tensor norm_tensors[] = {
-    {"x", AT(x), INPUT, HOLDS_FLOATS, 0, 0},
-    {"weight", offsetof(nvfp4_rms_norm_quantize_args, weight), INPUT, HOLDS_ANY, 0, 0},
-    {"residual", offsetof(nvfp4_rms_norm_quantize_args, residual), IN_OUT, HOLDS_ANY, 1, 0},
-    GLOBAL_SCALE,
-    {"data", AT(data), OUTPUT, HOLDS_VALUES, 0, 0},
-    {"scale", AT(scale), OUTPUT, HOLDS_SCALES, 0, 0},
-};
-static const operation_scalar norm_scalars[] = {
-    GLOBAL_VALUE(3),
-    {"eps", SCALAR_FLOAT, offsetof(nvfp4_rms_norm_quantize_args, eps), 0, NULL},
-    SCALE_LAYOUT,
-};
-static const operation_result norm_results[] = DATA_AND_SCALE(4, 5, 0, 1);
-const operation operation_rms_norm_quantize = {
-    .name = "rms_norm_quantize",
-    .args_bytes = sizeof(nvfp4_rms_norm_quantize_args),
-    .least_bytes = sizeof(nvfp4_rms_norm_quantize_args),
-    .defaults = rms_norm_quantize_defaults,
-    .tensors = norm_tensors,
-    .tensor_count = COUNT(norm_tensors),
-    .scalars = norm_scalars,
-    .scalar_count = COUNT(norm_scalars),
-    .results = norm_results,
-    .result_count = COUNT(norm_results),
-    .given = RESULTS_NEW_OR_GIVEN,
-    .planners = PLANNERS(rms_norm_quantize),
-    .check = check_rms_norm_quantize,
-    .plan = conversion_plan,
-    .bind = bind_rms_norm_quantize,
-    .run = conversion_run,
-};
-#undef AT
-
 /* ---- global scales ---- */
 
 static void amax_scale_defaults(operation_args *args) {
@@ -286,12 +131,18 @@ static const operation_tensor amax_tensors[] = {
     {"x", AT(x), INPUT, HOLDS_FLOATS, 0, 0},
     {"scale", AT(scale), OUTPUT, HOLDS_FLOAT32, 0, 0},
 };
-static const operation_scalar amax_scalars[] = {{"block_scale", SCALAR_BLOCK_SCALE, AT(block_scale), 0, NULL}};
-#undef AT
+static const operation_scalar amax_scalars[] = {
+    {"block_scale", SCALAR_BLOCK_SCALE, AT(block_scale), 0, NULL},
+    {"by_row", SCALAR_FLAGS, AT(by_row), 0, "0"},
+};
 static const operation_result amax_results[] = {{.tensor = 1,
                                                  .rank = RANK_VECTOR,
                                                  .dtype = NVFP4_FP32,
-                                                 .shape = {.columns = {SIZE_ONE, 0, 1, 1, 1}, .alignment = 0}}};
+                                                 .shape = {.columns = {SIZE_ONE, 0, 1, 1, 1}, .alignment = 0},
+                                                 .flag_shape = {.columns = {SIZE_ROWS, 0, 1, 1, 1}, .alignment = 0},
+                                                 .flags_offset = AT(by_row),
+                                                 .flags_mask = 1}};
+#undef AT
 const operation operation_amax_scale = {
     .name = "amax_scale",
     .args_bytes = sizeof(nvfp4_amax_scale_args),

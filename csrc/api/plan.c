@@ -242,8 +242,6 @@ static nvfp4_status check_shape(const nvfp4_shape *s) {
     if (groups < 0 || groups > NVFP4_MAX_GROUPS || (groups && l != 1))
         return REJECT("groups", ("are %lld with L = %lld", (long long)groups, (long long)l),
                       ("must be between 0 and %d, with L = 1", NVFP4_MAX_GROUPS));
-    if (groups && s->a_dtype == NVFP4_NONE)
-        return REJECT("a_dtype", ("is none (NVFP4)"), ("must be float16 or bfloat16 in products of groups"));
     if (m < 0 || n < 0 || k < 0 || l < 0 || m > INT32_MAX || n > INT32_MAX || k > INT32_MAX || l > INT32_MAX || k % 16)
         return REJECT("shape", ("is %lld x %lld x %lld x %lld", (long long)m, (long long)n, (long long)k, (long long)l),
                       ("M, N, K, L must be between 0 and %d, and K a multiple of 16", INT32_MAX));
@@ -288,7 +286,7 @@ static void set_problem_of_shape(const nvfp4_shape *s, prepared_call *call) {
     call->problem.grouped = (grouped_problem){.g = one, .a_rows = s->m, .groups = (int32_t)s->groups, .parts = 1};
     call->problem.gemm.operation = is_nn ? OP_GROUPED_NN : OP_GROUPED;
     call->problem.gemm.l = s->groups;
-    call->problem.gemm.a_batch = 0;
+    call->problem.gemm.a_batch = call->problem.gemm.sfa_batch = 0;
 }
 
 nvfp4_status nvfp4_plan_shape(nvfp4_context *context, const nvfp4_shape *shape, nvfp4_plan *plan) {

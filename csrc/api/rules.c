@@ -306,6 +306,14 @@ nvfp4_status check_vector(const checked_call *c, const nvfp4_tensor *t, char siz
     return check_alignment(c, t, dtype_bytes(t->dtype));
 }
 
+nvfp4_status check_written_vector(const checked_call *c, const nvfp4_tensor *t, const char *size, int64_t length) {
+    if (t->ndim != 1 || t->shape[0] != length)
+        return REJECT(argument_name(c, t), ("has %lld elements in %d dimensions", (long long)element_count(t), t->ndim),
+                      ("must be a vector of length %s = %lld", size, (long long)length));
+    if (!is_contiguous(t)) return REJECT(argument_name(c, t), ("is not contiguous"), ("must be"));
+    return check_alignment(c, t, dtype_bytes(t->dtype));
+}
+
 nvfp4_status check_layout(nvfp4_layout layout) {
     if (layout == NVFP4_128X4 || layout == NVFP4_LINEAR) return NVFP4_OK;
     return REJECT("scale_layout", ("is %d", (int)layout),

@@ -60,7 +60,14 @@ nvfp4_status check_scale(const checked_call *c, const nvfp4_tensor *t, nvfp4_lay
                          int64_t columns, direction use, int64_t *pitch, int64_t *batch);
 /* A dense vector of `length` elements, whose name in error messages is `size`, or of one if that is allowed. */
 nvfp4_status check_vector(const checked_call *c, const nvfp4_tensor *t, char size, int64_t length, int one_allowed);
+/* A contiguous vector that is written. */
+nvfp4_status check_written_vector(const checked_call *c, const nvfp4_tensor *t, const char *size, int64_t length);
 nvfp4_status check_layout(nvfp4_layout layout);
+/* The numbers of a gated activation. */
+nvfp4_status check_activation(int32_t activation, const nvfp4_tensor *up, float limit, float alpha);
+/* The factors of a checked gate, which have its shape and dtype. */
+nvfp4_status check_up(const checked_call *c, const nvfp4_tensor *up, const nvfp4_tensor *gate, const matrix *expected,
+                      matrix *x);
 nvfp4_status check_block_scale(nvfp4_block_scale block_scale);
 
 #endif

@@ -6,6 +6,7 @@
 #include "api/context.h"
 #include "api/gemm.h"
 #include "api/rules.h"
+#include "common/group_blocks.h"
 #include "common/math.h"
 
 const operation *const front_operations[FRONT_OPERATION_COUNT] = {
@@ -108,6 +109,14 @@ static nvfp4_status check_stack(const char *name, const nvfp4_tensor *t) {
     return REJECT(name, ("has %d dimensions", t->ndim), ("must have 3, or 4 with parts"));
 }
 
+/* The elements of a tensor, as large as they can be counted; 1 of an absent one. */
+static int64_t counted(const nvfp4_tensor *t) {
+    int64_t count = 1;
+    for (int i = 0; i < t->ndim && !absent(t); i++)
+        if (__builtin_mul_overflow(count, t->shape[i], &count)) count = INT64_MAX;
+    return count;
+}
+
 static nvfp4_status size_of_tensor(const operation *op, const front_call *call, const result_size *size,
                                    int64_t *value) {
     int32_t index = size->index, of = size->of;
@@ -115,9 +124,7 @@ static nvfp4_status size_of_tensor(const operation *op, const front_call *call, 
     const nvfp4_tensor *t = tensor_at(op, index, &call->args);
     const char *name = op->tensors[index].name;
     if (of == SIZE_COUNT) {
-        *value = 1;
-        for (int i = 0; i < t->ndim; i++)
-            if (__builtin_mul_overflow(*value, t->shape[i], value)) *value = INT64_MAX;
+        *value = counted(t);
         return NVFP4_OK;
     }
     const int is_stack = of == SIZE_STACKED || of == SIZE_STACK_COLUMNS;
@@ -135,6 +142,7 @@ static nvfp4_status find_size(const operation *op, const front_call *call, const
         nvfp4_status status = size_of_tensor(op, call, size, &of);
         if (status) return status;
     }
+    if (size->ends) of = most_group_tiles(of, counted(tensor_at(op, size->ends - 1, &call->args)), SCALE_BLOCK_ROWS);
     if (__builtin_mul_overflow(of, (int64_t)size->times, &of)) of = INT64_MAX;
     if (size->over > 1) of /= size->over; /* a division takes longer than the rest of this function */
     *value = size->round_up > 1 ? ceil_div(of, size->round_up) * size->round_up : of;

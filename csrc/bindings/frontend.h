@@ -18,7 +18,9 @@
     X(swizzle)                                                                                                         \
     X(unswizzle)                                                                                                       \
     X(grouped_gemm)                                                                                                    \
+    X(grouped_quantize)                                                                                                \
     X(gated)                                                                                                           \
+    X(gated_quantize)                                                                                                  \
     X(moe_route)                                                                                                       \
     X(moe_combine)
 

@@ -17,15 +17,18 @@ typedef struct quantize_problem {
     uint8_t *scale;
     int64_t scale_pitch, scale_batch; /* as sfa_pitch */
     const float *global_scale;        /* NULL: global_value */
+    int64_t up_at;                    /* of silu_mul_quantize: bytes from a row's gates to their factors */
     float global_value;
     int32_t scale_layout;
     int32_t x_type;    /* nvfp4_dtype */
     int32_t tile_log2; /* GPU: a CTA has 2^tile_log2 scales in a row; 2 for 128x4 scales */
     int32_t block_scale;
-    int32_t padding_;
+    int32_t global_by; /* what global_scale[] has one of */
 } quantize_problem;
 
-/* The step before quantization in a fused call. silu_mul: a row of q.x has 2k values, the first k of them the gates. */
+enum { GLOBAL_BY_CALL, GLOBAL_BY_ROW, GLOBAL_BY_GROUP };
+
+/* RMS norm before quantization. */
 typedef struct norm_problem {
     quantize_problem q;
     void *residual; /* as q.x; NULL: none */
@@ -34,6 +37,23 @@ typedef struct norm_problem {
     int32_t weight_type; /* nvfp4_dtype */
     float eps;
 } norm_problem;
+
+/* Quantization of rows in the order of their groups, of x or of gated activations. q.rows counts rows of the result.
+ * Groups are those of common/grouped_problem.h; in the 128x4 layout the scales of each begin with a 128-row block. */
+typedef struct grouped_quantize_problem {
+    quantize_problem q;  /* x: of gated activations the gates. GLOBAL_BY_ROW: of rows of x. l is 1 with ends or rows */
+    const int32_t *ends; /* NULL: one group has all rows */
+    const int32_t *rows; /* [q.rows]: rows of x. NULL: row i is row i of x. One outside of x becomes a row of NaN */
+    int32_t *scale_rows; /* [groups]: the row of q.scale where a group begins. NULL: not wanted */
+    int64_t x_rows;
+    const void *up; /* NULL: absent */
+    int64_t up_pitch, up_batch;
+    float limit, alpha;
+    int32_t activation; /* nvfp4_activation; NO_ACTIVATION: x is quantized */
+    int32_t groups;
+} grouped_quantize_problem;
+
+enum { NO_ACTIVATION = -1 };
 
 /* The global scale of x: amax(|x|) / divisor, or 1. Rows are read in chunks of AMAX_CHUNK bytes. */
 enum { AMAX_CHUNK = 16384 };
@@ -45,8 +65,8 @@ typedef struct amax_problem {
     int64_t chunks; /* of a row */
     float *scale;
     double divisor;
-    int32_t x_type; /* nvfp4_dtype */
-    int32_t padding_;
+    int32_t x_type;     /* nvfp4_dtype */
+    int32_t by_row;     /* 1: a scale for each row, of l = 1 */
     uint64_t *arrivals; /* GPU, where the grid has several CTAs: tag + how many have arrived; else NULL */
     uint32_t *partial;  /* and one amax of each CTA */
     uint64_t tag;       /* of this call, a multiple of AMAX_MOST_CTAS */

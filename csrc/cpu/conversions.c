@@ -13,11 +13,15 @@
     const conversion_planner cpu_##name##_planner = {.run_host = run_##name};
 PLANNER(quantize, quantize)
 PLANNER(dequantize, quantize)
-PLANNER(silu_mul_quantize, quantize)
+PLANNER(grouped_quantize, grouped)
 PLANNER(rms_norm_quantize, norm)
 PLANNER(amax_scale, amax)
 PLANNER(gated, gated)
 PLANNER(moe_combine, moe_combine)
+
+/* The same function, of a problem with an activation. */
+const conversion_planner cpu_silu_mul_quantize_planner = {.run_host = run_grouped_quantize};
+const conversion_planner cpu_gated_quantize_planner = {.run_host = run_grouped_quantize};
 
 /* The planner of a function that has no instructions to choose. */
 #define PORTABLE_PLANNER(name, problem)                                                                                \

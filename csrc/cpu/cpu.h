@@ -33,7 +33,7 @@ void cpu_quantize(const quantize_problem *problem, cpu_isa isa, int threads);
 void cpu_dequantize(const quantize_problem *problem, cpu_isa isa, int threads);
 void cpu_amax_scale(const amax_problem *problem, cpu_isa isa, int threads);
 void cpu_rms_norm_quantize(const norm_problem *problem, cpu_isa isa, int threads);
-void cpu_silu_mul_quantize(const quantize_problem *problem, cpu_isa isa, int threads);
+void cpu_grouped_quantize(const grouped_quantize_problem *problem, cpu_isa isa, int threads);
 void cpu_swizzle(const swizzle_problem *problem, int threads);
 void cpu_unswizzle(const swizzle_problem *problem, int threads);
 void cpu_gated(const gated_problem *problem, cpu_isa isa, int threads);

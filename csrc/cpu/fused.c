@@ -1,14 +1,15 @@
-/* Rows of RMS norm and SiLU with quantization behind them, in fp32. The exact operations, which the GPU repeats so that
- * its bytes are the same; divisions and square roots are IEEE's, fma rounds once and nothing else is contracted:
+/* Rows of RMS norm and of gated activations with quantization behind them, in fp32. The exact operations, which the GPU
+ * repeats so that its bytes are the same; divisions and square roots are IEEE's, fma rounds once and nothing else is
+ * contracted:
  *
  *   rms_norm   h = x, or x + residual rounded to their type, which replaces the residual
  *              s[j], j < 256: s = fma(h, h, s) over the values of blocks (of 16) j, j + 256, ... of the row, from 0
  *              s[j] = s[j] + s[j + n] for j < n; for n = 128, 64, ... 1
  *              y = (h * (1 / sqrt(s[0] / k + eps))) * weight
- *   silu_mul   y = silu(gate) * up, silu by kernels/common/exponential.h
+ *   gated      y by kernels/common/activation.h; 1 for an absent up
  *   both       y to NVFP4 by cpu/quantize.h */
 #include "cpu/quantize.h"
-#include "kernels/common/exponential.h"
+#include "kernels/common/activation.h"
 
 enum { PARTIALS = 256 };
 
@@ -53,17 +54,18 @@ WITH_FMA static void rms_norm_row(const norm_problem *p, row_at at) {
     pad_columns(&p->q, at);
 }
 
-WITH_FMA static void silu_mul_row(const quantize_problem *p, row_at at) {
-    const char *up = at.x + p->k * type_size(p->x_type);
-    for (int64_t column = 0; column < p->k / BLOCK; column++) {
-        float y[BLOCK], factor[BLOCK];
-        int64_t from = column * BLOCK * type_size(p->x_type);
-        load_floats(y, at.x + from, p->x_type, BLOCK);
-        load_floats(factor, up + from, p->x_type, BLOCK);
-        for (int i = 0; i < BLOCK; i++) y[i] = silu(y[i]) * factor[i];
-        quantize_to(p, at, column, y);
+WITH_FMA static void gated_row(const grouped_quantize_problem *p, row_at at) {
+    const quantize_problem *q = &p->q;
+    const gating g = gating_of(p->limit, p->alpha, at.up != NULL);
+    for (int64_t column = 0; column < q->k / BLOCK; column++) {
+        float y[BLOCK], up[BLOCK];
+        int64_t from = column * BLOCK * type_size(q->x_type);
+        load_floats(y, at.x + from, q->x_type, BLOCK);
+        if (at.up) load_floats(up, at.up + from, q->x_type, BLOCK);
+        for (int i = 0; i < BLOCK; i++) y[i] = gated(p->activation, y[i], at.up ? up[i] : 1.0f, g);
+        quantize_to(q, at, column, y);
     }
-    pad_columns(p, at);
+    pad_columns(q, at);
 }
 
 /* The compiler would export functions that are compiled for several CPUs, were they not static. */
@@ -71,6 +73,6 @@ void portable_rms_norm_row(const norm_problem *p, row_at at) {
     rms_norm_row(p, at);
 }
 
-void portable_silu_mul_row(const quantize_problem *p, row_at at) {
-    silu_mul_row(p, at);
+void portable_gated_row(const grouped_quantize_problem *p, row_at at) {
+    gated_row(p, at);
 }

@@ -49,6 +49,33 @@ static int64_t row_of_a(const grouped_problem *p, int64_t i) {
     return row >= 0 && row < p->a_rows ? row : -1;
 }
 
+/* How many of a group's rows have scales, from its first on; all where a has none, or its scales lie as its rows do. */
+static int64_t rows_with_scales(const grouped_problem *p, const group *one) {
+    if (!p->scale_rows) return one->rows;
+    const int64_t first = p->scale_rows[one->index];
+    if (first < 0 || first % 128 || first >= p->sfa_rows) return 0;
+    return least(one->rows, p->sfa_rows - first);
+}
+
+/* Where the scales of a group's first row begin in g.sfa. */
+static int64_t scale_offset_of_group(const grouped_problem *p, const group *one) {
+    if (p->scale_rows) return p->scale_rows[one->index] / 128 * p->g.sfa_pitch;
+    return p->g.sfa ? one->first * p->g.sfa_pitch : 0;
+}
+
+/* NaN to all results of some rows. */
+static void store_nan(const grouped_problem *p, int64_t first, int64_t rows) {
+    enum { CHUNK = 64 };
+    const gemm_problem *g = &p->g;
+    const int64_t columns = g->n * p->parts;
+    float nan[CHUNK];
+    for (int i = 0; i < CHUNK; i++) nan[i] = NAN;
+    for (int64_t i = first; i < first + rows; i++)
+        for (int64_t n = 0; n < columns; n += CHUNK)
+            store_floats((char *)g->out + i * g->out_pitch + n * type_size(g->out_type), nan, g->out_type,
+                         least(CHUNK, columns - n));
+}
+
 static float *find_row_scale(const grouped_problem *p, float *scale) {
     for (int64_t i = 0; i < p->g.m; i++) {
         scale[i] = p->row_scale ? p->row_scale[i] : 1.0f;
@@ -66,6 +93,7 @@ static grouped_problem problem_of_group(const grouped *x, const group *one) {
     g->l = p.parts;
     g->operation = g->operation == OP_GROUPED_NN ? OP_GEMM_NN : OP_GEMM;
     g->a += one->first * g->a_pitch;
+    if (g->sfa) g->sfa += scale_offset_of_group(x->problem, one);
     if (p.b_list) {
         g->b = p.b_list[one->index];
         g->sfb = p.sfb_list[one->index];
@@ -89,9 +117,13 @@ static void pack(void *context, int64_t task, int thread) {
     (void)thread;
     const grouped *x = context;
     const group *one = &x->groups[task];
-    const operand a = operand_a(&x->problem->g, 0);
+    operand a = operand_a(&x->problem->g, 0);
+    if (x->problem->scale_rows) { /* rows of the group, as its scales have them */
+        a.data += one->first * a.pitch;
+        a.scale += scale_offset_of_group(x->problem, one);
+    }
     for (int64_t i = 0; i < one->rows; i++) {
-        const int64_t row = row_of_a(x->problem, one->first + i);
+        const int64_t row = x->problem->scale_rows ? i : row_of_a(x->problem, one->first + i);
         char *vector = x->packed + (size_t)(x->packed_first[task] + i) * x->vector_bytes;
         if (row < 0)
             memset(vector, 0, x->vector_bytes);
@@ -140,24 +172,39 @@ static nvfp4_status run_few(grouped *x, int count, int64_t *packed_first, int th
 
 /* ---- groups with many ---- */
 
-/* The rows of a group one after the other, those outside of a as zeros. */
-static void gather(const grouped_problem *p, const group *one, char *to, size_t bytes) {
+/* Rows of a group one after the other, `bytes` each, those outside of a as zeros; from, pitch: of all of them. */
+static void gather(const grouped_problem *p, const group *one, const uint8_t *from, int64_t pitch, char *to,
+                   size_t bytes) {
     for (int64_t i = 0; i < one->rows; i++, to += bytes) {
         const int64_t row = row_of_a(p, one->first + i);
         if (row < 0)
             memset(to, 0, bytes);
         else
-            memcpy(to, p->g.a + row * p->g.a_pitch, bytes);
+            memcpy(to, from + row * pitch, bytes);
     }
+}
+
+/* Bytes of a row of a, and of its scales. */
+static size_t value_bytes(const gemm_problem *g) {
+    return (size_t)(g->a_type == VALUES_E2M1 ? g->k / 2 : g->k * 2);
+}
+
+static size_t scale_bytes(const gemm_problem *g) {
+    return (size_t)(g->a_type == VALUES_E2M1 ? g->k / 16 : 0);
 }
 
 static nvfp4_status run_many(const grouped *x, const group *one, char *gathered, int threads) {
     grouped_problem p = problem_of_group(x, one);
     if (gathered) {
-        const size_t bytes = (size_t)p.g.k * 2;
-        gather(x->problem, one, gathered, bytes);
-        p.g.a = (const uint8_t *)gathered;
-        p.g.a_pitch = (int64_t)bytes;
+        const gemm_problem *all = &x->problem->g;
+        const size_t values = value_bytes(all), scales = scale_bytes(all);
+        char *gathered_scales = gathered + (size_t)one->rows * values;
+        gather(x->problem, one, all->a, all->a_pitch, gathered, values);
+        p.g.a = (const uint8_t *)gathered, p.g.a_pitch = (int64_t)values;
+        if (all->sfa) {
+            gather(x->problem, one, all->sfa, all->sfa_pitch, gathered_scales, scales);
+            p.g.sfa = (const uint8_t *)gathered_scales, p.g.sfa_pitch = (int64_t)scales;
+        }
     }
     if (!x->kernel || p.g.k == 0) return reference_gemm(&p.g, threads);
     return p.g.operation == OP_GEMM_NN ? nn_gemm(&p.g, x->kernel, threads) : blocked_gemm(&p.g, x->kernel, threads);
@@ -194,9 +241,14 @@ nvfp4_status cpu_grouped_gemm(const grouped_problem *p, cpu_isa isa, int threads
         x.row_scale = m.row_scale ? find_row_scale(p, m.row_scale) : NULL;
         const int64_t few_rows = x.kernel && !is_nn && !batch_invariant && p->g.k ? x.kernel->max_vectors : 0;
         for (int i = 0; i < count; i++) {
-            const group one = m.few[i];
+            group one = m.few[i];
+            const int is_few = one.rows <= few_rows;
+            const int64_t scaled = rows_with_scales(p, &one);
+            store_nan(p, one.first + scaled, one.rows - scaled);
+            one.rows = scaled;
             rows += one.rows;
-            if (one.rows <= few_rows) {
+            if (one.rows == 0) continue;
+            if (is_few) {
                 m.few[few++] = one;
                 continue;
             }
@@ -205,7 +257,7 @@ nvfp4_status cpu_grouped_gemm(const grouped_problem *p, cpu_isa isa, int threads
         }
     }
     if (!status && p->rows && many) {
-        m.gathered = malloc((size_t)most * (size_t)p->g.k * 2 + 1); /* 1: k may be 0 */
+        m.gathered = malloc((size_t)most * (value_bytes(&p->g) + scale_bytes(&p->g)) + 1); /* 1: k may be 0 */
         if (!m.gathered) status = fail(NVFP4_OUT_OF_MEMORY, "grouped_gemm: no memory for %lld rows", (long long)most);
     }
     if (threads <= 0) threads = threads_available();

@@ -1,20 +1,14 @@
-/* Rows of gated activations and of sums of experts' rows, by kernels/common/activation.h, as gcc compiles them for the
- * instructions of the file that includes this once. That file has defined load_row and store_row, which are load_floats
- * and store_floats of up to CHUNK values. Before all includes it has turned off the flags of floating-point exceptions,
- * which nothing reads: only then does gcc make selections of an activation's clamps, and vectorize its loop. */
+/* Rows of gated activations (cpu/gated.h) and of sums of experts' rows, as gcc compiles them for the instructions of
+ * the file that includes this once. That file has defined load_row and store_row, which are load_floats and
+ * store_floats of up to CHUNK values. */
 #ifndef NVFP4_CPU_MOE_ROWS_H
 #define NVFP4_CPU_MOE_ROWS_H
 
+#include "cpu/gated.h"
 #include "cpu/moe.h"
-#include "kernels/common/activation.h"
 
 static inline int64_t chunk_from(int64_t column, int64_t columns) {
     return columns - column < CHUNK ? columns - column : CHUNK;
-}
-
-static inline __attribute__((always_inline)) void gated_chunk(const int activation, float *gate, const float *up,
-                                                              gating g, int64_t count) {
-    for (int64_t i = 0; i < count; i++) gate[i] = gated(activation, gate[i], up[i], g);
 }
 
 static void gated_row(const gated_problem *p, int64_t task) {
@@ -29,14 +23,7 @@ static void gated_row(const gated_problem *p, int64_t task) {
         const int64_t count = chunk_from(column, p->columns);
         load_row(y, gate + column * item, p->type, count);
         if (up) load_row(factor, up + column * item, p->type, count);
-        if (p->activation == NVFP4_GELU_TANH)
-            gated_chunk(NVFP4_GELU_TANH, y, factor, g, count);
-        else if (p->activation == NVFP4_RELU2)
-            gated_chunk(NVFP4_RELU2, y, factor, g, count);
-        else if (p->activation == NVFP4_SWIGLU)
-            gated_chunk(NVFP4_SWIGLU, y, factor, g, count);
-        else
-            gated_chunk(NVFP4_SILU, y, factor, g, count);
+        gate_values(p->activation, y, factor, g, count);
         store_row(out + column * type_size(p->out_type), y, p->out_type, count);
     }
 }

@@ -42,9 +42,14 @@ static const gemm_planner gemm = {.a_types = TAKES_E2M1 | TAKES_16_BIT,
                                   .run_host = run_host};
 static const gemm_planner gemm_nn = {
     .a_types = TAKES_16_BIT, .takes_by_batch = 1, .candidates = candidates, .reject = reject, .run_host = run_host};
-static const gemm_planner grouped = {
+static const gemm_planner grouped = {.a_types = TAKES_E2M1 | TAKES_16_BIT,
+                                     .takes_by_batch = 1,
+                                     .candidates = candidates,
+                                     .reject = reject,
+                                     .run_host = run_grouped};
+static const gemm_planner grouped_nn = {
     .a_types = TAKES_16_BIT, .takes_by_batch = 1, .candidates = candidates, .reject = reject, .run_host = run_grouped};
 
 const gemm_family cpu_family = {
     FAMILY_ROW(cpu),
-    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn, [OP_GROUPED] = &grouped, [OP_GROUPED_NN] = &grouped}};
+    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn, [OP_GROUPED] = &grouped, [OP_GROUPED_NN] = &grouped_nn}};

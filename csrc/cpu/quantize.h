@@ -74,24 +74,28 @@ static inline void quantize_block(const float x[16], float g, int four_over_six,
     memcpy(data, best.data, 8);
 }
 
-static inline float problem_global_scale(const quantize_problem *p) {
-    return p->global_scale ? *p->global_scale : p->global_value;
-}
-
-/* A row of a batch: its values, and where its codes and the scales of its batch lie. */
+/* A row of a batch: its values, its global scale, and where its codes and the scales of its batch lie. */
 typedef struct row_at {
     int64_t batch, row;
     char *x;
+    const char *up; /* the factors of a gated activation; NULL: none */
     uint8_t *data, *scale;
+    float g;
 } row_at;
 
-static inline row_at row_of(const quantize_problem *p, int64_t batch, int64_t row) {
-    return (row_at){batch, row, (char *)p->x + batch * p->x_batch + row * p->x_pitch,
-                    p->data + batch * p->data_batch + row * p->data_pitch, p->scale + batch * p->scale_batch};
+/* Row `from` of x as a row of the result. */
+static inline row_at row_of(const quantize_problem *p, int64_t batch, int64_t row, int64_t from) {
+    const int64_t global = p->global_by == GLOBAL_BY_ROW ? batch * p->rows + from : 0;
+    return (row_at){.batch = batch,
+                    .row = row,
+                    .x = (char *)p->x + batch * p->x_batch + from * p->x_pitch,
+                    .data = p->data + batch * p->data_batch + row * p->data_pitch,
+                    .scale = p->scale + batch * p->scale_batch,
+                    .g = p->global_scale ? p->global_scale[global] : p->global_value};
 }
 
 static inline void quantize_to(const quantize_problem *p, row_at at, int64_t column, const float x[BLOCK]) {
-    quantize_block(x, problem_global_scale(p), p->block_scale == NVFP4_FOUR_OVER_SIX, at.data + column * 8,
+    quantize_block(x, at.g, p->block_scale == NVFP4_FOUR_OVER_SIX, at.data + column * 8,
                    at.scale + scale_offset(p->scale_layout, p->scale_pitch, at.row, column));
 }
 
@@ -105,7 +109,7 @@ static inline void pad_columns(const quantize_problem *p, row_at at) {
 typedef struct quantize_kernel {
     void (*quantize)(const quantize_problem *p, row_at at);
     void (*dequantize)(const quantize_problem *p, row_at at);
-    void (*silu_mul)(const quantize_problem *p, row_at at);
+    void (*gated)(const grouped_quantize_problem *p, row_at at);
     void (*rms_norm)(const norm_problem *p, row_at at);
     int32_t (*amax)(const void *x, int64_t bytes, int32_t type);
 } quantize_kernel;
@@ -115,7 +119,7 @@ extern const quantize_kernel quantize_portable;
 extern const quantize_kernel quantize_avx2, quantize_avx512;
 #endif
 
-void portable_silu_mul_row(const quantize_problem *p, row_at at);
+void portable_gated_row(const grouped_quantize_problem *p, row_at at);
 void portable_rms_norm_row(const norm_problem *p, row_at at);
 
 const quantize_kernel *quantize_kernel_for(cpu_isa isa);

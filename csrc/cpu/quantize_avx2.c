@@ -9,6 +9,7 @@
  * The lesser of their bits is 2^23's and code - 4. */
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma,f16c")
+#pragma GCC optimize("no-trapping-math")
 #include "cpu/avx2.h"
 #include "cpu/quantize.h"
 
@@ -226,7 +227,7 @@ static inline __attribute__((always_inline)) void decode_blocks(char *to, const 
 const quantize_kernel quantize_avx2 = {
     .quantize = quantize_row,
     .dequantize = dequantize_row,
-    .silu_mul = silu_mul_row,
+    .gated = gated_row,
     .rms_norm = rms_norm_row,
     .amax = amax_bits,
 };

@@ -2,6 +2,7 @@
  * of 16-bit values is two blocks. */
 #if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx2,fma,f16c")
+#pragma GCC optimize("no-trapping-math")
 #include "cpu/avx512.h"
 #include "cpu/quantize.h"
 
@@ -218,7 +219,7 @@ static inline __attribute__((always_inline)) void decode_blocks(char *to, const 
 const quantize_kernel quantize_avx512 = {
     .quantize = quantize_row,
     .dequantize = dequantize_row,
-    .silu_mul = silu_mul_row,
+    .gated = gated_row,
     .rms_norm = rms_norm_row,
     .amax = amax_bits,
 };

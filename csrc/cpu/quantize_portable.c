@@ -11,7 +11,7 @@ WITH_FMA static void quantize_row(const quantize_problem *p, row_at at) {
 }
 
 static void dequantize_row(const quantize_problem *p, row_at at) {
-    float g = problem_global_scale(p), block[BLOCK];
+    float g = at.g, block[BLOCK];
     for (int64_t column = 0; column < p->k / BLOCK; column++) {
         float s = e4m3_decode(at.scale[scale_offset(p->scale_layout, p->scale_pitch, at.row, column)]);
         for (int i = 0; i < BLOCK; i++) block[i] = e2m1_decode(at.data[column * 8 + i / 2] >> i % 2 * 4 & 15) * s * g;
@@ -22,7 +22,7 @@ static void dequantize_row(const quantize_problem *p, row_at at) {
 const quantize_kernel quantize_portable = {
     .quantize = quantize_row,
     .dequantize = dequantize_row,
-    .silu_mul = portable_silu_mul_row,
+    .gated = portable_gated_row,
     .rms_norm = portable_rms_norm_row,
     .amax = amax_bits,
 };

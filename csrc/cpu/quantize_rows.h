@@ -22,8 +22,8 @@
 
 #include <float.h>
 
+#include "cpu/gated.h"
 #include "cpu/quantize.h"
-#include "kernels/common/exponential.h"
 
 enum { GROUP = LANES * BLOCK, SPAN = 8, STEP = SPAN * LANES, PARTIALS = 256 };
 
@@ -160,7 +160,7 @@ static void quantize_blocks(const quantize_problem *p, row_at at, int64_t column
         x = (const char *)values, type = NVFP4_FP32;
     }
     int64_t size = BLOCK * type_size(type), groups = count / LANES, whole = groups * LANES;
-    float g = problem_global_scale(p);
+    float g = at.g;
     quantizer *quantize = four                 ? quantize_four_over_six
                           : type == NVFP4_FP32 ? quantize_fp32
                           : type == NVFP4_BF16 ? quantize_bf16
@@ -200,7 +200,7 @@ static void quantize_row(const quantize_problem *p, row_at at) {
 
 static inline __attribute__((always_inline)) void dequantize_typed(const quantize_problem *p, row_at at,
                                                                    const int type) {
-    float g = problem_global_scale(p);
+    float g = at.g;
     operand scales = {.scale = at.scale, .scale_pitch = p->scale_pitch, .scale_layout = p->scale_layout};
     for (int64_t c = 0; c < p->k / BLOCK; c += LANES) {
         int64_t count = blocks_from(c, p->k, LANES), size = BLOCK * type_size(type);
@@ -218,7 +218,7 @@ static inline __attribute__((always_inline)) void dequantize_typed(const quantiz
 }
 
 static void dequantize_row(const quantize_problem *p, row_at at) {
-    float g = problem_global_scale(p);
+    float g = at.g;
     if (!(g > 0.0f && g <= FLT_MAX)) /* a NaN may come of g too */
         quantize_portable.dequantize(p, at);
     else if (p->x_type == NVFP4_BF16)
@@ -230,14 +230,17 @@ static void dequantize_row(const quantize_problem *p, row_at at) {
 }
 
 /* fused.c defines what follows. */
-static void silu_mul_row(const quantize_problem *p, row_at at) {
-    for (int64_t c = 0; c < p->k / BLOCK; c += STEP) {
-        _Alignas(64) float y[STEP * BLOCK], up[STEP * BLOCK];
-        int64_t count = blocks_from(c, p->k, STEP), size = type_size(p->x_type), from = c * BLOCK * size;
-        load_values(y, at.x + from, p->x_type, count);
-        load_values(up, at.x + p->k * size + from, p->x_type, count);
-        for (int64_t i = 0; i < count * BLOCK; i++) y[i] = silu(y[i]) * up[i];
-        quantize_blocks(p, at, c, count, (const char *)y, NVFP4_FP32);
+static void gated_row(const grouped_quantize_problem *p, row_at at) {
+    const quantize_problem *q = &p->q;
+    const gating g = gating_of(p->limit, p->alpha, at.up != NULL);
+    _Alignas(64) float y[STEP * BLOCK], up[STEP * BLOCK];
+    for (int i = 0; i < STEP * BLOCK && !at.up; i++) up[i] = 1.0f;
+    for (int64_t c = 0; c < q->k / BLOCK; c += STEP) {
+        int64_t count = blocks_from(c, q->k, STEP), from = c * BLOCK * type_size(q->x_type);
+        load_values(y, at.x + from, q->x_type, count);
+        if (at.up) load_values(up, at.up + from, q->x_type, count);
+        gate_values(p->activation, y, up, g, count * BLOCK);
+        quantize_blocks(q, at, c, count, (const char *)y, NVFP4_FP32);
     }
 }
 

@@ -22,7 +22,7 @@
 #define DRIVER_VERSION_NEEDED 13000 /* a cubin runs on a driver of its own CUDA major or a later one */
 #define MAX_DEVICES           64
 #define DEFAULT_SHARED_BYTES  (48 * 1024) /* a kernel may have more by an attribute (CUDA programming guide) */
-#define MAX_KERNELS           128
+#define MAX_KERNELS           256
 
 /* result name(arguments): one row an entry point, fetched under this name at DRIVER_VERSION_NEEDED. */
 #define ENTRY_POINTS(X)                                                                                                \

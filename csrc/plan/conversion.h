@@ -10,7 +10,8 @@
 #include "plan/launch_plan.h"
 
 typedef union conversion_problem {
-    quantize_problem quantize; /* quantize, dequantize, silu_mul_quantize */
+    quantize_problem quantize;        /* quantize, dequantize */
+    grouped_quantize_problem grouped; /* grouped_quantize, silu_mul_quantize, gated_quantize */
     norm_problem norm;
     amax_problem amax;
     swizzle_problem swizzle; /* swizzle, unswizzle */
@@ -36,6 +37,8 @@ enum { ON_HOST, ON_GPU, CONVERSION_TARGETS };
     X(quantize)                                                                                                        \
     X(dequantize)                                                                                                      \
     X(silu_mul_quantize)                                                                                               \
+    X(grouped_quantize)                                                                                                \
+    X(gated_quantize)                                                                                                  \
     X(rms_norm_quantize)                                                                                               \
     X(amax_scale)                                                                                                      \
     X(swizzle)                                                                                                         \

@@ -99,7 +99,8 @@ def naming_of(about: Description, names: Mapping[str, str] | None = None) -> Nam
         names: of each role the name of a layer, where it is known; of a stack as in Naming.
     """
     if about.transposed:
-        scalars = {(role, key): () for role in (GATE_UP, DOWN) for key in ("weight_scale_2", "weight_global_scale")}
+        keys = ("weight_scale_2", "weight_global_scale", *(format.INPUT_SCALE for format in FORMATS.values()))
+        scalars: dict[tuple[str, str], tuple[int, ...]] = {(role, key): () for role in (GATE_UP, DOWN) for key in keys}
         locals_of = {GATE_UP: "gate_up_proj", DOWN: "down_proj"}
         return Naming(locals_of, True, True, about.interleaved, scalars)
     given = names or {GATE: "{}.gate_proj", UP: "{}.up_proj", DOWN: "{}.down_proj"}
@@ -119,10 +120,12 @@ class Container:
         modes: of its layers.
         layers: by role and expert (None: a stack), the tensors by their names in the layer.
         locals, joined: as of Naming.
+        wanted: load's `activations`, which come before the checkpoint's; AUTO: none.
     """
 
     name: str
     format: ModuleType
+    wanted: str | None = AUTO
     modes: set[str] = field(default_factory=set)
     layers: dict[str, dict[int | None, Mapping[str, Tensor]]] = field(default_factory=dict)
     locals: dict[str, str] = field(default_factory=dict)
@@ -152,8 +155,8 @@ class Container:
 
     @property
     def mode(self) -> str:
-        """W4A4, W4A4 dynamic or W4A16. Where no configuration says it, experts with an input scale are W4A4, and then
-        all are: producers leave it out of experts that no sample reached."""
+        """W4A4, W4A4 dynamic or W4A16. Where nothing says it, experts with an input scale are W4A4, and then all are:
+        producers leave it out of experts that no sample reached."""
         if len(self.modes) > 1:
             raise _C.Error(f"{self.name}: has experts of {' and '.join(sorted(self.modes))}; must have one mode")
         if self.modes:
@@ -169,7 +172,8 @@ class Container:
             device: of the module afterwards; None: that of its buffers, or the CPU.
 
         Raises:
-            nvfp4.Error: a layer is missing or has another shape or dtype, or a scale is not positive and finite.
+            nvfp4.Error: a layer is missing or has another shape or dtype, a scale is not positive and finite, or no
+                expert of W4A4 has an input scale.
         """
         first = self.check(experts.gated, experts.num_experts)
         shapes: dict[tuple[str, str], tuple[int, ...]] = {}
@@ -183,7 +187,10 @@ class Container:
                 found += values
                 turned |= upside_down
             fill_matrices(stack, found)
-        experts.mode = self.mode
+            if self.mode == W4A4 and self.wanted == AUTO and stack.input_global_scale is None:
+                name = f"{self._name(roles[0], 0)}.{self.format.INPUT_SCALE}"
+                raise _C.Error(f"{name}: is missing, as those of all other experts are; the mode is {W4A4}")
+        experts.activations = None if self.mode == W4A16 else "nvfp4"
         alternate = interleaved and None in self.layers[first[0]]
         experts.naming = Naming(dict(self.locals), self.joined, turned, alternate, shapes)
         return experts
@@ -289,7 +296,9 @@ class Container:
         stored = torch.stack(flat)
         scales = stored if self.format is modelopt else stored.reciprocal()
         wrong = ~((scales > 0) & scales.isfinite())
-        if key == self.format.REQUIRED[2] and not wrong.is_meta and bool(wrong.any()):
+        wrong[[e for e, t in enumerate(given) if t is None]] = False
+        used = key == self.format.REQUIRED[2] or self.mode != W4A16
+        if used and not wrong.is_meta and bool(wrong.any()):
             e, p = wrong.nonzero()[0].tolist()
             raise _C.Error(f"{self._name(role, e)}.{key}: is {float(stored[e, p]):g}; must be positive and finite")
         return scales

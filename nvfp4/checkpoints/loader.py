@@ -19,7 +19,7 @@ from nvfp4.checkpoints import comfy_kitchen, kv_cache, modelopt, others
 from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales
 from nvfp4.checkpoints.files import file_errors
 from nvfp4.checkpoints.fit import is_head, is_pretrained, left_out
-from nvfp4.checkpoints.mixtures import described, gatherer, made, warn_of_modes
+from nvfp4.checkpoints.mixtures import described, gatherer, made
 from nvfp4.checkpoints.reader import check_layer, read, report_dense
 from nvfp4.experts import Stack
 from nvfp4.fp8 import Fp8Linear, Fp8Tensors
@@ -74,7 +74,6 @@ def load(
             "auto" keeps each layer's mode in the checkpoint.
             "nvfp4" quantizes the activations in all layers (W4A4), with the stored input scale, or with a dynamic one
             where none is stored.
-            Experts keep 16-bit activations in any case, with a warning where they are W4A4.
             None keeps 16-bit activations in all layers (W4A16); stored input scales are neither used nor checked. See
             nvfp4.Linear.
             FP8 layers keep their mode with "nvfp4", and 16-bit activations with None.
@@ -140,7 +139,6 @@ def load(
         if plan is None:
             check_scales(checkpoint, step=step)
         if model is not None:
-            warn_of_modes(checkpoint.containers, activations, stacklevel=4)  # past it, load and file_errors
             put(checkpoint, model, None if mesh is None or plan is None else (mesh, plan), step)
     if model is None:
         report_dense(checkpoint)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import torch
 
 from nvfp4 import _C
-from nvfp4.checkpoints.common import W4A16
 from nvfp4.checkpoints.experts import Container, Place
 from nvfp4.experts import Experts
 from nvfp4.mixture import Description, describe, is_mixture, of_experts
@@ -82,25 +80,3 @@ def placeholder(about: Description, old: torch.nn.Module) -> Experts:
         new.apply_router_weight_on_input, new.batch_invariant = old.apply_router_weight_on_input, old.batch_invariant
     keep_hooks(old, new)
     return new.train(old.training)
-
-
-def warn_of_modes(containers: Mapping[str, Container], wanted: str | None, stacklevel: int) -> None:
-    """One warning for all experts that the checkpoint has as W4A4, or the caller wants to be.
-
-    Args:
-        wanted: load's `activations`.
-    """
-    if containers and wanted == "nvfp4":
-        name = next(iter(containers))
-        text = (
-            f"activations: is {wanted!r}, but experts run with 16-bit activations: {name} ({len(containers)} modules)"
-        )
-        warnings.warn(text, stacklevel=stacklevel)
-        return
-    names = [name for name, container in containers.items() if container.mode != W4A16]
-    if names:
-        warnings.warn(
-            f"{names[0]}: is {containers[names[0]].mode} in the checkpoint; experts run with 16-bit activations "
-            f"(W4A16; {len(names)} modules)",
-            stacklevel=stacklevel,
-        )

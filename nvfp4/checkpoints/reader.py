@@ -330,14 +330,13 @@ def gather_layer(
     wanted: str | None,
     joined: bool,
 ) -> None:
-    """Adds a layer of an expert, or a stack, to the experts of a module of the model. Input scales are kept and not
-    used, so that one may be missing."""
+    """Adds a layer of an expert, or a stack, to the experts of a module of the model. Some may lack an input scale."""
     format = FORMATS[format_name]
-    container = checkpoint.containers.setdefault(target, Container(place.container, format))
+    container = checkpoint.containers.setdefault(target, Container(place.container, format, wanted))
     if container.name != place.container:
         raise _C.Error(f"{place.container}: and {container.name} are both {target} of the model")
     check_mode(f"{place.container}.{place.local.format(place.expert)}.", own, format_name, mode, None)
-    dynamic, wanted = mode == W4A4_DYNAMIC, None if wanted is None else AUTO
+    dynamic = mode == W4A4_DYNAMIC
     activations = chosen(own, format.INPUT_SCALE, ACTIVATIONS[str(mode)], wanted, dynamic)
     container.add(place, own, activations, joined, dynamic)
 

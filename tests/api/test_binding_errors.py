@@ -183,8 +183,8 @@ def test_errors_of_conversions() -> None:
         "x: K is 17; must be a multiple of 16": lambda: nvfp4.quantize(torch.zeros(2, 17)),
         "x: dtype is uint8; must be float16, bfloat16 or float32": lambda: nvfp4.quantize(scale),
         "x: dtype is >f4; must be float16, bfloat16 or float32": lambda: nvfp4.quantize(np.ones((2, 16), ">f4")),
-        "global_scale: has 2 elements; must have 1": lambda: nvfp4.quantize(
-            torch.zeros(2, 16), global_scale=torch.ones(2)
+        "global_scale: has 3 elements; must have 1, or one a row: 2": lambda: nvfp4.quantize(
+            torch.zeros(2, 16), global_scale=torch.ones(3)
         ),
         "global_scale: is of type str; must be a real number": lambda: nvfp4.quantize(
             torch.zeros(2, 16), global_scale="1"
@@ -235,14 +235,16 @@ def test_signatures_are_those_that_others_write_against() -> None:
         "gemm": "a, b, scale_a, scale_b, *, alpha=None, bias=None, c=None, beta=0.0, out=None, out_dtype=None, "
         "scale_layout='128x4', backend=None, batch_invariant=False, constant_b=False, transpose_b=True",
         "custom_kernel": "a, b, sfa_permuted, sfb_permuted, c",
-        "quantize": "x, *, global_scale=None, scale_layout='128x4', block_scale='amax6'",
+        "quantize": "x, *, global_scale=None, scale_layout='128x4', block_scale='amax6', ends=None, rows=None",
         "dequantize": "data, scale, *, global_scale=None, scale_layout='128x4', out_dtype=None",
         "rms_norm_quantize": "x, weight, eps, *, residual=None, global_scale=None, scale_layout='128x4', out=None",
         "silu_mul_quantize": "gate_up, *, global_scale=None, scale_layout='128x4', out=None",
-        "amax_scale": "x, *, block_scale='amax6'",
+        "amax_scale": "x, *, block_scale='amax6', by_row=False",
         "swizzle": "scale",
         "unswizzle": "scale, rows, columns",
         "gated": "gate, up=None, activation='silu', *, limit=None, alpha=None, out=None, out_dtype=None",
+        "gated_quantize": "gate, up=None, activation='silu', *, limit=None, alpha=None, global_scale=None, ends=None, "
+        "scale_layout='128x4'",
         "moe_route": "ids, E, expert_map=None",
         "moe_combine": "y, places, weights=None, *, out=None, out_dtype=None",
     }

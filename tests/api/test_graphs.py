@@ -59,7 +59,8 @@ def test_first_call_is_captured(cuda: Backend, m: int, n: int, k: int, tmp_path:
     assert result.stdout == "equal\n", result.stderr[-3000:]
 
 
-def test_one_graph_serves_every_routing(cuda: Backend, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("nvfp4_a", [False, True])
+def test_one_graph_serves_every_routing(nvfp4_a: bool, cuda: Backend, generator: torch.Generator) -> None:
     """It is captured where no group has rows. Rows past the last end keep their values."""
     t, groups, n, k = 70, 8, 72, 96
 
@@ -69,6 +70,7 @@ def test_one_graph_serves_every_routing(cuda: Backend, generator: torch.Generato
     scales = torch.tensor(reference.SCALE_SETS["contest"], dtype=torch.uint8)
     fixed = {
         "a": ((draw(40, k, most=25) - 12) / 2).half(),
+        "scale_a": None,
         "b": draw(groups, 2, n, k // 2).byte(),
         "scale_b": reference.swizzle(scales[draw(groups * 2, n, k // 16, most=4)], padding=reference.E4M3_NAN),
     }
@@ -77,22 +79,74 @@ def test_one_graph_serves_every_routing(cuda: Backend, generator: torch.Generato
         "rows": torch.zeros(t, dtype=torch.int32),
         "row_scale": torch.zeros(t),
     }
-    on_gpu = {name: x.cuda() for name, x in (fixed | routing).items()}
+    if nvfp4_a:  # a in the order of groups; the scales of each lie in one of as many blocks
+        scale_a = scales[draw(groups, t, k // 16, most=4)]
+        fixed |= {"a": draw(t, k // 2).byte(), "scale_a": reference.swizzle(scale_a, padding=reference.E4M3_NAN)}
+        del routing["rows"]
+        routing["scale_rows"] = torch.zeros(groups, dtype=torch.int32)
+    on_gpu = {name: x.cuda() if x is not None else None for name, x in (fixed | routing).items()}
     out = torch.empty(t, 2 * n, dtype=torch.float16, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        nvfp4.grouped_gemm(**on_gpu, scale_a=None, out=out)
+        nvfp4.grouped_gemm(**on_gpu, out=out)
     for i in range(50):
         last = int(draw(1, most=t + 1)) if i else t
         routing["ends"] = draw(last, most=groups if i % 3 else 1).bincount(minlength=groups).cumsum(0).int()
-        routing["rows"] = draw(t, most=40).int()
+        if nvfp4_a:
+            routing["scale_rows"] = 128 * torch.randperm(groups, generator=generator).int()
+        else:
+            routing["rows"] = draw(t, most=40).int()
         routing["row_scale"] = torch.randn(t, generator=generator)
         for name, x in routing.items():
             on_gpu[name].copy_(x)
         out.fill_(torch.nan)
         graph.replay()
-        expected = nvfp4.grouped_gemm(**fixed, **routing, scale_a=None)[:last]
+        expected = nvfp4.grouped_gemm(**fixed, **routing)[:last]
         assert torch.equal(out[:last].cpu(), expected) and out[last:].isnan().all()
+
+
+def test_one_graph_quantizes_every_routing(cuda: Backend, generator: torch.Generator) -> None:
+    """Gathered rows with a scale for each token, and an expert's activation; captured where no group has rows."""
+    t, r, groups, n = 300, 40, 8, 96
+    fixed = {name: torch.randn(t, n, generator=generator).half().cuda() for name in ("gate", "up")}
+    changing = {
+        "x": torch.zeros(r, n),
+        "g": torch.ones(groups),
+        "ends": torch.zeros(groups, dtype=torch.int32),
+        "rows": torch.zeros(t, dtype=torch.int32),
+    }
+
+    def step(
+        x: torch.Tensor, g: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor, **both: torch.Tensor
+    ) -> list[torch.Tensor]:
+        token = nvfp4.amax_scale(x, by_row=True)
+        sorted_rows = nvfp4.quantize(x, global_scale=token[:, None], ends=ends, rows=rows)
+        activation = nvfp4.gated_quantize(both["gate"], both["up"], "swiglu", limit=2.0, global_scale=g, ends=ends)
+        return [token, *sorted_rows, *activation]
+
+    on_gpu = {name: x.cuda() for name, x in changing.items()}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = step(**on_gpu, **fixed)
+    for i in range(20):
+        last = int(torch.randint(t + 1, (1,), generator=generator)) if i else t
+        choices = torch.randint(groups if i % 3 else 1, (last,), generator=generator)
+        changing["ends"] = choices.bincount(minlength=groups).cumsum(0).int()
+        changing["rows"] = torch.randint(-1, r, (t,), generator=generator, dtype=torch.int32)
+        changing["x"], changing["g"] = torch.randn(r, n, generator=generator), torch.rand(groups, generator=generator)
+        for name, x in changing.items():
+            on_gpu[name].copy_(x)
+        for x in got:
+            x.view(torch.uint8).fill_(0xA5)
+        graph.replay()
+        expected = step(**changing, **{name: x.cpu() for name, x in fixed.items()})
+        of_last = last - int(changing["ends"][-2])
+        blocks = int(expected[3][-1]) + -(-of_last // 128) * 128  # rows of scales that groups have
+        for j, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
+            end = {1: last, 4: last, 2: blocks, 5: blocks}.get(j, len(theirs))
+            mine, theirs = mine.cpu().view(torch.uint8), theirs.view(torch.uint8)
+            assert torch.equal(mine[:end], theirs[:end]), (i, j)
+            assert (mine[end:] == 0xA5).all(), (i, j)
 
 
 def test_call_does_not_wait(cuda: Backend, generator: torch.Generator) -> None:
@@ -103,7 +157,10 @@ def test_call_does_not_wait(cuda: Backend, generator: torch.Generator) -> None:
     torch.cuda.synchronize()
     torch.cuda._sleep(1_000_000_000)
     nvfp4.gemm(a, b, sfa, sfb, scale_layout="linear", alpha=torch.ones(1, device="cuda"))
-    nvfp4.quantize(torch.ones(4, 32, device="cuda"))
+    x, ends = torch.ones(4, 32, device="cuda"), torch.full((2,), 4, dtype=torch.int32, device="cuda")
+    nvfp4.quantize(x)
+    nvfp4.quantize(x, global_scale=nvfp4.amax_scale(x, by_row=True)[:, None], ends=ends, rows=ends)
+    nvfp4.gated_quantize(x, x, ends=ends, global_scale=torch.ones(2, device="cuda"))
     assert not torch.cuda.current_stream().query()
     torch.cuda.synchronize()
 

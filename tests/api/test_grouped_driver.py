@@ -15,7 +15,7 @@ import nvfp4
 
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
-CALL = """
+HIDDEN = """
     import ctypes, mmap
     import numpy as np
     def hidden(count, dtype):
@@ -24,13 +24,23 @@ CALL = """
         array = np.frombuffer(memory, dtype, count)
         assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(len(memory)), 0) == 0
         return array
-    def call(t, n, k, e, parts=1, ends=None):
+"""
+
+CALL = (
+    HIDDEN
+    + """
+    def call(t, n, k, e, parts=1, ends=None, nvfp4_a=False):
         a, b = np.zeros((3, k), np.float16), np.zeros((e, parts, n, k // 2), np.uint8)
+        extra = {"scale_a": None, "rows": hidden(t, np.int32)}
+        if nvfp4_a:
+            a, scale_a = np.zeros((t, k // 2), np.uint8), np.zeros((t // 128 + e) * -(-k // 64) * 512, np.uint8)
+            extra = {"scale_a": scale_a, "scale_rows": hidden(e, np.int32)}
         scale = np.zeros(e * parts * -(-n // 128) * -(-k // 64) * 512, np.uint8)
         ends = hidden(e, np.int32) if ends is None else np.int32(ends)
-        rows, row_scale = hidden(t, np.int32), hidden(t, np.float32)
-        return nvfp4.grouped_gemm(a, b, None, scale, ends, rows=rows, row_scale=row_scale, backend="sm80")
+        row_scale = hidden(t, np.float32)
+        return nvfp4.grouped_gemm(a, b, scale_b=scale, ends=ends, row_scale=row_scale, backend="sm80", **extra)
 """
+)
 
 
 def launched(code: str, fake_driver: Path, log: Path, **variables: str) -> list[tuple[str, int]]:
@@ -40,12 +50,14 @@ def launched(code: str, fake_driver: Path, log: Path, **variables: str) -> list[
     return [(row[0], int(row[1])) for row in rows]
 
 
+@pytest.mark.parametrize(("nvfp4_a", "kind"), [(False, "fp16"), (True, "w4a4")])
 @pytest.mark.parametrize("capability", ["80", "90", "100", "120"])
-def test_one_launch(capability: str, fake_driver: Path, tmp_path: Path) -> None:
-    """There is one for any number of groups. Ends, rows and their factors are in memory that is not accessible."""
-    code = "for e in (1, 8, 1024): [call(t, 200, 96, e, parts) for t in (1, 37, 2000) for parts in (1, 2)]"
-    rows = launched(code, fake_driver, tmp_path / "log", FAKE_CC=capability)
-    assert len(rows) == 18 and all(name.startswith("nvfp4_sm80_grouped_fp16_") for name, _ in rows)
+def test_one_launch(nvfp4_a: bool, kind: str, capability: str, fake_driver: Path, tmp_path: Path) -> None:
+    """There is one for any number of groups. Ends, rows, where scales begin and the rows' factors are in memory that is
+    not accessible."""
+    calls = f"[call(t, 200, 96, e, p, nvfp4_a={nvfp4_a}) for t in (1, 37, 2000) for p in (1, 2)]"
+    rows = launched(f"for e in (1, 8, 1024): {calls}", fake_driver, tmp_path / "log", FAKE_CC=capability)
+    assert len(rows) == 18 and all(name.startswith(f"nvfp4_sm80_grouped_{kind}_") for name, _ in rows)
 
 
 def test_the_guard() -> None:
@@ -60,10 +72,12 @@ def test_the_grid_does_not_depend_on_the_ends(fake_driver: Path, tmp_path: Path)
     assert len(rows) == 4 and len(set(rows)) == 1
 
 
-def test_the_grid_has_a_tile_for_every_row(fake_driver: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("nvfp4_a", [False, True])
+def test_the_grid_has_a_tile_for_every_row(nvfp4_a: bool, fake_driver: Path, tmp_path: Path) -> None:
     """A group with rows adds less than a tile to T / tile_m, and a part as many CTAs as another."""
     routings = ((5, 8), (1000, 8), (64, 1), (3000, 1024))
-    rows = launched(f"[call(t, 130, 96, e, 2) for t, e in {routings}]", fake_driver, tmp_path / "log")
+    code = f"[call(t, 130, 96, e, 2, nvfp4_a={nvfp4_a}) for t, e in {routings}]"
+    rows = launched(code, fake_driver, tmp_path / "log")
     assert len({name for name, _ in rows}) > 1  # tiles of another height for more rows
     for (name, grid), (t, e) in zip(rows, routings, strict=True):
         tile_m = int(name.rpartition("_")[2].partition("x")[0])
@@ -82,11 +96,12 @@ def test_families_without_such_a_kernel(backend: str, capability: str, fake_driv
     assert said == f"backend: is one of the {backend} kernels, which do not take products of groups; must be sm80"
 
 
-def test_info_shows_what_is_launched(fake_driver: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("nvfp4_a", "a_dtype"), [(False, "float16"), (True, None)])
+def test_info_shows_what_is_launched(nvfp4_a: bool, a_dtype: str | None, fake_driver: Path, tmp_path: Path) -> None:
     """A GPU whose own family takes no groups runs sm80's kernels, and info says so."""
-    code = "call(37, 200, 96, 4)"
+    code = f"call(37, 200, 96, 4, nvfp4_a={nvfp4_a})"
     (name, grid), *more = launched(code, fake_driver, tmp_path / "log", FAKE_CC="90")
     assert not more
-    plan = "nvfp4.info(37, 200, 96, groups=4, a_dtype='float16', device=0)['plan']"
+    plan = f"nvfp4.info(37, 200, 96, groups=4, a_dtype={a_dtype!r}, device=0)['plan']"
     code = f"p = {plan}; print(p['backend'], p['kernel'], p['grid'])"
     assert run(code, fake_driver, FAKE_CC="90").split() == ["sm80", name, str(grid)]

@@ -38,13 +38,48 @@ TURNED: Arguments = {
     "transpose_b": False,
 }
 
+NVFP4_A: Arguments = {
+    "a": torch.zeros(T, K // 2, dtype=UINT8),
+    "scale_a": torch.zeros(E * 512, dtype=UINT8),
+    "scale_rows": torch.tensor([0, 128, 256], dtype=INT32),
+    "rows": None,
+}
+LINEAR_A: Arguments = {
+    "a": torch.zeros(R, K // 2, dtype=UINT8),
+    "scale_a": torch.zeros(R, K // 16, dtype=UINT8),
+    "scale_b": torch.zeros(E, P, N, K // 16, dtype=UINT8),
+    "scale_layout": "linear",
+}
+BLOCKS_RULE = "the 128x4 layout of groups and K = 64 needs a multiple of ceil(K/64) * 512 = 512"
+
 BAD: dict[str, Arguments] = {
     # a
     "a: dtype is float32; must be uint8, float4_e2m1fn_x2, float16 or bfloat16": {"a": torch.zeros(R, K)},
-    "a: dtype is uint8; must be float16 or bfloat16: products of groups do not take an NVFP4 a yet": {
-        "a": torch.zeros(R, K // 2, dtype=UINT8),
-        "scale_a": torch.zeros(512, dtype=UINT8),
+    "a: dtype is uint8; must be float16 or bfloat16 where transpose_b is False": TURNED
+    | {"a": torch.zeros(R, K // 2, dtype=UINT8), "scale_a": torch.zeros(512, dtype=UINT8)},
+    "a: has 3 dimensions; must have 2 ([R, K/2])": NVFP4_A | {"a": torch.zeros(1, T, K // 2, dtype=UINT8)},
+    "a: K is 8 (4 bytes a row); must be a multiple of 16": NVFP4_A | {"a": torch.zeros(T, 4, dtype=UINT8)},
+    "b: K is 64 but a has K = 32": NVFP4_A | {"a": torch.zeros(T, 16, dtype=UINT8)},
+    # scale_a and scale_rows
+    "scale_a: is missing; must be a tensor where a is NVFP4": NVFP4_A | {"scale_a": None},
+    f"scale_a: has 700 bytes; {BLOCKS_RULE}": NVFP4_A | {"scale_a": torch.zeros(700, dtype=UINT8)},
+    "scale_a: is not contiguous; the 128x4 layout must be": NVFP4_A | {"scale_a": torch.zeros(1024, dtype=UINT8)[::2]},
+    "scale_a: dtype is float16; must be float8_e4m3fn or uint8": NVFP4_A | {"scale_a": torch.zeros(512).half()},
+    "scale_a: is 1 x 5 x 4; the linear layout needs L x rows x K/16 = 1 x 4 x 4": LINEAR_A
+    | {"scale_a": torch.zeros(R + 1, K // 16, dtype=UINT8)},
+    "scale_rows: is missing; must be a tensor where a is NVFP4 with 128x4 scales": NVFP4_A | {"scale_rows": None},
+    "scale_rows: is given but the scales of a are linear; must be absent: they lie as the rows of a do": LINEAR_A
+    | {"scale_rows": torch.zeros(E, dtype=INT32)},
+    "scale_rows: is given but a is float16; must be absent, its values have no scales": {
+        "scale_rows": torch.zeros(E, dtype=INT32)
     },
+    "scale_rows: has length 2; must be a vector of length E = 3": NVFP4_A
+    | {"scale_rows": torch.zeros(E - 1, dtype=INT32)},
+    "scale_rows: dtype is int64; must be int32": NVFP4_A | {"scale_rows": torch.zeros(E, dtype=torch.int64)},
+    "scale_rows: is on no device but a is on the CPU": NVFP4_A
+    | {"scale_rows": torch.zeros(E, dtype=INT32, device="meta")},
+    "rows: is given but a has 128x4 scales, which lie in the order of groups; must be absent: quantize in that order, "
+    "by quantize's ends and rows": NVFP4_A | {"rows": torch.zeros(T, dtype=INT32)},
     "scale_a: is given but a is float16; must be absent, its values have no scales": {
         "scale_a": torch.zeros(512, dtype=UINT8)
     },
@@ -182,9 +217,14 @@ def test_results_overlap_nothing() -> None:
         "row_scale": memory[:T],
         "ends": memory.view(INT32)[2 : 2 + E],
         "rows": memory.view(INT32)[:T],
+        "scale_rows": memory.view(INT32)[1 : 1 + E],
+        "scale_a": torch.zeros(1024, dtype=UINT8)[:512],
     }.items():
+        some = given | (NVFP4_A if name.startswith("scale") else {})
+        if name == "scale_a":
+            some["out"] = x.view(torch.float16)[: T * P * N].view(T, P * N)
         with pytest.raises(nvfp4.Error, match=f"^out: shares memory with {name}; must not overlap it, it is written$"):
-            nvfp4.grouped_gemm(**given | {name: x})
+            nvfp4.grouped_gemm(**some | {name: x})
 
 
 @pytest.mark.parametrize("alpha", [torch.full(shape, 2.0) for shape in ((), (1,), (1, 1), (1, 1, 1))])
@@ -202,7 +242,10 @@ def test_one_alpha_has_any_shape(alpha: torch.Tensor) -> None:
     [
         ("groups: are 1025 with L = 1; must be between 0 and 1024, with L = 1", {"groups": 1025}),
         ("groups: are 3 with L = 2; must be between 0 and 1024, with L = 1", {"groups": 3, "l": 2}),
-        ("a_dtype: is none (NVFP4); must be float16 or bfloat16 in products of groups", {"groups": 3, "a_dtype": None}),
+        (
+            "transpose_b: is False but a_dtype is none (NVFP4); must be True, or a_dtype must be float16 or bfloat16",
+            {"groups": 3, "a_dtype": None, "transpose_b": False},
+        ),
     ],
 )
 def test_shapes_that_info_rejects(message: str, given: dict[str, Any]) -> None:
@@ -212,4 +255,5 @@ def test_shapes_that_info_rejects(message: str, given: dict[str, Any]) -> None:
 
 
 def test_info_of_groups_on_a_cpu() -> None:
-    assert nvfp4.info(8, 64, 64, device="cpu", a_dtype="float16", groups=3)["plan"]["backend"] == "cpu"
+    for a_dtype in ("float16", None):
+        assert nvfp4.info(8, 64, 64, device="cpu", a_dtype=a_dtype, groups=3)["plan"]["backend"] == "cpu"

@@ -11,7 +11,20 @@ import pytest
 import torch
 from conftest import FULL, one_in
 from family_table import device_of
-from grouped import ALPHAS, BIASES, ENDS, FAMILY, ROWS, Grouped, definition, groups_of_rows, judge, takes
+from grouped import (
+    ALPHAS,
+    BIASES,
+    ENDS,
+    FAMILY,
+    ROWS,
+    SCALE_ROWS,
+    A,
+    Grouped,
+    definition,
+    groups_of_rows,
+    judge,
+    takes,
+)
 from problems import DTYPES, FAMILIES, At, up
 from worker import Workers
 
@@ -53,6 +66,8 @@ def cases() -> list[Grouped]:
     for i, (t, n, k, groups) in enumerate(sizes):
         transpose_b = i % 7 != 3
         parts = rng.choice((None, None, 1, 2)) if transpose_b else None
+        rows, layout = rng.choice(ROWS), rng.choice(("128x4", "linear"))
+        a = rng.choice((*A, "nvfp4") if transpose_b else A[:2])
         found.append(
             Grouped(
                 t,
@@ -61,16 +76,17 @@ def cases() -> list[Grouped]:
                 groups,
                 parts,
                 ENDS[i % 5] if i % 3 == 2 else "spread",
-                rng.choice(ROWS),
+                rows if (a, layout) != ("nvfp4", "128x4") else None,
                 rng.random() < 0.5,
-                rng.choice(("128x4", "linear")),
+                layout,
                 rng.choice(list(DTYPES)),
                 rng.choice(ALPHAS if transpose_b else ALPHAS[:-1]),
                 rng.choice(BIASES),
-                rng.choice(("float16", "bfloat16")),
+                a,
+                rng.choice(SCALE_ROWS),
                 transpose_b,
                 allocated=i % 4 == 0,
-                typed=rng.choice(("", "", "b", "B", "bB")),
+                typed=rng.choice(("", "", "b", "B", "bB", "aA")),
                 scales=rng.choice(("contest", "contest", "contest", "finite", "nan")),
                 threads=1 + i % 2,
                 batch_invariant=i % 5 == 0,
@@ -90,7 +106,8 @@ FIELDS = {
     "out_dtype": DTYPES,
     "alpha": ALPHAS,
     "bias": BIASES,
-    "a": ("float16", "bfloat16"),
+    "a": A,
+    "scale_rows": SCALE_ROWS,
     "transpose_b": (True, False),
     "scales": ("contest", "finite", "nan"),
     "allocated": (False, True),
@@ -109,12 +126,13 @@ def test_enough_cases() -> None:
 def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
     """With data of this session, as the target takes it. Rows of half of the matrices lie apart."""
     seed = int(torch.randint(2**20, (), generator=generator))
-    edges = [("begin", "end")[seed >> i & 1] for i in range(10)]
     names = ("a", "b", "scale_b", "ends", "rows", "row_scale", "alpha", "bias", "out", "result")
+    names += ("scale_a", "scale_rows")
+    edges = [("begin", "end")[seed >> i & 1] for i in range(len(names))]
     item, width = DTYPES[case.out_dtype].itemsize, (case.parts or 1) * case.columns
-    row_bytes = {"a": case.sums * 2, "b": case.k // 2, "out": width * item}
+    row_bytes = {"a": case.a_row_bytes, "b": case.k // 2, "out": width * item}
     if case.layout == "linear":
-        row_bytes["scale_b"] = case.k // 16
+        row_bytes |= dict.fromkeys(("scale_b", *(["scale_a"] if case.a == "nvfp4" else [])), case.k // 16)
     pitches = {name: up(row, 16) + 16 for i, (name, row) in enumerate(row_bytes.items(), 10) if seed >> i & 1}
     slack = {name: -row_bytes[name] % 16 for name, edge in zip(names, edges) if name in pitches and edge == "end"}
     at = {name: At(pitches.get(name), slack=slack.get(name, 0), edge=edge) for name, edge in zip(names, edges)}
@@ -154,6 +172,14 @@ NAMED = {
     "parts of one column": Grouped(20, 1, 48, 3, 2, alpha="column", bias="out"),
     "NaN scales": Grouped(20, 33, 80, 3, scales="nan", rows="repeated"),
     "matrices on 8 bytes, their rows on 16": Grouped(9, 40, 64, 3, at={"b": At(batch=40 * 32 + 8, edge="begin")}),
+    "rows of an NVFP4 a anywhere": Grouped(70, 33, 80, 5, 2, rows="outside", layout="linear", a="nvfp4", bias="out"),
+    "its rows on 8 bytes": Grouped(20, 40, 144, 3, layout="linear", a="nvfp4", at={"a": At(slack=8), "scale_a": At()}),
+    "its linear scales on a byte": Grouped(20, 40, 144, 3, layout="linear", a="nvfp4", at={"scale_a": At(slack=1)}),
+    "its scales dense": Grouped(290, 9, 144, 3, a="nvfp4", alpha="matrix", row_scale=True),
+    "its scales apart": Grouped(290, 9, 144, 3, a="nvfp4", scale_rows="apart", scales="finite", out_dtype="float32"),
+    "its scales anywhere": Grouped(290, 9, 80, 33, a="nvfp4", scale_rows="wild", bias="float32"),
+    "its scales anywhere, any ends": Grouped(150, 9, 80, 33, 2, ends="wild", a="nvfp4", scale_rows="wild"),
+    "no terms of it": Grouped(5, 33, 0, 5, 2, a="nvfp4", scale_rows="wild", bias="out", row_scale=True),
     "the second quarter of a block": Grouped(9, 200, 144, 3, 2, layout="linear", out_dtype="float32", bias="float32"),
 }
 
@@ -161,8 +187,12 @@ NAMED = {
 @pytest.mark.parametrize("name", NAMED)
 def test_named(name: str, target: str, workers: Workers, generator: torch.Generator) -> None:
     case = NAMED[name]
-    turned = replace(case, transpose_b=False, parts=None, alpha=None) if case.parts is None else case
-    wrong = verdicts(workers, target, [case, replace(case, a="bfloat16", layout="linear"), turned], generator)
+    some = [case]
+    if case.a != "nvfp4":
+        turned = replace(case, transpose_b=False, parts=None, alpha=None) if case.parts is None else case
+        some += [replace(case, a="bfloat16", layout="linear"), turned, replace(case, a="nvfp4", layout="linear")]
+        some += [replace(case, a="nvfp4", layout="128x4", rows=None)]
+    wrong = verdicts(workers, target, some, generator)
     assert not wrong, "\n".join(wrong)
 
 
@@ -172,11 +202,13 @@ def test_every_tile(target: str, workers: Workers, generator: torch.Generator) -
         pytest.skip("has one plan")
     case = Grouped(140, 40, 144, 3, rows="repeated", alpha="matrix", bias="out")
     plans = range(4) if target == device_of(FAMILY) or FULL else [0]
+    cases = [replace(case, a=a) for a in A[:2]]
+    cases += [replace(case, a="nvfp4", layout="linear"), replace(case, a="nvfp4", rows=None, scale_rows="apart")]
     wrong = [
         f"{verdict}: {case!r}"
         for plan in plans
-        for a in ("float16", "bfloat16")
-        if (verdict := workers.run(target, replace(drawn(case, target, generator), rank=plan, a=a)))
+        for case in cases
+        if (verdict := workers.run(target, replace(drawn(case, target, generator), rank=plan)))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -209,6 +241,33 @@ def test_the_definition_is_that_of_products(generator: torch.Generator) -> None:
         row = reference.gemm(a, given["b"][i], None, scale, alpha=alpha[i], bias=bias[i], **options)
         assert torch.equal(got[i], (row[0] * factors[i]).half())
     assert got.shape == (2, 3)
+
+
+@pytest.mark.parametrize("layout", ["linear", "128x4"])
+def test_the_definition_is_that_of_nvfp4_products(layout: str, generator: torch.Generator) -> None:
+    """Each group's rows by themselves, with 128x4 scales of their own that lie in an order of their own."""
+    x, sizes = torch.randn(140, 48, generator=generator), (131, 0, 7)
+    ends = torch.tensor([131, 131, 138], dtype=torch.int32)
+    b, scale_b = reference.quantize(torch.randn(3, 5, 48, generator=generator), scale_layout=layout)
+    given = {"b": b, "scale_b": scale_b, "scale_layout": layout, "ends": ends, "out_dtype": torch.float16}
+    a = reference.quantize(x, scale_layout=layout)
+    given |= {"a": a[0], "scale_a": a[1], "transpose_b": True}
+    parts = [reference.quantize(x[last - size : last], scale_layout=layout) for size, last in zip(sizes, ends) if size]
+    if layout == "128x4":
+        given["scale_a"] = torch.cat([parts[1][1].view(torch.uint8).flatten(), parts[0][1].view(torch.uint8).flatten()])
+        given["scale_rows"] = torch.tensor([128, 0, 0], dtype=torch.int32)
+    got = definition(given)
+    rows = [0, 131, 138]
+    for e, first, last, (data, scale) in zip((0, 2), rows, rows[1:], parts):
+        other = scale_b.flatten().view(3, -1)[e] if layout == "128x4" else scale_b[e]
+        expected = reference.gemm(data, b[e], scale, other, scale_layout=layout, out_dtype=torch.float16)
+        assert torch.equal(got[first:last], expected)
+    assert judge("cpu", given, nvfp4.grouped_gemm(**given)) == ""
+    if layout == "128x4":
+        bad = given | {"scale_rows": torch.tensor([128, 0, 1], dtype=torch.int32)}
+        assert definition(bad)[131:].isnan().all() and torch.equal(definition(bad)[:131], got[:131])
+        bad["scale_rows"] = torch.tensor([256, 0, 0], dtype=torch.int32)
+        assert definition(bad)[128:131].isnan().all() and not definition(bad)[:128].isnan().any()
 
 
 def test_a_running_maximum_of_the_ends_counts() -> None:
@@ -262,12 +321,17 @@ def test_compiled(out: bool, generator: torch.Generator) -> None:
             assert got.shape == (t, columns) and torch.equal(got[:2], expected)
 
 
-@pytest.mark.parametrize("name", ["a", "b", "scale_b", "ends", "rows", "row_scale", "alpha", "bias", "out"])
+GUARDED = ("a", "b", "scale_a", "scale_b", "ends", "rows", "scale_rows", "row_scale", "alpha", "bias", "out")
+
+
+@pytest.mark.parametrize("name", GUARDED)
 def test_every_tensor_is_guarded(name: str, target: str, workers: Workers) -> None:
     """An access to a tensor is a fault that names it, also inside an emulated kernel."""
     if target == "cuda":
         pytest.skip("plain allocations have no guard")
     backend = FAMILY if target in FAMILIES else None
     case = Grouped(9, 40, 64, 2, rows="permuted", row_scale=True, alpha="matrix", bias="out", backend=backend)
+    if name in ("scale_a", "scale_rows"):
+        case = replace(case, a="nvfp4", rows=None)
     verdict = workers.ask(target, "grouped.without", target, name, case)
     assert "which it may not access, of " + name in verdict and ("a fault" in verdict or "not mapped" in verdict)

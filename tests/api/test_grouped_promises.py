@@ -14,7 +14,7 @@ from family_table import ON_GPU, ROWS
 from interpreter import python
 
 import nvfp4
-from nvfp4 import _C
+from nvfp4 import _C, reference
 
 SIZES = [1, 0, 9, 40, 17, 3, 0, 66, 5, 8, 7]  # of groups: around the tiles of sm80, and few and many rows on a CPU
 E, T = len(SIZES), sum(SIZES)
@@ -28,13 +28,20 @@ def _takes_groups(backend: Backend) -> None:
     _C.set_default_backend(None)
 
 
-@pytest.fixture(params=["float16", "bfloat16"])
+@pytest.fixture(params=["float16", "bfloat16", "nvfp4", "nvfp4-128x4"])
 def given(request: pytest.FixtureRequest, backend: Backend, generator: torch.Generator) -> Given:
     """Rows for each group, and two parts."""
     n, k = (40, 528) if backend.emulated else (70, 1104)
+    a, scale_a = torch.randn(T, k, generator=generator), None
+    if request.param.startswith("nvfp4"):
+        a, scale_a = reference.quantize(a, scale_layout="linear")
+    else:
+        a = a.to(getattr(torch, request.param))
     scale = torch.randint(0x20, 0x58, (E, 2, n, k // 16), dtype=torch.uint8, generator=generator)
     given = {
-        "a": torch.randn(T, k, generator=generator).to(getattr(torch, request.param)),
+        "a": a,
+        "scale_a": scale_a,
+        "scale_layout": "128x4" if request.param == "nvfp4-128x4" else "linear",
         "b": torch.randint(0, 256, (E, 2, n, k // 2), dtype=torch.uint8, generator=generator),
         "scale_b": scale,
         "ends": ends_of(SIZES),
@@ -43,15 +50,31 @@ def given(request: pytest.FixtureRequest, backend: Backend, generator: torch.Gen
         "alpha": torch.randn(E, 2, generator=generator),
         "bias": torch.randn(E, 2, n, generator=generator),
     }
-    return {name: x.to(backend.device) for name, x in given.items()}
+    return {name: x.to(backend.device) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
 
 
 def ends_of(sizes: list[int]) -> torch.Tensor:
     return torch.tensor(sizes).cumsum(0).int()
 
 
+def swizzled(given: Given) -> Given:
+    """The same product with 128x4 scales: a in the order of groups, each group's scales behind those of a later one."""
+    last = [0, *torch.cummax(given["ends"].cpu(), 0).values.tolist()]
+    a, scale = (given[name][given["rows"].long()].cpu() for name in ("a", "scale_a"))
+    blocks, first = [], [0] * E
+    for e in reversed(range(E)):
+        first[e] = 128 * len(blocks)
+        blocks += scale[last[e] : last[e + 1]].split(128) if last[e] < last[e + 1] else []
+    swizzled_blocks = [reference.swizzle(x[None], padding=reference.E4M3_NAN).flatten() for x in blocks]
+    scale_a = torch.cat([torch.zeros(0, dtype=torch.uint8), *swizzled_blocks])
+    scale_b = reference.swizzle(given["scale_b"].cpu().flatten(0, -3))
+    made = {"a": a, "scale_a": scale_a, "scale_b": scale_b, "scale_rows": torch.tensor(first, dtype=torch.int32)}
+    return given | {name: x.to(given["ends"].device) for name, x in made.items()} | {"rows": None}
+
+
 def product(given: Given, backend: Backend, **options: Any) -> torch.Tensor:
-    form = {"scale_a": None, "scale_layout": "linear", "out_dtype": torch.float32, "backend": backend.name}
+    form = {"out_dtype": torch.float32, "backend": backend.name}
+    given = swizzled(given) if given["scale_layout"] == "128x4" else given
     return nvfp4.grouped_gemm(**given, **form | options).cpu()
 
 
@@ -111,14 +134,17 @@ def test_size_of_a_group(given: Given, backend: Backend, generator: torch.Genera
 
 def test_the_data_tell_orders_apart(given: Given, backend: Backend) -> None:
     """With K turned by some blocks the same products give other bits. On a CPU a group of one row is computed otherwise
-    than one of many, too, unless both add in one order."""
+    than one of many, too, unless both add in one order, as they do for an NVFP4 a of this K."""
     kernel = nvfp4.info()["cpu_kernel"] if backend.name == "cpu" else backend.name
     if kernel == "reference":
         pytest.skip("sums in fp64")
     whole = product(given, backend)
-    turned = {name: given[name].roll(shift, -1) for name, shift in (("a", 128), ("b", 64), ("scale_b", 8))}
+    shifts = {"a": 128, "b": 64, "scale_b": 8}
+    if given["scale_a"] is not None:
+        shifts |= {"a": 64, "scale_a": 8}
+    turned = {name: given[name].roll(shift, -1) for name, shift in shifts.items()}
     assert not torch.equal(product(given | turned, backend), whole)
-    if kernel not in ("portable", *ON_GPU):
+    if kernel not in ("portable", *ON_GPU) and given["scale_a"] is None:
         first = torch.cat([x[:1] for x in by_group(SIZES)])
         got = product(taking(given, first, [min(1, size) for size in SIZES]), backend)
         assert not torch.equal(got, whole[first])
@@ -140,7 +166,7 @@ def test_plans(given: Given, backend: Backend) -> None:
 
 def test_without_the_transposition(given: Given, backend: Backend, generator: torch.Generator) -> None:
     """Gradients promise the same: neither the plan nor, with batch_invariant, the size of a group counts."""
-    if "grouped_gemm_nn" not in ROWS[backend.name]["operations"]:
+    if given["scale_a"] is not None or "grouped_gemm_nn" not in ROWS[backend.name]["operations"]:
         pytest.skip("has no such kernel")
     n, k = given["b"].shape[2], given["a"].shape[1]
     first = {name: given[name][:, 0].contiguous() for name in ("b", "scale_b", "alpha")}

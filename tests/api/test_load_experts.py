@@ -48,7 +48,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Mixture]:
 
 
 def loaded(how: str, own: Mixture, folder: Path, **more: Any) -> Any:
-    """The model in fp32. Experts of W4A4 warn once, and nothing else warns."""
+    """The model in fp32. Nothing warns."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if how == "load":
@@ -56,9 +56,7 @@ def loaded(how: str, own: Mixture, folder: Path, **more: Any) -> Any:
             nvfp4.load(folder, model, **more)
         else:
             model = nvfp4.transformers.load(folder, dtype=torch.float32, **more)
-    texts = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
-    w4a4 = own.mode == "W4A4" and more.get("activations", "auto") == "auto"
-    assert len(texts) == w4a4 and all("is W4A4 in the checkpoint; experts run with 16-bit" in text for text in texts)
+    assert not [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
     return model
 
 
@@ -157,7 +155,7 @@ def test_the_example_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[s
     example = page.split("## Experts")[1].split("```python\n")[1].split("```")[0]
     model = AutoModelForCausalLM.from_config(MODELS["qwen3-moe"]()).eval()
     exec(example, {"mixture": model, "ids": torch.tensor([[5]]), "target": str(tmp_path / "saved")})
-    assert capsys.readouterr().out.startswith("W4A16 {'model.layers.0.mlp.experts': [")
+    assert capsys.readouterr().out.startswith("W4A4 {'model.layers.0.mlp.experts': [")
 
 
 # ---- quantize_model ----
@@ -261,19 +259,17 @@ def test_mixed_precision(mixture: Callable[..., Mixture], tmp_path: Path) -> Non
 
 
 def test_activations_of_experts(mixture: Callable[..., Mixture], tmp_path: Path) -> None:
-    """Experts stay what they are if all layers shall quantize their inputs, and a warning says so."""
-    own = mixture("qwen3-moe")
-    folder = own.write(tmp_path / "read", "modelopt")
-    for how in ("load", "transformers"):
-        model = own.from_config()
-        with pytest.warns(UserWarning, match=r"^activations: is 'nvfp4', but experts run with 16-bit") as caught:
-            if how == "load":
-                nvfp4.load(folder, model, activations="nvfp4")
-            else:
-                model = nvfp4.transformers.load(folder, activations="nvfp4")
-        assert len(caught) == 1 and (how != "load" or caught[0].filename == __file__)
-        assert model.model.layers[0].mlp.experts.mode == "W4A16"
-        assert model.model.layers[0].self_attn.q_proj.activations == "nvfp4"
+    """`activations` comes before what the checkpoint says, with its input scales or dynamic ones."""
+    wanted = {("W4A16", "nvfp4"): "W4A4 dynamic", ("W4A4", "nvfp4"): "W4A4", ("W4A4", None): "W4A16"}
+    for (mode, activations), found in wanted.items():
+        own = mixture("qwen3-moe", mode)
+        folder = own.write(tmp_path / f"{mode} {activations}", "modelopt")
+        for how in ("load", "transformers"):
+            model = loaded(how, own, folder, activations=activations)
+            experts = model.model.layers[0].mlp.experts
+            assert experts.mode == found and experts.activations == activations
+            assert (experts.down.input_global_scale is None) == (found != "W4A4")
+            assert model.model.layers[0].self_attn.q_proj.activations == activations
 
 
 def test_experts_that_the_model_cannot_take(mixture: Callable[..., Mixture], tmp_path: Path) -> None:
@@ -349,10 +345,9 @@ def test_checkpoints_that_modelopt_wrote(name: str, tmp_path: Path) -> None:
     config = copy.deepcopy(mtq.NVFP4_DEFAULT_CFG)
     mtq.quantize(model, config, lambda m: [m(IDS + i) for i in range(4)])
     export_hf_checkpoint(model, dtype=torch.bfloat16, export_dir=tmp_path)
-    with pytest.warns(UserWarning, match="is W4A4 in the checkpoint; experts run with 16-bit"):
-        read = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    read = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     found = {key: m for key, m in read.named_modules() if isinstance(m, Experts)}
-    assert found.keys() == dense.keys()
+    assert found.keys() == dense.keys() and {m.mode for m in found.values()} == {"W4A4"}
     for key, m in found.items():
         for stack, weight in zip((m.gate_up, m.down), dense[key]):
             assert stack.input_global_scale is not None and stack.shape[:3] == weight.shape[:3]

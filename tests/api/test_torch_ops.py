@@ -61,12 +61,23 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
     experts = (torch.stack([b, b]).view(2, 1, N, K // 2), none, scale_b.flatten().repeat(2))
     ends, rows = (torch.tensor(x, dtype=torch.int32, device=place) for x in ([2, 5], [4, 0, 3, 3, 1]))
     routed = (torch.randn(M, K, device=place).half(), *experts, ends)
-    weighted = (*routed, rows, torch.randn(5, device=place), torch.randn(2, 1, device=place), torch.stack([bias, bias]))
+    weighted = (
+        *routed,
+        rows,
+        none,
+        torch.randn(5, device=place),
+        torch.randn(2, 1, device=place),
+        torch.stack([bias, bias]),
+    )
+    first = torch.tensor([128, 0], dtype=torch.int32, device=place)
+    sorted_values = (a, experts[0], scale_a.flatten().repeat(2), experts[2], ends, none, first)
+    out_of_groups = (packed[0, :5], blocks[0, :5].clone(), torch.zeros(2, dtype=torch.int32, device=place))
     checks: list[tuple[Any, tuple[Any, ...]]] = [
         (ops.gemm, (a, b, scale_a, scale_b, none, none, none, 0.5, 0.0, *AUTO, torch.bfloat16)),
         (ops.gemm, (a, b, scale_a, scale_b, bias, bias, c, 1.0, 2.0, *AUTO, torch.float32)),
         (ops.gemm_out, (a, b, scale_a, scale_b, none, bias, c, 0.5, 2.0, *AUTO, out)),
-        (ops.grouped_gemm, (*routed, none, none, none, none, 0.5, *AUTO, torch.bfloat16)),
+        (ops.grouped_gemm, (*routed, none, none, none, none, none, 0.5, *AUTO, torch.bfloat16)),
+        (ops.grouped_gemm, (*sorted_values, none, none, none, 1.0, *AUTO, torch.float16)),
         (ops.grouped_gemm, (*weighted, 1.0, *AUTO, torch.float32)),
         (ops.grouped_gemm_out, (*weighted, 1.0, *AUTO, torch.zeros(5, N, device=place))),
         (ops.custom_kernel, (views[0], views[1], views[4], views[5], views[6])),
@@ -80,7 +91,14 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
         (ops.rms_norm_quantize_out, (x, weight, residual, none, 0.5, 1e-6, "linear", packed, blocks)),
         (ops.silu_mul_quantize, (gates, one, 1.0, "128x4")),
         (ops.silu_mul_quantize_out, (gates, none, 0.5, "linear", packed, blocks)),
+        (ops.grouped_quantize, (x[0], one, ends, rows, 1.0, "128x4", "amax6")),
+        (ops.grouped_quantize, (x[0].half(), none, none, none, 0.5, "linear", "four_over_six")),
+        (
+            ops.grouped_quantize_out,
+            (x[0], none, none, rows, 0.5, "linear", "amax6", *out_of_groups[:2], out_of_groups[2][:1]),
+        ),
         (ops.amax_scale, (x.bfloat16(), "four_over_six")),
+        (ops.amax_scale, (x[0], "amax6", 1)),
         (ops.swizzle, (linear,)),
         (ops.swizzle, (linear[None],)),
         (ops.unswizzle, (scale_a, 5, 4)),
@@ -88,6 +106,12 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
         (ops.gated, (x, x.flip(0), "swiglu", 2.0, 1.5, torch.float16)),
         (ops.gated, (x, none, "gelu_tanh", math.inf, 1.702, torch.float32)),
         (ops.gated_out, (x, none, "relu2", math.inf, 1.702, torch.zeros_like(x))),
+        (ops.gated_quantize, (x[0], x[1], one, ends + 28, 1.0, "swiglu", 2.0, 1.5, "128x4")),
+        (ops.gated_quantize, (x, none, none, none, 0.5, "gelu_tanh", math.inf, 1.702, "linear")),
+        (
+            ops.gated_quantize_out,
+            (x[0][:5], none, none, ends, 0.5, "relu2", math.inf, 1.702, "linear", *out_of_groups),
+        ),
         (ops.moe_route, (ids, none, 5)),
         (ops.moe_route, (ids.int(), torch.tensor([2, -1, 0], dtype=torch.int32, device=place), 3)),
         (ops.moe_combine, (x[0], ids.int(), none, torch.bfloat16)),
@@ -121,6 +145,13 @@ def test_operators_equal_functions(operands: list[torch.Tensor]) -> None:
         back = ops.dequantize(data, scale, none, 0.25, layout, torch.bfloat16)
         assert same(back, nvfp4.dequantize(data, scale, global_scale=g, scale_layout=layout, out_dtype="bfloat16"))
     assert same(ops.amax_scale(x, "amax6"), nvfp4.amax_scale(x))
+    assert same(ops.amax_scale(x[0], "amax6", 1), nvfp4.amax_scale(x[0], by_row=True))
+    ends, rows = (torch.tensor(values, dtype=torch.int32) for values in ([2, 5], [4, 0, 3, 40, 1]))
+    grouped = ops.grouped_quantize(x[0], g, ends, rows, 1.0, "128x4", "amax6")
+    assert all(map(same, grouped, nvfp4.quantize(x[0], global_scale=g, ends=ends, rows=rows)))
+    fused = ops.gated_quantize(x[0][:5], x[1][:5], none, ends, 0.25, "swiglu", 2.0, 1.5, "128x4")
+    options = {"limit": 2.0, "alpha": 1.5, "global_scale": 0.25}
+    assert all(map(same, fused, nvfp4.gated_quantize(x[0][:5], x[1][:5], "swiglu", ends=ends, **options)))
     assert same(ops.swizzle(scale), nvfp4.swizzle(scale))
     assert same(ops.unswizzle(ops.swizzle(scale), 33, 3), scale)
     ids, gains = torch.randint(-1, 6, (7, 4)), torch.rand(7, 4)
@@ -379,6 +410,19 @@ def test_fake_and_meta_tensors(operands: list[torch.Tensor]) -> None:
     assert nvfp4.moe_combine(x[0], places, out_dtype="float32").shape == (9, 160)
     with pytest.raises(nvfp4.Error, match=r"^E: is 0; must be between 1 and 1024$"):
         nvfp4.moe_route(places, 0)
+    for grouped in (
+        nvfp4.quantize(x[0], ends=ends, rows=rows),
+        nvfp4.gated_quantize(torch.empty(36, 160, device="meta"), ends=ends),
+    ):
+        assert [(t.shape, t.dtype) for t in grouped] == [
+            ((36, 80), torch.uint8),
+            ((6 * 128, 12), torch.float8_e4m3fn),
+            ((6,), torch.int32),
+        ]
+    assert nvfp4.quantize(x[0], rows=rows)[1].shape == (128, 12)
+    assert nvfp4.amax_scale(x[0], by_row=True).shape == (200,)
+    with pytest.raises(nvfp4.Error, match=r"^ends: E is 1025; must be between 1 and 1024$"):
+        nvfp4.quantize(x[0], ends=torch.empty(1025, dtype=torch.int32, device="meta"))
 
 
 def test_subclasses(operands: list[torch.Tensor]) -> None:
@@ -451,7 +495,8 @@ none, x, one = zeros(0), zeros(5, 64, dtype=torch.float32), zeros(64, dtype=torc
 a, scale, linear, auto = zeros(5, 32), zeros(128, 4), zeros(5, 4), ("128x4", "auto", 0)
 products = a, a, scale, scale, none, none, none, 1.0, 0.0, *auto
 packed, gates = (zeros(5, 32), zeros(512)), zeros(5, 128, dtype=torch.float32)
-ids = zeros(3, 2, dtype=torch.int32)
+ids, ends = zeros(3, 2, dtype=torch.int32), zeros(2, dtype=torch.int32)
+grouped = zeros(5, 32), zeros(5, 4), zeros(2, dtype=torch.int32)
 calls = {{
     "gemm": lambda: ops.gemm(*products, torch.float32),
     "gemm_out": lambda: ops.gemm_out(*products, zeros(5, 5, dtype=torch.float16)),
@@ -461,11 +506,16 @@ calls = {{
     "rms_norm_quantize_out": lambda: ops.rms_norm_quantize_out(x, one, none, none, 1.0, 1e-5, "128x4", *packed),
     "silu_mul_quantize": lambda: ops.silu_mul_quantize(gates, none, 1.0, "128x4"),
     "silu_mul_quantize_out": lambda: ops.silu_mul_quantize_out(gates, none, 1.0, "128x4", *packed),
+    "grouped_quantize": lambda: ops.grouped_quantize(x, none, ends, none, 1.0, "128x4", "amax6"),
+    "grouped_quantize_out": lambda: ops.grouped_quantize_out(x, none, ends, none, 1.0, "linear", "amax6", *grouped),
     "amax_scale": lambda: ops.amax_scale(x, "amax6"),
+    "amax_scale by row": lambda: ops.amax_scale(x, "amax6", 1),
     "swizzle": lambda: ops.swizzle(linear),
     "unswizzle": lambda: ops.unswizzle(scale, 5, 4),
     "gated": lambda: ops.gated(x, x, "silu", 1.0, 1.702, torch.float32),
     "gated_out": lambda: ops.gated_out(x, none, "relu2", float("inf"), 1.702, zeros(5, 64, dtype=torch.float32)),
+    "gated_quantize": lambda: ops.gated_quantize(x, x, none, ends, 1.0, "silu", 1.0, 1.702, "128x4"),
+    "gated_quantize_out": lambda: ops.gated_quantize_out(x, x, none, ends, 1.0, "silu", 1.0, 1.702, "linear", *grouped),
     "moe_route": lambda: ops.moe_route(ids, none, 8),
     "moe_combine": lambda: ops.moe_combine(x, ids, none, torch.float16),
     "moe_combine_out": lambda: ops.moe_combine_out(x, ids, none, zeros(3, 64, dtype=torch.float32)),

@@ -138,6 +138,33 @@ static void check_groups(nvfp4_context *context) {
     expect(memcmp(&out[3][0], &untouched, sizeof untouched) == 0, "a row past the last end is not written");
 }
 
+/* Groups of NVFP4 rows: each has its scales from a block of 128 rows on. */
+static void check_groups_of_values(nvfp4_context *context) {
+    enum { T = 3, E = 3, N = 2, K = 16, BLOCK = 512, BLOCKS = 2 };
+    _Alignas(16) static uint8_t a[T][K / 2], b[E][N][K / 2], scale_a[BLOCKS][BLOCK], scale_b[E][BLOCK];
+    static int32_t ends[E] = {1, 2, 3}, scale_rows[E] = {128, 0, 64};
+    static float out[T][N];
+    nvfp4_grouped_gemm_args args = NVFP4_GROUPED_GEMM_ARGS;
+    memset(a, 0x22, sizeof a), memset(b, 0x22, sizeof b); /* each value is 1 */
+    memset(scale_a, 0x7F, sizeof scale_a), memset(scale_b, 0x38, sizeof scale_b);
+    scale_a[0][0] = 0x40, scale_a[1][0] = 0x44; /* 2 and 3 of the first rows, of which the second group has the first */
+    args.a = matrix(a, NVFP4_UINT8, T, K / 2), args.out = matrix(out, NVFP4_FP32, T, N);
+    args.b = matrix(b, NVFP4_UINT8, E * N, K / 2);
+    args.b.ndim = 3, args.b.shape[0] = E, args.b.shape[1] = N, args.b.shape[2] = K / 2;
+    args.b.stride[0] = N * K / 2, args.b.stride[1] = K / 2, args.b.stride[2] = 1;
+    args.scale_a = matrix(scale_a, NVFP4_E4M3, BLOCKS, BLOCK), args.scale_b = matrix(scale_b, NVFP4_E4M3, E, BLOCK);
+    args.ends = matrix(ends, NVFP4_INT32, 1, E), args.scale_rows = matrix(scale_rows, NVFP4_INT32, 1, E);
+    nvfp4_tensor *const vectors[] = {&args.ends, &args.scale_rows};
+    for (int i = 0; i < 2; i++) vectors[i]->ndim = 1, vectors[i]->shape[0] = E, vectors[i]->stride[0] = 1;
+    expect(nvfp4_grouped_gemm(context, &args) == NVFP4_OK, nvfp4_last_error());
+    for (int n = 0; n < N; n++)
+        expect(out[0][n] == 16 * 3 && out[1][n] == 16 * 2 && isnan(out[2][n]),
+               "a group's scales, NaN where they begin inside a block");
+    args.scale_rows.dtype = NVFP4_NONE;
+    expect(nvfp4_grouped_gemm(context, &args) == NVFP4_INVALID && strstr(nvfp4_last_error(), "scale_rows: is missing"),
+           "scales without their places");
+}
+
 int main(void) {
     enum { M = 2, N = 3, K = 16 };
     _Alignas(16) static uint8_t a[M][K / 2], b[N][K / 2];
@@ -183,6 +210,7 @@ int main(void) {
     check_shapes(context);
     check_quantized_shape(context);
     check_groups(context);
+    check_groups_of_values(context);
     nvfp4_destroy(context);
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;

@@ -28,15 +28,18 @@ static nvfp4_tensor vector(void *data, nvfp4_dtype dtype, int64_t rows, int64_t 
 }
 
 /* A field that is appended later must change the size, so none of the structs ends with padding. */
-#define NO_PADDING(type)                                                                                               \
-    expect(sizeof(type) == offsetof(type, reserved) + sizeof(((type *)NULL)->reserved), #type " ends with a field")
+#define ENDS_WITH(type, field)                                                                                         \
+    expect(sizeof(type) == offsetof(type, field) + sizeof(((type *)NULL)->field), #type " ends with a field")
+#define NO_PADDING(type) ENDS_WITH(type, reserved)
 
 static void check_defaults(void) {
     NO_PADDING(nvfp4_gemm_args);
     NO_PADDING(nvfp4_quantize_args);
     NO_PADDING(nvfp4_rms_norm_quantize_args);
-    NO_PADDING(nvfp4_amax_scale_args);
+    NO_PADDING(nvfp4_grouped_quantize_args);
+    ENDS_WITH(nvfp4_amax_scale_args, by_row);
     NO_PADDING(nvfp4_gated_args);
+    NO_PADDING(nvfp4_gated_quantize_args);
     NO_PADDING(nvfp4_moe_route_args);
     NO_PADDING(nvfp4_moe_combine_args);
     const nvfp4_gemm_args gemm = NVFP4_GEMM_ARGS;
@@ -45,6 +48,8 @@ static void check_defaults(void) {
     const nvfp4_amax_scale_args amax = NVFP4_AMAX_SCALE_ARGS;
     const nvfp4_swizzle_args swizzle = NVFP4_SWIZZLE_ARGS;
     const nvfp4_gated_args gated = NVFP4_GATED_ARGS;
+    const nvfp4_grouped_quantize_args grouped = NVFP4_GROUPED_QUANTIZE_ARGS;
+    const nvfp4_gated_quantize_args fused = NVFP4_GATED_QUANTIZE_ARGS;
     const nvfp4_moe_route_args route = NVFP4_MOE_ROUTE_ARGS;
     const nvfp4_moe_combine_args combine = NVFP4_MOE_COMBINE_ARGS;
     expect(gemm.call.size == sizeof gemm && gemm.alpha_value == 1.0f && gemm.beta == 0.0f && gemm.flags == 0 &&
@@ -58,6 +63,12 @@ static void check_defaults(void) {
     expect(gated.call.size == sizeof gated && gated.activation == NVFP4_SILU && isinf(gated.limit) &&
                gated.alpha == 1.702f && gated.up.dtype == NVFP4_NONE,
            "defaults of gated");
+    expect(grouped.quantize.call.size == sizeof grouped && grouped.quantize.global_value == 1.0f &&
+               grouped.ends.dtype == NVFP4_NONE && grouped.rows.dtype == NVFP4_NONE,
+           "defaults of grouped_quantize");
+    expect(fused.quantize.call.size == sizeof fused && fused.quantize.global_value == 1.0f &&
+               fused.activation == NVFP4_SILU && isinf(fused.limit) && fused.alpha == 1.702f,
+           "defaults of gated_quantize");
     expect(amax.call.size == sizeof amax && swizzle.call.size == sizeof swizzle && route.call.size == sizeof route &&
                combine.call.size == sizeof combine,
            "the others begin with their size");

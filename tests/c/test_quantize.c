@@ -78,8 +78,18 @@ static quantize_problem problem_of(int64_t rows, int64_t k, int64_t width, int l
     return p;
 }
 
-typedef enum operation { QUANTIZE, FOUR_OVER_SIX, DEQUANTIZE, SILU_MUL, RMS_NORM, RESIDUAL, OPERATIONS } operation;
-static const char *const names[] = {"quantize", "four_over_six", "dequantize", "silu_mul", "rms_norm", "residual"};
+typedef enum operation {
+    QUANTIZE,
+    FOUR_OVER_SIX,
+    DEQUANTIZE,
+    SILU_MUL,
+    GATED,
+    RMS_NORM,
+    RESIDUAL,
+    OPERATIONS
+} operation;
+static const char *const names[] = {"quantize", "four_over_six", "dequantize", "silu_mul",
+                                    "gated",    "rms_norm",      "residual"};
 
 static void run(operation o, quantize_problem p, buffers b, const void *weight, int weight_type, cpu_isa isa,
                 int threads) {
@@ -92,10 +102,25 @@ static void run(operation o, quantize_problem p, buffers b, const void *weight, 
                       .weight = weight,
                       .weight_type = weight_type,
                       .eps = 1e-6f};
+    const int32_t ends[] = {0, (int32_t)(p.rows / 3), INT32_MIN, INT32_MAX};
+    grouped_quantize_problem gates = {.q = p,
+                                      .x_rows = p.rows,
+                                      .up = (const char *)p.x + p.k * type_size(p.x_type),
+                                      .up_pitch = p.x_pitch,
+                                      .up_batch = p.x_batch,
+                                      .limit = INFINITY,
+                                      .alpha = 1.702f,
+                                      .activation = NVFP4_SILU,
+                                      .groups = 1};
+    if (o == GATED) { /* a batch's rows in groups, limited */
+        gates.q.l = 1;
+        gates.ends = ends, gates.groups = 4;
+        gates.limit = 0.75f, gates.activation = (int32_t)(p.k / 16 % 2 ? NVFP4_SWIGLU : NVFP4_SILU);
+    }
     if (o == DEQUANTIZE)
         cpu_dequantize(&p, isa, threads);
-    else if (o == SILU_MUL)
-        cpu_silu_mul_quantize(&p, isa, threads);
+    else if (o == SILU_MUL || o == GATED)
+        cpu_grouped_quantize(&gates, isa, threads);
     else if (o == RMS_NORM || o == RESIDUAL)
         cpu_rms_norm_quantize(&n, isa, threads);
     else
@@ -159,9 +184,9 @@ static void test_operations(int64_t rows, int64_t k, int layout, int type, float
     char *weight = filled((size_t)k * 4);
     for (int64_t i = 0; i < k; i += 16) draw_block(weight + i * type_size(weight_type), weight_type, 1.0f);
     for (int o = 0; o < OPERATIONS; o++) {
-        quantize_problem p = problem_of(rows, k, o == SILU_MUL ? 2 : 1, layout, type, g);
+        quantize_problem p = problem_of(rows, k, o == SILU_MUL || o == GATED ? 2 : 1, layout, type, g);
         buffers inputs = buffers_new(&p);
-        int64_t width = o == SILU_MUL ? 2 * k : k, value = type_size(type);
+        int64_t width = o == SILU_MUL || o == GATED ? 2 * k : k, value = type_size(type);
         for (int64_t r = 0; r < BATCHES * rows; r++)
             for (int64_t i = 0; i < width; i += 16) {
                 int64_t at = EDGE + r * p.x_pitch + i * value;

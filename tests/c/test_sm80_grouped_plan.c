@@ -27,6 +27,10 @@ static grouped_problem grouped(int32_t operation, int64_t m, int64_t n, int64_t 
     p.g.operation = operation;
     p.g.a_batch = 0, p.g.out_batch = n * 2;
     p.a_rows = m, p.groups = groups, p.parts = parts;
+    if (p.g.a_type == VALUES_E2M1) {
+        p.g.sfa_batch = 0;
+        if (p.g.scale_layout == NVFP4_128X4) p.rows = NULL, p.scale_rows = rows, p.sfa_rows = ceil_div(m, 128) * 128;
+    }
     return p;
 }
 
@@ -84,14 +88,20 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     (void)v;
     times_listed[c->kernel]++;
     expect(!memcmp(param_of(plan, step, 0), all, sizeof *all), "the kernel gets the problem");
-    expect(!strcmp(kernel->fatbin, p->operation == OP_GROUPED ? "sm80_grouped" : "sm80_grouped_nn"),
+    const int a_is_e2m1 = p->a_type == VALUES_E2M1;
+    expect(!strcmp(kernel->fatbin, p->operation == OP_GROUPED_NN ? "sm80_grouped_nn"
+                                   : a_is_e2m1                   ? "sm80_grouped_w4a4"
+                                                                 : "sm80_grouped"),
            "it is one of groups");
-    expect(strstr(kernel->name, p->a_type == NVFP4_FP16 ? "_fp16_" : "_bf16_") != NULL, "and of this type of A");
+    expect(strstr(kernel->name, a_is_e2m1                 ? "_w4a4_"
+                                : p->a_type == NVFP4_FP16 ? "_fp16_"
+                                                          : "_bf16_") != NULL,
+           "and of this type of A");
     expect(kernel->threads >= c->tile_m && step->shared_bytes == kernel->shared_bytes, "a CTA of its size");
     expect(!kernel->pdl && step->cluster == 0 && step->grid_y == 1, "a launch that every GPU takes");
     expect(plan->steps == 1 && plan->tensor_maps == 0 && c->workspace == 0 && c->split_k == 1, "one launch, no memory");
     expect(c->grid == s->tiles_m * s->tiles_n * all->parts, "the grid is tiles x parts");
-    if (p->operation == OP_GROUPED) {
+    if (p->operation == OP_GROUPED && !a_is_e2m1) {
         /* A quarter of a tile's columns lie in each quarter of a block of 128; the first quarter has most. */
         const int64_t whole = p->n / 128 * (128 / c->tile_n), first = min_int(p->n % 128, 32);
         expect((s->tiles_n - whole) * c->tile_n / 4 >= first && (s->tiles_n - whole - 1) * c->tile_n / 4 < first,
@@ -133,17 +143,20 @@ static void check_limits(void) {
         const kernel_entry *kernel = &gemm_families[NVFP4_BACKEND_SM80]->kernels->kernels[k];
         if (!is_of_groups(kernel)) continue;
         const int32_t operation = strstr(kernel->name, "_nn_") ? OP_GROUPED_NN : OP_GROUPED;
-        const variant v = strstr(kernel->name, "_fp16_") ? FP16_A : BF16_A;
+        const variant v = strstr(kernel->name, "_w4a4_") ? PLAIN : strstr(kernel->name, "_fp16_") ? FP16_A : BF16_A;
         const grouped_problem p = grouped(operation, 64, 64, 512, 4, 1, v);
         check_least_shared_memory(NVFP4_BACKEND_SM80, gpus[A100], &p.g, k);
     }
-    const grouped_problem few = grouped(OP_GROUPED, 8, 1856, 7168, 128, 2, BF16_A),
-                          more = grouped(OP_GROUPED, 4096, 1856, 7168, 8, 2, BF16_A);
-    static candidate_list list;
-    list_candidates(NVFP4_BACKEND_SM80, &gpus[H200], &few.g, 0, &list);
-    expect(list.all[first_of(&list)].tile_m == 8, "few rows a group have a narrow tile");
-    list_candidates(NVFP4_BACKEND_SM80, &gpus[H200], &more.g, 0, &list);
-    expect(list.all[first_of(&list)].tile_m == 64, "many rows a group have a wide one");
+    static const variant of_a[] = {BF16_A, PLAIN};
+    for (size_t i = 0; i < COUNT(of_a); i++) {
+        const grouped_problem few = grouped(OP_GROUPED, 8, 1856, 7168, 128, 2, of_a[i]),
+                              more = grouped(OP_GROUPED, 4096, 1856, 7168, 8, 2, of_a[i]);
+        static candidate_list list;
+        list_candidates(NVFP4_BACKEND_SM80, &gpus[H200], &few.g, 0, &list);
+        expect(list.all[first_of(&list)].tile_m == 8, "few rows a group have a narrow tile");
+        list_candidates(NVFP4_BACKEND_SM80, &gpus[H200], &more.g, 0, &list);
+        expect(list.all[first_of(&list)].tile_m == (of_a[i] == PLAIN ? 48 : 64), "many rows a group have a wide one");
+    }
 }
 
 int main(int argc, char **argv) {
@@ -155,8 +168,9 @@ int main(int argc, char **argv) {
             for (size_t k = 0; k < COUNT(depths); k++)
                 for (size_t e = 0; e < COUNT(groups_of); e++) {
                     const gpu *g = &gpus[on[(m + n + k + e) % COUNT(on)]];
-                    const variant v = (m + n + k) % 2 ? FP16_A : BF16_A;
                     const int32_t operation = (m + e) % 3 == 2 ? OP_GROUPED_NN : OP_GROUPED;
+                    static const variant of_a[] = {FP16_A, BF16_A, PLAIN, LINEAR};
+                    const variant v = of_a[(m + n + k) % (operation == OP_GROUPED ? COUNT(of_a) : 2)];
                     const int32_t parts = operation == OP_GROUPED ? 1 + (int32_t)((m + k) % 3) : 1;
                     const grouped_problem p =
                         grouped(operation, rows_of_result[m], columns[n], depths[k], groups_of[e], parts, v);

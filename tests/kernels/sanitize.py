@@ -277,12 +277,26 @@ def run_fused(x: torch.Tensor, layout: str) -> None:
 
 
 def run_steps() -> int:
-    """The steps around experts: choices of one warp and of several, ragged columns."""
+    """The steps around experts: choices of one warp and of several, ragged columns; quantizers of groups, which need
+    every block of their scales, with rows outside of x."""
     import torch
 
     import nvfp4
 
     ids, x, weights = torch.randint(-1, 40, (70, 6)), torch.randn(420, 83), torch.randn(70, 6)
+    gate, g = x[:, :80].contiguous(), torch.rand(3) + 0.5
+    ends, rows = torch.tensor([1, 2, 420], dtype=torch.int32), torch.randint(-1, 421, (420,), dtype=torch.int32)
+
+    def quantized(place: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, tuple[torch.Tensor, ...]]:
+        y = place(gate)
+        groups = {"global_scale": place(g), "ends": place(ends)}
+        how = {"rows": place(rows), "scale_layout": "linear", "block_scale": "four_over_six"}
+        fused = dict.fromkeys(("silu", "gelu_tanh", "swiglu"), y) | {"relu2": None}
+        return {
+            "amax_scale by row": (nvfp4.amax_scale(place(x), by_row=True),),
+            "quantize in groups": nvfp4.quantize(y, rows=place(rows), **groups),
+            "four_over_six in groups": nvfp4.quantize(y, **groups, **how),
+        } | {name: nvfp4.gated_quantize(y, up, name, **groups) for name, up in fused.items()}
 
     def calls(place: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, list[torch.Tensor]]:
         routed = nvfp4.moe_route(place(ids), 40)
@@ -294,23 +308,43 @@ def run_steps() -> int:
             "moe_combine": [nvfp4.moe_combine(y, routed[2], place(weights))],
         }
 
-    expected, got = calls(lambda y: y), calls(gpu)
+    expected, got = calls(lambda y: y) | quantized(lambda y: y), calls(gpu) | quantized(gpu)
     for name, results in expected.items():
-        if not all(torch.equal(p.cpu(), q) for p, q in zip(got[name], results)):
+        if not all(torch.equal(p.cpu().view(torch.uint8), q.view(torch.uint8)) for p, q in zip(got[name], results)):
             sys.exit(f"{name}: differs from the CPU backend")
-    return 4
+    return len(expected) + 1  # moe_route ran twice
+
+
+def rows_of_groups(a_type: str, layout: str, columns: int) -> dict[str, torch.Tensor]:
+    """a, its scales, and 90 rows in three groups, of which 79 count."""
+    import torch
+
+    import nvfp4
+
+    ends, rows = torch.tensor([70, 70, 79], dtype=torch.int32), torch.randint(-1, 34, (90,), dtype=torch.int32)
+    if a_type != "uint8":
+        a = (torch.randint(-12, 13, (33, columns)) / 2).to(getattr(torch, a_type))
+        return {"a": a, "ends": ends, "rows": rows}
+    scale = torch.tensor([0, 0x38, 0x40, 0x44], dtype=torch.uint8)[torch.randint(0, 4, (256, columns // 16))]
+    a = torch.randint(0, 256, (90, columns // 2), dtype=torch.uint8)
+    if layout == "linear":
+        return {"a": a[:33], "scale_a": scale[:33], "ends": ends, "rows": rows}
+    places = torch.tensor([128, 0, 256], dtype=torch.int32)  # the last group has no scales
+    return {"a": a, "scale_a": nvfp4.swizzle(scale), "ends": ends.new_tensor([70, 75, 79]), "scale_rows": places}
 
 
 def run_groups(backends: list[str]) -> int:
-    """Returns the number of products of groups that agree with the CPU: by each plan for fp16 and bf16 A, or the
-    program exits. Groups have no, few and many rows, there are rows past the last end, and some are outside of A."""
+    """Returns the number of products of groups that agree with the CPU: by each plan for fp16, bf16 and NVFP4 A, or the
+    program exits. Groups have no, few and many rows, there are rows past the last end, and some are outside of A or of
+    its scales."""
     import torch
 
     import nvfp4
     from nvfp4 import _C
 
     calls, n, k = 0, 200, 144
-    forms = itertools.product(backends, (True, False), (("float16", "128x4"), ("bfloat16", "linear")))
+    types = (("float16", "128x4"), ("bfloat16", "linear"), ("uint8", "128x4"), ("uint8", "linear"))
+    forms = itertools.product(backends, (True, False), types)
     for backend, transpose_b, (a_type, layout) in forms:
         operation = "grouped_gemm" if transpose_b else "grouped_gemm_nn"
         if a_type not in rows()[backend]["operations"].get(operation, []):
@@ -318,17 +352,16 @@ def run_groups(backends: list[str]) -> int:
         leading, columns = ((3, 2), n) if transpose_b else ((3,), k)
         matrices = math.prod(leading)
         scale = torch.tensor([0, 0x38, 0x40, 0x44], dtype=torch.uint8)[torch.randint(0, 4, (matrices, n, k // 16))]
-        tensors = {
-            "a": (torch.randint(-12, 13, (33, k if transpose_b else n)) / 2).to(getattr(torch, a_type)),
+        tensors = rows_of_groups(a_type, layout, k if transpose_b else n) | {
             "b": torch.randint(0, 256, (*leading, n, k // 2), dtype=torch.uint8),
             "scale_b": nvfp4.swizzle(scale) if layout == "128x4" else scale.view(*leading, n, k // 16),
-            "ends": torch.tensor([70, 70, 79], dtype=torch.int32),
-            "rows": torch.randint(-1, 34, (90,), dtype=torch.int32),
             "row_scale": torch.randn(90),
             "alpha": torch.randn(leading),
             "bias": torch.randn(*leading, columns),
         }
-        options = {"scale_a": None, "scale_layout": layout, "transpose_b": transpose_b}
+        options: dict[str, Any] = {"scale_layout": layout, "transpose_b": transpose_b}
+        if "scale_a" not in tensors:
+            options["scale_a"] = None
         expected = nvfp4.grouped_gemm(**tensors, **options, backend="cpu")[:79]
         given = {name: gpu(x) for name, x in tensors.items()}
         for place in range(4):

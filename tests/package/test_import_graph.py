@@ -21,6 +21,7 @@ LAYERS = (
     ("packed", "buffers"),
     ("gradient",),
     ("linear", "fp8"),
+    ("experts_w4a4",),
     ("experts",),
     ("mixture",),
     ("modules", "report"),

@@ -46,7 +46,7 @@ static PyObject *scalars_of(const operation *op) {
     return list;
 }
 
-/* (of, index, times, over, round_up, or_rows: an index, -1 for none) */
+/* (of, index, times, over, round_up, or_rows, ends: indices, -1 for none) */
 static PyObject *size_of(const result_size *size) {
     static const char *const of[] = {[SIZE_ROWS] = "rows",
                                      [SIZE_COLUMNS] = "columns",
@@ -55,8 +55,8 @@ static PyObject *size_of(const result_size *size) {
                                      [SIZE_COUNT] = "count",
                                      [SIZE_STACKED] = "stacked",
                                      [SIZE_STACK_COLUMNS] = "stack columns"};
-    return Py_BuildValue("(siiiii)", of[size->of], size->index, size->times, size->over, size->round_up,
-                         size->or_rows - 1);
+    return Py_BuildValue("(siiiiii)", of[size->of], size->index, size->times, size->over, size->round_up,
+                         size->or_rows - 1, size->ends - 1);
 }
 
 static const char *dtype_name_of(const operation_result *r) {

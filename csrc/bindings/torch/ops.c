@@ -83,11 +83,11 @@ static nvfp4_status read_name(torch_value value, const char *argument, name_pars
     return parse(name, number);
 }
 
-static nvfp4_status read_flags(torch_value value, uint32_t *flags) {
+static nvfp4_status read_flags(torch_value value, const char *name, uint32_t *flags) {
     const int64_t wide = (int64_t)value;
     *flags = (uint32_t)wide;
     if (wide < 0 || wide > UINT32_MAX)
-        return REJECT("flags", ("is %lld", (long long)wide), ("must be between 0 and %u", UINT32_MAX));
+        return REJECT(name, ("is %lld", (long long)wide), ("must be between 0 and %u", UINT32_MAX));
     return NVFP4_OK;
 }
 
@@ -146,7 +146,7 @@ static nvfp4_status read_scalar(torch_value value, const operation *op, const op
     case SCALAR_FLOAT:
         return read_float(value, scalar_name(op, scalar), to);
     case SCALAR_FLAGS:
-        return read_flags(value, to);
+        return read_flags(value, scalar->name, to);
     case SCALAR_SIZE:
         return read_size(value, scalar->name, to);
     default:
@@ -279,7 +279,8 @@ static void write_schema(const operation *op, const char *name, int results_are_
         if (is_front_input(op, i)) append_tensor(&t, &op->tensors[i], separator, &alias);
     for (int32_t i = 0; i < op->scalar_count; i++) {
         append(&t, ", %s %s", types[op->scalars[i].kind], op->scalars[i].name);
-        if (op->scalars[i].schema_default) append(&t, "=\"%s\"", op->scalars[i].schema_default);
+        const char *quote = parser_of(op->scalars[i].kind) ? "\"" : "";
+        if (op->scalars[i].schema_default) append(&t, "=%s%s%s", quote, op->scalars[i].schema_default, quote);
     }
     for (int32_t i = 0; i < op->result_count && results_are_given; i++)
         append_tensor(&t, &op->tensors[op->results[i].tensor], ", ", &alias);

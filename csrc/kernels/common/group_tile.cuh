@@ -10,8 +10,9 @@
 
 struct group_tile {
     int group;
-    int row;  /* the first, in the order of groups */
-    int rows; /* of the group from there on; 0: there is no such tile */
+    int row;   /* the first, in the order of groups */
+    int rows;  /* of the group from there on; 0: there is no such tile */
+    int begin; /* the group's first row */
 };
 
 struct sum_of {
@@ -79,7 +80,7 @@ __device__ __forceinline__ group_tile find_group_tile(const int32_t *ends, int g
             const int end = max(at, min(ends[e], m)), own = tiles_of_rows(at, end, tile_m);
             if (left < own) {
                 const int row = at + (int)left * tile_m;
-                scratch.found = {e, row, end - row};
+                scratch.found = {e, row, end - row, at};
                 break;
             }
             left -= own;

@@ -1,8 +1,8 @@
-/* The global scale of a tensor, amax(|x|) / divisor, in one launch.
+/* The global scale of a tensor or of each row, amax(|x|) / divisor, in one launch. A row has a CTA.
  *
- * A CTA takes every gridDim.x-th chunk of AMAX_CHUNK bytes of a row, in 16-byte loads where they are aligned.
- * Magnitudes compare as integers: NaN is above infinity. Each CTA leaves its amax in p.partial; the last to arrive
- * reduces them.
+ * Of a tensor, a CTA takes every gridDim.x-th chunk of AMAX_CHUNK bytes of a row, in 16-byte loads where they are
+ * aligned. Magnitudes compare as integers: NaN is above infinity. Each CTA leaves its amax in p.partial; the last to
+ * arrive reduces them.
  *
  * p.arrivals holds anything at first, and there is no launch before this one to clear it: a count belongs to this call
  * if the bits above it are p.tag, which no other call of the process has. A count without them is replaced by 0. */
@@ -57,6 +57,24 @@ __device__ __forceinline__ bool arrive_last(const amax_problem &p) {
     return last;
 }
 
+__device__ __forceinline__ float scale_of(const amax_problem &p, uint32_t amax) {
+    float value =
+        p.x_type == NVFP4_FP16 ? __half2float(__ushort_as_half((uint16_t)(amax >> 16))) : __uint_as_float(amax);
+    float scale = __double2float_rn(__ddiv_rn((double)value, p.divisor));
+    return scale > 0.0f && scale <= FLT_MAX ? scale : 1.0f;
+}
+
+extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS)
+    nvfp4_amax_scale_rows(const __grid_constant__ amax_problem p) {
+    const char *x = (const char *)p.x + blockIdx.x * p.x_pitch;
+    uint32_t amax = 0;
+#pragma unroll 1
+    for (int64_t at = 0; at < p.x_bytes; at += AMAX_CHUNK)
+        amax = amax_chunk(amax, x + at, (uint32_t)min(p.x_bytes - at, (int64_t)AMAX_CHUNK), p.x_type == NVFP4_FP32);
+    amax = amax_of_cta(amax);
+    if (threadIdx.x == 0) p.scale[blockIdx.x] = scale_of(p, amax);
+}
+
 extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS)
     nvfp4_amax_scale(const __grid_constant__ amax_problem p) {
     __shared__ bool last;
@@ -83,10 +101,5 @@ extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS)
         for (uint32_t i = threadIdx.x; i < gridDim.x; i += QUANTIZE_THREADS) amax = max(amax, __ldcg(p.partial + i));
         amax = amax_of_cta(amax);
     }
-    if (threadIdx.x == 0) {
-        float value =
-            p.x_type == NVFP4_FP16 ? __half2float(__ushort_as_half((uint16_t)(amax >> 16))) : __uint_as_float(amax);
-        float scale = __double2float_rn(__ddiv_rn((double)value, p.divisor));
-        *p.scale = scale > 0.0f && scale <= FLT_MAX ? scale : 1.0f;
-    }
+    if (threadIdx.x == 0) *p.scale = scale_of(p, amax);
 }

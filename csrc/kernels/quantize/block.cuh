@@ -66,8 +66,10 @@ __device__ __forceinline__ uint32_t round_e2m1(float value) {
     return min(min(__float_as_uint(low), __float_as_uint(middle)), __float_as_uint(high));
 }
 
-__device__ __forceinline__ float global_scale(const quantize_problem &p) {
-    return p.global_scale ? *p.global_scale : p.global_value;
+/* The global scale of a row that exists. */
+__device__ __forceinline__ float global_scale(const quantize_problem &p, uint32_t batch, uint32_t row) {
+    if (!p.global_scale) return p.global_value;
+    return p.global_scale[p.global_by == GLOBAL_BY_ROW ? batch * p.rows + row : 0];
 }
 
 /* The e2m1 values of COUNT / 2 bytes, times 2^-14: with its fields at those of fp16, a code is this number. */
@@ -314,12 +316,13 @@ __device__ __forceinline__ void quantize_any(const char *x, float g, uint2 *data
 }
 
 /* A block that is not in memory. in_range: LEAST_SCALE <= g <= MOST_SCALE. */
+template <int BLOCK_SCALE>
 __device__ __forceinline__ void quantize_floats(const float (&v)[16], float g, bool in_range, uint2 *data,
                                                 uint8_t *scale) {
     if (in_range)
-        quantize_block<NVFP4_AMAX6>(block_of(v), g, reciprocal_of(g), data, scale);
+        quantize_block<BLOCK_SCALE>(block_of(v), g, reciprocal_of(g), data, scale);
     else
-        quantize_any<NVFP4_FP32, NVFP4_AMAX6>((const char *)v, g, data, scale);
+        quantize_any<NVFP4_FP32, BLOCK_SCALE>((const char *)v, g, data, scale);
 }
 
 #endif

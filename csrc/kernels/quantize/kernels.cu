@@ -111,7 +111,7 @@ template <class SOURCE, int BLOCK_SCALE> __device__ __forceinline__ void quantiz
     constexpr uint32_t item = SOURCE::TYPE == NVFP4_FP32 ? 4 : 2;
     block_coord at(p);
     if (at.l >= (uint32_t)p.l) return;
-    const int64_t up = p.k * item;
+    const int64_t up = p.up_at;
     uint32_t columns = (uint32_t)p.k / 16, first = at.column + at.lane, pitch = 1;
     uint32_t end = first < columns && at.row < (uint32_t)p.rows ? columns - first : 0, stored = end;
     if (p.scale_layout == NVFP4_128X4) { /* the scales from `end` on are padding */
@@ -122,7 +122,7 @@ template <class SOURCE, int BLOCK_SCALE> __device__ __forceinline__ void quantiz
     uint2 *data = (uint2 *)at.data(p) + at.lane;
     uint8_t *scale = at.scale + at.lane;
     uint32_t step = gridDim.x << p.tile_log2; /* the thread's columns are first, first + step, ... */
-    float g = global_scale(p);
+    float g = at.row < (uint32_t)p.rows ? global_scale(p, at.l, at.row) : 1.0f;
     bool in_range = g >= LEAST_SCALE && g <= MOST_SCALE;
     if ((uintptr_t)x % 16 == 0 && in_range) {
         reciprocal over_g = reciprocal_of(g);
@@ -180,7 +180,7 @@ template <int TYPE> __device__ __forceinline__ void dequantize(const quantize_pr
     constexpr int item = TYPE == NVFP4_FP32 ? 4 : 2, count = 16 / item;
     block_coord at(p);
     if (at.l >= (uint32_t)p.l || at.row >= (uint32_t)p.rows) return;
-    float g = global_scale(p);
+    float g = global_scale(p, at.l, at.row);
     const uint8_t *data = at.data(p);
     uint32_t codes[item], scales[item], left = (uint32_t)p.k / 16 - at.column;
 #pragma unroll

@@ -18,7 +18,10 @@ enum {
     KERNEL_SWIZZLE = 15,
     KERNEL_UNSWIZZLE,
     KERNEL_AMAX_SCALE,
-    QUANTIZE_KERNELS
+    KERNEL_AMAX_SCALE_ROWS,
+    KERNEL_GROUPED_QUANTIZE,                             /* + nvfp4_block_scale */
+    KERNEL_GATED_QUANTIZE = KERNEL_GROUPED_QUANTIZE + 2, /* + nvfp4_activation */
+    QUANTIZE_KERNELS = KERNEL_GATED_QUANTIZE + 4
 };
 
 #endif

@@ -87,7 +87,7 @@ __device__ __forceinline__ void quantize_normed(const norm_problem &p, const raw
     }
 #pragma unroll
     for (int j = 0; j < 16; j++) h[j] = __fmul_rn(__fmul_rn(h[j], inverse), w[j]);
-    quantize_floats(h, g, in_range, (uint2 *)data + i, scale + scale_offset(p.q, i));
+    quantize_floats<NVFP4_AMAX6>(h, g, in_range, (uint2 *)data + i, scale + scale_offset(p.q, i));
 }
 
 template <int TYPE> __device__ __forceinline__ void rms_norm_quantize(const norm_problem &p) {
@@ -117,7 +117,7 @@ template <int TYPE> __device__ __forceinline__ void rms_norm_quantize(const norm
     sum = row_sum(sum, threads);
     float mean = __fadd_rn(__fdiv_rn(sum, (float)q.k), p.eps), inverse = __fdiv_rn(1.0f, __fsqrt_rn(mean));
 
-    float g = global_scale(q);
+    float g = exists ? global_scale(q, tile.l, row) : 1.0f;
     bool in_range = g >= LEAST_SCALE && g <= MOST_SCALE;
     uint8_t *data = q.data + tile.l * q.data_batch + row * q.data_pitch;
     uint8_t *scale = q.scale + tile.l * q.scale_batch + row_offset(q, row);

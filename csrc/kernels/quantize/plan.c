@@ -1,8 +1,9 @@
-/* The quantizers and changes of scale layout on the GPU: kernels of kernels.cu, norm.cu and amax.cu by their number in
- * the set, and their launches. A tile is a CTA's work; a grid has tiles of a row along x, rows of tiles of all batches
- * along y and z. */
+/* The quantizers and changes of scale layout on the GPU: kernels of kernels.cu, grouped.cu, norm.cu and amax.cu by
+ * their number in the set, and their launches. A tile is a CTA's work; a grid has tiles of a row along x, rows of tiles
+ * of all batches along y and z. */
 #include <stdatomic.h>
 
+#include "common/group_blocks.h"
 #include "common/math.h"
 #include "kernels/quantize/kernels.h"
 #include "plan/conversion.h"
@@ -28,6 +29,13 @@ static const kernel_entry kernels[QUANTIZE_KERNELS] = {
     [KERNEL_SWIZZLE] = ROW("swizzle_scales"),
     [KERNEL_UNSWIZZLE] = ROW("unswizzle_scales"),
     [KERNEL_AMAX_SCALE] = ROW_OF("amax", "amax_scale"),
+    [KERNEL_AMAX_SCALE_ROWS] = ROW_OF("amax", "amax_scale_rows"),
+    [KERNEL_GROUPED_QUANTIZE + NVFP4_AMAX6] = ROW_OF("grouped", "grouped_quantize"),
+    [KERNEL_GROUPED_QUANTIZE + NVFP4_FOUR_OVER_SIX] = ROW_OF("grouped", "grouped_four_over_six"),
+    [KERNEL_GATED_QUANTIZE + NVFP4_SILU] = ROW_OF("grouped", "gated_quantize_silu"),
+    [KERNEL_GATED_QUANTIZE + NVFP4_GELU_TANH] = ROW_OF("grouped", "gated_quantize_gelu_tanh"),
+    [KERNEL_GATED_QUANTIZE + NVFP4_RELU2] = ROW_OF("grouped", "gated_quantize_relu2"),
+    [KERNEL_GATED_QUANTIZE + NVFP4_SWIGLU] = ROW_OF("grouped", "gated_quantize_swiglu"),
 };
 const kernel_set quantize_kernels = {
     .kernels = kernels, .count = QUANTIZE_KERNELS, .least_capability = 80, .most_capability = INT32_MAX};
@@ -68,10 +76,28 @@ static void build_quantize(const device_props *props, const conversion_problem *
     add_blocks(p->block_scale == NVFP4_FOUR_OVER_SIX ? KERNEL_FOUR_OVER_SIX : KERNEL_QUANTIZE, p, MOST_SERIAL, out);
 }
 
+/* A CTA works on one 128-row block, so that it looks for the block's group once. Each block gets CTAs until an SM has
+ * 8, twice as many as it runs at once, but no more than have work if the block is full. */
+static void build_grouped_quantize(const device_props *props, const conversion_problem *problem, void *workspace,
+                                   launch_plan *out) {
+    (void)workspace;
+    const grouped_quantize_problem *p = &problem->grouped;
+    const int64_t blocks = max_int(1, p->q.l * most_group_tiles(p->q.rows, p->groups, SCALE_BLOCK_ROWS));
+    const int64_t items = min_int(p->q.rows, SCALE_BLOCK_ROWS) * ceil_div(p->q.k / 16, 32); /* of a warp each */
+    const int64_t ctas =
+        min_int(ceil_div(8 * (int64_t)props->sm_count, blocks), ceil_div(items, QUANTIZE_THREADS / 32));
+    add_launch(p->activation == NO_ACTIVATION ? KERNEL_GROUPED_QUANTIZE + p->q.block_scale
+                                              : KERNEL_GATED_QUANTIZE + p->activation,
+               max_int(ctas, 1), blocks, p, sizeof *p, out);
+}
+
+/* Its factors lie as far behind the gates in every row. */
 static void build_silu_mul_quantize(const device_props *props, const conversion_problem *problem, void *workspace,
                                     launch_plan *out) {
     (void)props, (void)workspace;
-    add_blocks(KERNEL_SILU_MUL_QUANTIZE, &problem->quantize, MOST_SERIAL, out);
+    quantize_problem p = problem->grouped.q;
+    p.up_at = (const char *)problem->grouped.up - (const char *)p.x;
+    add_blocks(KERNEL_SILU_MUL_QUANTIZE, &p, MOST_SERIAL, out);
 }
 
 static void build_dequantize(const device_props *props, const conversion_problem *problem, void *workspace,
@@ -98,7 +124,8 @@ static int64_t amax_ctas(const device_props *props, const amax_problem *p) {
 }
 
 static int64_t amax_workspace(const device_props *props, const conversion_problem *problem) {
-    return amax_ctas(props, &problem->amax) > 1 ? NVFP4_AMAX_WORKSPACE : 0;
+    const amax_problem *p = &problem->amax;
+    return !p->by_row && amax_ctas(props, p) > 1 ? NVFP4_AMAX_WORKSPACE : 0;
 }
 
 /* The tag of a call tells its count of arrivals from what the workspace held before. */
@@ -106,6 +133,10 @@ static void build_amax_scale(const device_props *props, const conversion_problem
                              launch_plan *out) {
     static _Atomic uint64_t calls;
     amax_problem p = problem->amax;
+    if (p.by_row) { /* a CTA a row */
+        add_launch(KERNEL_AMAX_SCALE_ROWS, p.rows, 1, &p, sizeof p, out);
+        return;
+    }
     p.arrivals = workspace;
     p.partial = (uint32_t *)workspace + 2;
     p.tag = (atomic_fetch_add(&calls, 1) + 1) * 0x9E3779B97F4A7C15 * (AMAX_COUNT_MASK + 1ull);
@@ -128,9 +159,10 @@ static void build_unswizzle(const device_props *props, const conversion_problem 
     add_scales(KERNEL_UNSWIZZLE, &problem->swizzle, out);
 }
 
+const conversion_planner gpu_gated_quantize_planner = {.kernels = &quantize_kernels, .build = build_grouped_quantize};
 const conversion_planner gpu_amax_scale_planner = {
     .kernels = &quantize_kernels, .workspace = amax_workspace, .build = build_amax_scale};
 
 #define X(name) const conversion_planner gpu_##name##_planner = {.kernels = &quantize_kernels, .build = build_##name};
-X(quantize) X(dequantize) X(silu_mul_quantize) X(rms_norm_quantize) X(swizzle) X(unswizzle)
+X(quantize) X(dequantize) X(grouped_quantize) X(silu_mul_quantize) X(rms_norm_quantize) X(swizzle) X(unswizzle)
 #undef X

@@ -11,7 +11,6 @@
  * factor is NaN. Tails are those of w4a16.cu. */
 #include "kernels/common/group_tile.cuh"
 #include "kernels/sm80/grouped_rows.cuh"
-#include "kernels/sm80/store_tile.cuh"
 #include "kernels/sm80/w4a16_tile.cuh"
 
 template <int TYPE_, int TILE_M_, int STAGES_>
@@ -59,28 +58,6 @@ template <class C> struct gathering_loader {
     }
 };
 
-/* The results of the tile's rows, from the warps' sums. */
-template <class C>
-__device__ __forceinline__ void store_rows(const grouped_problem &p, const float *sums, const float *factors,
-                                           const group_tile &tile, int part, int64_t n0) {
-    constexpr int GROUPS = C::TILE_N / 4, PASS_ROWS = C::THREADS / GROUPS;
-    const gemm_problem &g = p.g;
-    const int column = threadIdx.x % GROUPS * 4, first = threadIdx.x / GROUPS;
-    const int64_t n = n0 + column / 32 * 8 + column % 32 / 8 * 32 + column % 8;
-    if (n >= g.n) return;
-    four_column_epilogue columns(g, n);
-    take_batch(columns, g, (int64_t)tile.group * p.parts + part);
-    char *out = (char *)g.out + (int64_t)tile.row * g.out_pitch + part * g.out_batch + n * type_bytes(g.out_type);
-    const int rows = min(C::TILE_M, tile.rows);
-#pragma unroll 2
-    for (int row = first; row < rows; row += PASS_ROWS) {
-        float v[4] = {};
-        add_warps<C>(v, sums, row, column, w4a16<C::TYPE>::UNIT);
-        scale_row(columns, g, factors[row], v);
-        store_floats(out + row * g.out_pitch, g.out_type, v, columns.count);
-    }
-}
-
 template <class C> __device__ __forceinline__ void multiply(const grouped_problem &p, const sm80_grouped_schedule &s) {
     extern __shared__ __align__(16) uint8_t shared[];
     const gemm_problem &g = p.g;
@@ -113,7 +90,9 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
     __syncthreads();
     store_sums<C>(tiles_of_sums + warp * C::TILE_M * C::SUM_PITCH, threadIdx.x % 32 / 4, threadIdx.x % 4, sums);
     __syncthreads();
-    store_rows<C>(p, tiles_of_sums, rows.factors, tile, part, n0);
+    const int column = threadIdx.x % (C::TILE_N / 4) * 4;
+    store_tile_rows<C>(p, tiles_of_sums, rows.factors, tile, part, column,
+                       n0 + column / 32 * 8 + column % 32 / 8 * 32 + column % 8, w4a16<C::TYPE>::UNIT);
 }
 
 #define KERNEL(id, tile_m, stages, ctas_per_sm, bf16)                                                                  \

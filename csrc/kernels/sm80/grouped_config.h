@@ -6,6 +6,7 @@
 #ifndef NVFP4_SM80_GROUPED_CONFIG_H
 #define NVFP4_SM80_GROUPED_CONFIG_H
 
+#include "kernels/sm80/config.h"
 #include "kernels/sm80/nn_config.h"
 #include "kernels/sm80/w4a16_config.h"
 
@@ -33,6 +34,24 @@
     SM80_W4A16_SHARED_BYTES(tile_m, SM80_GROUPED_OCTETS, SM80_GROUPED_CHUNKS, stages, SM80_GROUPED_WARPS)
 #define SM80_GROUPED_SHARED_BYTES(tile_m, stages)                                                                      \
     (SM80_GROUPED_TILE_BYTES(tile_m, stages) + (tile_m) * SM80_GROUPED_ROW_BYTES)
+
+/* The kernels of sm80/grouped_w4a4.cu add in one order, too: that of sm80_gemm_32x64. B has the 16 rows of an mma. With
+ * 64 rows the addresses would leave too few registers. */
+/*    id, tile_m, stages, ctas_per_sm */
+#define SM80_GROUPED_W4A4_CONFIGS(X)                                                                                   \
+    X(sm80_grouped_w4a4_8x64, 8, 4, 3)                                                                                 \
+    X(sm80_grouped_w4a4_16x64, 16, 4, 3)                                                                               \
+    X(sm80_grouped_w4a4_32x64, 32, 4, 2)                                                                               \
+    X(sm80_grouped_w4a4_48x64, 48, 3, 2)
+#define SM80_GROUPED_W4A4_THREADS SM80_GROUPED_THREADS
+#define SM80_GROUPED_W4A4_TILE_N  64
+#define SM80_GROUPED_W4A4_TILE_K  256
+/* Two addresses, of values and of scales, and the factor. */
+#define SM80_GROUPED_W4A4_ROW_BYTES 24
+#define SM80_GROUPED_W4A4_TILE_BYTES(tile_m, stages)                                                                   \
+    SM80_SHARED_BYTES(tile_m, SM80_GROUPED_W4A4_TILE_N, SM80_GROUPED_W4A4_TILE_K, stages, SM80_GROUPED_WARPS)
+#define SM80_GROUPED_W4A4_SHARED_BYTES(tile_m, stages)                                                                 \
+    (SM80_GROUPED_W4A4_TILE_BYTES(tile_m, stages) + (tile_m) * SM80_GROUPED_W4A4_ROW_BYTES)
 
 /* The kernels of sm80/grouped_nn.cu add in one order, too. */
 /*    id, warps_n, mmas_m, stages, ctas_per_sm, bf16 (of A; else fp16) */

@@ -10,7 +10,6 @@
 #include "kernels/common/group_tile.cuh"
 #include "kernels/sm80/grouped_rows.cuh"
 #include "kernels/sm80/nn_tile.cuh"
-#include "kernels/sm80/store_tile.cuh"
 
 /* A thread's pieces of A, in rows that lie anywhere; NULL is the address of a row outside of A. */
 template <class C> struct rows_anywhere {

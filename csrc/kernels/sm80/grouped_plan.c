@@ -1,11 +1,13 @@
-/* Candidates of sm80/grouped.cu and sm80/grouped_nn.cu, by a model of clocks under an even routing: where T rows fall
- * on E groups by chance, E * (1 - (1 - 1/E)^T) of them have rows. Ends are on the device, so a plan depends on T, E, N,
- * K alone.
+/* Candidates of sm80/grouped.cu, grouped_w4a4.cu and grouped_nn.cu, by a model of clocks under an even routing: where T
+ * rows fall on E groups by chance, E * (1 - (1 - 1/E)^T) of them have rows. Ends are on the device, so a plan depends
+ * on T, E, N, K alone.
  *
  * A CTA works through chunks of 64 along K, of which the longer of arithmetic and copying hides two thirds of the
- * other. The constants are w4a16.cu's, a chunk's share of the rows of an A . B tile included. */
+ * other. The constants are those of w4a16.cu, with an NVFP4 A those of gemm.cu; a chunk's share of the rows of an A . B
+ * tile is included. */
 #include <math.h>
 
+#include "common/group_blocks.h"
 #include "common/grouped_problem.h"
 #include "common/math.h"
 #include "kernels/sm80/plan.h"
@@ -23,6 +25,18 @@ static const grouped_config configs[] = {
      SM80_GROUPED_TILE_K, stages,      SM80_GROUPED_SHARED_BYTES(tile_m, stages)},
     SM80_GROUPED_CONFIGS(X)
 #undef X
+#define X(id, tile_m, stages, ctas_per_sm)                                                                             \
+    {"nvfp4_" #id,                                                                                                     \
+     KERNEL_##id,                                                                                                      \
+     VALUES_E2M1,                                                                                                      \
+     OP_GROUPED,                                                                                                       \
+     tile_m,                                                                                                           \
+     SM80_GROUPED_W4A4_TILE_N,                                                                                         \
+     SM80_GROUPED_W4A4_TILE_K,                                                                                         \
+     stages,                                                                                                           \
+     SM80_GROUPED_W4A4_SHARED_BYTES(tile_m, stages)},
+        SM80_GROUPED_W4A4_CONFIGS(X)
+#undef X
 #define X(id, warps_n, mmas_m, stages, ctas_per_sm, bf16)                                                              \
     {"nvfp4_" #id,                                                                                                     \
      KERNEL_##id,                                                                                                      \
@@ -33,7 +47,7 @@ static const grouped_config configs[] = {
      SM80_NN_STAGE_K,                                                                                                  \
      stages,                                                                                                           \
      SM80_GROUPED_NN_SHARED_BYTES(warps_n, mmas_m, stages)},
-        SM80_GROUPED_NN_CONFIGS(X)
+            SM80_GROUPED_NN_CONFIGS(X)
 #undef X
 };
 enum { CONFIGS = sizeof configs / sizeof *configs };
@@ -45,32 +59,31 @@ static const double FIND_CLOCKS = 2000.0; /* until a CTA knows its rows; four CT
 
 static double single_us(const device_props *props, const gemm_traits *t, const grouped_config *c, int64_t tiles_m,
                         int64_t tiles_n) {
-    const sm80_model *model = &sm80_model_a16;
+    const int a_is_e2m1 = c->a_type == VALUES_E2M1;
+    const sm80_model *model = a_is_e2m1 ? &sm80_model_e2m1 : &sm80_model_a16;
     const double m = (double)t->m, n = (double)t->n, k = (double)t->k, groups = t->groups, sms = props->sm_count;
     const double parts = (double)(t->l / t->groups);
     const double hit = groups * (1.0 - pow(1.0 - 1.0 / groups, m)), rows = m / hit;
     const double tiles = hit * fmax(1.0, rows / c->tile_m + 0.5 * (c->tile_m - 1) / c->tile_m);
-    const double arithmetic = model->decode_clocks * (c->a_type == NVFP4_BF16 ? model->bf16_decode : 1.0) * c->tile_n +
-                              model->mma_clocks * c->tile_m * c->tile_n;
+    const double decoded =
+        (c->a_type == NVFP4_BF16 ? model->bf16_decode : 1.0) * c->tile_n + (a_is_e2m1 ? c->tile_m : 0);
+    const double arithmetic = model->decode_clocks * decoded + model->mma_clocks * c->tile_m * c->tile_n;
     const double copies = model->copy_clocks * (model->copy_a * fmin(rows, c->tile_m) + fmin(n, c->tile_n));
     const double chunk =
         model->chunk_clocks + (arithmetic > copies ? arithmetic + copies / 3 : copies + arithmetic / 3);
     const double chunks = (double)(ceil_div(t->k, c->tile_k) * (c->tile_k / SM80_CHUNK));
     const double ctas = ceil(tiles * (double)tiles_n * parts / sms);
     const double finding = FIND_CLOCKS * fmax(1.0, (double)(tiles_m * tiles_n) * parts / sms / 4);
-    const double clocks = ctas * chunks * chunk + finding + t->output_bytes * m * n * parts / model->store_b_clk / sms;
-    const double bytes = hit * parts * n * k * 9 / 16 + m * k * 2;
+    const double clocks = ctas * chunks * chunk + model->launch_clocks + finding +
+                          t->output_bytes * m * n * parts / model->store_b_clk / sms;
+    const double bytes = hit * parts * n * k * 9 / 16 + m * k * (a_is_e2m1 ? 9.0 / 16 : 2.0);
     const double memory = props->memory_gb_s ? bytes / (model->dram_share * props->memory_gb_s) * 1e-3 : 0;
     return model->call_us + overlapped(model->overlap * clocks * 1e-3 / model->clock_ghz, memory, model->hindered);
 }
 
-/* Tiles that T rows in any groups need at most: each group with rows adds less than one to T / tile_m. */
-static int64_t most_tiles(const gemm_traits *t, int32_t tile_m) {
-    return (t->m + min_int(t->groups, t->m) * (tile_m - 1)) / tile_m;
-}
-
 static int64_t tiles_along_n(const gemm_traits *t, const grouped_config *c) {
-    return c->operation == OP_GROUPED ? SM80_W4A16_TILES_N(t->n, SM80_GROUPED_OCTETS) : ceil_div(t->n, c->tile_n);
+    return c->operation == OP_GROUPED && c->a_type != VALUES_E2M1 ? SM80_W4A16_TILES_N(t->n, SM80_GROUPED_OCTETS)
+                                                                  : ceil_div(t->n, c->tile_n);
 }
 
 int32_t sm80_grouped_candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
@@ -79,7 +92,8 @@ int32_t sm80_grouped_candidates(const device_props *props, const gemm_traits *t,
         const grouped_config *c = &configs[i];
         if (c->a_type != t->a_type || c->operation != t->operation || c->shared_bytes > props->shared_per_block)
             continue;
-        const int64_t tiles_m = most_tiles(t, c->tile_m), tiles_n = tiles_along_n(t, c), parts = t->l / t->groups;
+        const int64_t tiles_m = most_group_tiles(t->m, t->groups, c->tile_m), tiles_n = tiles_along_n(t, c),
+                      parts = t->l / t->groups;
         if (tiles_m > INT32_MAX / (tiles_n * parts)) continue;
         gemm_candidate *x = &out[count++];
         *x = (gemm_candidate){

@@ -54,7 +54,7 @@ static const sm80_config configs[] = {
 enum { CONFIGS = sizeof configs / sizeof *configs };
 _Static_assert(CONFIGS *(SM80_MAX_WAVES + 1) <= FAMILY_MAX_CANDIDATES, "room for all");
 
-static const sm80_model measured_e2m1 = {
+const sm80_model sm80_model_e2m1 = {
 #define X(name, e2m1, a16) .name = e2m1,
     SM80_MODEL_CONSTANTS(X)
 #undef X
@@ -66,7 +66,7 @@ const sm80_model sm80_model_a16 = {
 };
 
 static const sm80_model *measured(const gemm_traits *t) {
-    return t->a_type == VALUES_E2M1 ? &measured_e2m1 : &sm80_model_a16;
+    return t->a_type == VALUES_E2M1 ? &sm80_model_e2m1 : &sm80_model_a16;
 }
 
 static int64_t tiles_along_n(const sm80_config *c, int64_t n) {
@@ -224,16 +224,23 @@ static const kernel_entry kernels[SM80_KERNELS] = {
                      .shared_bytes = SM80_GROUPED_SHARED_BYTES(tile_m, stages)},
                 SM80_GROUPED_CONFIGS(X)
 #undef X
+#define X(id, tile_m, stages, ...)                                                                                     \
+    [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
+                     .fatbin = "sm80_grouped_w4a4",                                                                    \
+                     .threads = SM80_GROUPED_W4A4_THREADS,                                                             \
+                     .shared_bytes = SM80_GROUPED_W4A4_SHARED_BYTES(tile_m, stages)},
+                    SM80_GROUPED_W4A4_CONFIGS(X)
+#undef X
 #define X(id, warps_n, mmas_m, stages, ...)                                                                            \
     [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
                      .fatbin = "sm80_grouped_nn",                                                                      \
                      .threads = SM80_GROUPED_NN_THREADS(warps_n),                                                      \
                      .shared_bytes = SM80_GROUPED_NN_SHARED_BYTES(warps_n, mmas_m, stages)},
-                    SM80_GROUPED_NN_CONFIGS(X)
+                        SM80_GROUPED_NN_CONFIGS(X)
 #undef X
-                        [KERNEL_SM80_SPLIT_REDUCE] = {.name = "nvfp4_sm80_split_reduce",
-                                                      .fatbin = "sm80_split_reduce",
-                                                      .threads = SM80_REDUCE_THREADS},
+                            [KERNEL_SM80_SPLIT_REDUCE] = {.name = "nvfp4_sm80_split_reduce",
+                                                          .fatbin = "sm80_split_reduce",
+                                                          .threads = SM80_REDUCE_THREADS},
 };
 static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
@@ -277,16 +284,22 @@ static const gemm_planner gemm_nn = {.a_types = TAKES_16_BIT,
                                      .reject = reject,
                                      .build = build};
 
-static const gemm_planner grouped = {.a_types = TAKES_16_BIT,
+static const gemm_planner grouped = {.a_types = TAKES_E2M1 | TAKES_16_BIT,
                                      .takes_by_batch = 1,
                                      .candidates = sm80_grouped_candidates,
                                      .batch_invariant = sm80_grouped_candidates,
                                      .reject = reject,
                                      .build = build_grouped};
+static const gemm_planner grouped_nn = {.a_types = TAKES_16_BIT,
+                                        .takes_by_batch = 1,
+                                        .candidates = sm80_grouped_candidates,
+                                        .batch_invariant = sm80_grouped_candidates,
+                                        .reject = reject,
+                                        .build = build_grouped};
 
 const gemm_family sm80_family = {
     FAMILY_ROW(sm80),
     .kernels = &set,
-    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn, [OP_GROUPED] = &grouped, [OP_GROUPED_NN] = &grouped},
+    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn, [OP_GROUPED] = &grouped, [OP_GROUPED_NN] = &grouped_nn},
     .roundings = {.per_block = 72, .block_k = 16, .constant = 64},
 };

@@ -10,9 +10,10 @@
 
 enum {
 #define X(id, ...) KERNEL_##id,
-    SM80_GEMM_CONFIGS(X) SM80_W4A16_CONFIGS(X) SM80_NN_CONFIGS(X) SM80_GROUPED_CONFIGS(X) SM80_GROUPED_NN_CONFIGS(X)
+    SM80_GEMM_CONFIGS(X) SM80_W4A16_CONFIGS(X) SM80_NN_CONFIGS(X) SM80_GROUPED_CONFIGS(X) SM80_GROUPED_W4A4_CONFIGS(X)
+        SM80_GROUPED_NN_CONFIGS(X)
 #undef X
-        KERNEL_SM80_SPLIT_REDUCE,
+            KERNEL_SM80_SPLIT_REDUCE,
     SM80_KERNELS
 };
 
@@ -44,7 +45,7 @@ typedef struct sm80_model {
     SM80_MODEL_CONSTANTS(X)
 #undef X
 } sm80_model;
-extern const sm80_model sm80_model_a16; /* of a 16-bit A */
+extern const sm80_model sm80_model_e2m1, sm80_model_a16; /* by the type of A */
 
 /* How a candidate tiles its problem. */
 typedef struct IS_TILING sm80_tiling {
@@ -62,8 +63,8 @@ int32_t sm80_tile(const gemm_traits *traits, int64_t tiles_m, int64_t tiles_n, i
 int32_t sm80_nn_candidates(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
 int32_t sm80_nn_batch_invariant(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
 
-/* The kernels of grouped.cu and grouped_nn.cu, for the gemm_planner of products of groups, batch-invariant or not; and
- * the launch of one of them. */
+/* The kernels of grouped.cu, grouped_w4a4.cu and grouped_nn.cu, for the gemm_planner of products of groups,
+ * batch-invariant or not; and the launch of one of them. */
 int32_t sm80_grouped_candidates(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
 void sm80_add_grouped(const gemm_problem *problem, const gemm_candidate *candidate, int32_t shared_bytes,
                       launch_plan *out);
