@@ -26,7 +26,7 @@ from vllm.platforms import current_platform
 
 from nvfp4 import _C
 from nvfp4.checkpoints import compressed_tensors, modelopt
-from nvfp4.checkpoints.common import W4A16
+from nvfp4.checkpoints.common import W4A4
 from nvfp4.checkpoints.experts import DOWN, GATE_UP, UP, Container
 from nvfp4.experts import MOST
 from nvfp4.mixture import Description
@@ -92,9 +92,7 @@ class _Experts(FusedMoEMethodBase):
         self.mode, self.name = mode, name
         self.activation, self.limit, self.alpha = activation_of(layer, name)
         reject_unsupported(layer, name)
-        logger.info_once("Using nvfp4.Experts for NVFP4 experts")
-        if mode != W4A16:
-            logger.warning_once("%s: is %s in the checkpoint; experts run with 16-bit activations (W4A16)", name, mode)
+        logger.info_once("Using nvfp4.Experts for NVFP4 experts (%s)", mode)
 
     def get_fused_moe_quant_config(self, layer: RoutedExperts) -> None:
         """None: vLLM's kernels, which it is for, do not run."""
@@ -150,13 +148,17 @@ class _Experts(FusedMoEMethodBase):
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
         """Moves the tensors into nvfp4.Experts, as stacks, which vLLM's compiled code can take."""
-        container = Container(self.name, self.format, {self.mode})
+        container = Container(self.name, self.format, modes={self.mode})
         device = layer.get_parameter(f"w13_{self.format.REQUIRED[0]}").device
         for role, stem in ((GATE_UP if self.about.gated else UP, "w13"), (DOWN, "w2")):
             stacks = self._taken(layer, stem)
-            each = range(self.about.experts)
-            container.layers[role] = {e: {key: t[e] for key, t in stacks.items()} for e in each}
+            scales = stacks.get(self.format.INPUT_SCALE)  # some lack it, which no sample has reached
+            scaled = [] if scales is None else (~scales.isnan()).reshape(len(scales), -1).any(1).nonzero().tolist()
             container.locals[role] = f"{{}}.{stem}"
+            container.layers[role] = {
+                e: {key: t[e] for key, t in stacks.items() if key != self.format.INPUT_SCALE or [e] in scaled}
+                for e in range(self.about.experts)
+            }
         experts = self.about.make("meta", layer.params_dtype)
         experts.apply_router_weight_on_input = layer.apply_router_weight_on_input
         layer.nvfp4 = container.fill(experts, self.about.interleaved, device)
@@ -169,7 +171,7 @@ class _Experts(FusedMoEMethodBase):
         tensors = {key: layer.get_parameter(f"{stem}_{key}").data for key in keys}
         for key in keys:
             delattr(layer, f"{stem}_{key}")
-        if self.mode == W4A16 or bool(tensors[self.format.INPUT_SCALE].isnan().all()):
+        if self.mode != W4A4:
             del tensors[self.format.INPUT_SCALE]
         if self.about.bias:
             if bool(tensors["bias"].isnan().any()):

@@ -1,12 +1,13 @@
 """NVFP4 checkpoints in vLLM: with this package installed beside vLLM, linear layers run as nvfp4.Linear.
 
-vLLM calls `register` through the entry point `vllm.general_plugins`. Two things are registered:
+vLLM calls `register` through the entry point `vllm.general_plugins`. Registered are:
 
 - ExactNvFp4LinearKernel, a kernel for W4A4: the only one on a CPU; on CUDA the first for compute capability 8.0 to 9.0.
 - vLLM's configurations "compressed-tensors", "modelopt_fp4" and "modelopt_mixed", each as a subclass. vLLM reduces the
   global scales of a fused layer (q, k, v) to the largest before a kernel sees them, which changes weights. The
   subclasses give NVFP4 layers a Scheme, which keeps one for each part. They also run W4A16 on a CPU, where vLLM has
   Marlin alone, which needs CUDA. On CUDA, W4A16 stays with vLLM: ours has not been measured beside Marlin there.
+  They also give NVFP4 experts to nvfp4.Experts: on a CPU, and on CUDA if NVFP4_VLLM_MOE=1 (nvfp4/_vllm_experts.py).
 
 Which kernel runs W4A4 is vLLM's choice, logged as "Using ... for NVFP4 GEMM". These leave a layer to vLLM:
 VLLM_DISABLED_KERNELS=ExactNvFp4LinearKernel, --linear-backend with the name of another kernel, VLLM_BATCH_INVARIANT=1.

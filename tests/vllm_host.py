@@ -113,6 +113,21 @@ def check_tokens(llm: Any, model: Any, given: list[list[int]], bound: float = 1e
         assert difference(own, log_probabilities(model, prompt, tokens)) < bound
 
 
+def check_probabilities(llm: Any, model: Any, given: list[list[int]], bound: float) -> int:
+    """Given vLLM's tokens, transformers' log probabilities are near, and its choice is the same wherever it is clear.
+    Returns how often it is."""
+    clear = 0
+    for prompt, own in zip(given, generate(llm, given), strict=True):
+        tokens = torch.tensor(own.token_ids)
+        expected = log_probabilities(model, prompt, tokens.tolist())
+        assert difference(own, expected) < bound
+        best, second = expected.topk(2).values.T
+        decided = best - second > 2 * bound
+        assert torch.equal(expected.argmax(1)[decided], tokens[decided])
+        clear += int(decided.sum())
+    return clear
+
+
 class Cuda:
     """vLLM's platform of a GPU, as far as a kernel is chosen by it. No GPU is needed: nothing is computed."""
 

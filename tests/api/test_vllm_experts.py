@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from vllm_host import FOUR, Cuda, check_tokens, engines, parallel_state, prompts
+from vllm_host import FOUR, Cuda, check_probabilities, check_tokens, engines, parallel_state, prompts
 
 import nvfp4
 from nvfp4 import _C
@@ -92,8 +92,11 @@ def test_tokens_of_compiled_code(engine: Callable[..., Any], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("modelopt per token", "W4A16"), ("ct per token", "W4A4")])
-def test_tokens_beside_fp8_layers_of_vllm(kind: str, mode: str, engine: Callable[..., Any], tmp_path: Path) -> None:
-    """MIXED_PRECISION, and groups of compressed-tensors: vLLM runs the attention, whose inputs are FP8 too."""
+def test_probabilities_beside_fp8_layers_of_vllm(
+    kind: str, mode: str, engine: Callable[..., Any], tmp_path: Path
+) -> None:
+    """MIXED_PRECISION, and groups of compressed-tensors: vLLM runs the attention, whose inputs are FP8 too. The last
+    bit of one may move its value by 2^-3."""
     torch.manual_seed(0)
     own = Mixed("qwen3-moe", mode, tmp_path, kind, **SMALL)
     tensors = {key: t for key, t in own.stored(own.kind.format).items() if not key.endswith(("k_scale", "v_scale"))}
@@ -102,7 +105,7 @@ def test_tokens_beside_fp8_layers_of_vllm(kind: str, mode: str, engine: Callable
     modules = llm.apply_model(lambda model: [*model.modules()])[0]
     assert {type(m.quant_method).__module__.partition(".")[0] for m in modules if isinstance(m, LinearBase)} == {"vllm"}
     assert len(experts_of(llm)) == own.mixtures
-    check_tokens(llm, nvfp4.transformers.load(folder, dtype="float32"), PROMPTS)
+    assert check_probabilities(llm, nvfp4.transformers.load(folder, dtype="float32"), PROMPTS, 0.05) > 100
 
 
 # ---- vLLM's layer with tensors ----
@@ -184,7 +187,9 @@ def reference(
     chosen = range(INNER)[rows]
     has_bias = given[0, "down"].bias is not None
     gated = (0, "up") in given
-    experts = Experts(E, HIDDEN, len(chosen), gated=gated, bias=has_bias, **more)
+    experts = Experts(
+        E, HIDDEN, len(chosen), gated=gated, bias=has_bias, activations=given[0, "down"].activations, **more
+    )
     for stack, names in ((experts.gate_up, ("gate", "up") if gated else ("gate",)), (experts.down, ("down",))):
         for p, name in enumerate(names):
             each = [given[e, name] for e in range(E)]
@@ -195,6 +200,10 @@ def reference(
                 weights, scales = ([t[rows] for t in ts] for ts in tensors_of(each))
             stack.keep(p, weights, scales)
             stack.weight_global_scale[:, p] = torch.stack([packed.weight_global_scale for packed in each])
+            if each[0].input_global_scale is not None:
+                if stack.input_global_scale is None:
+                    stack.input_global_scale = torch.zeros_like(stack.weight_global_scale)
+                stack.input_global_scale[:, p] = torch.stack([packed.input_global_scale for packed in each])
             if has_bias:
                 biases = torch.stack([packed.bias.data for packed in each])
                 stack.bias[:, p] = biases[:, rows] if name != "down" else biases * first
@@ -243,15 +252,18 @@ def test_a_layer_is_exact(format_name: str, mode: str, bias: bool, parallel: Non
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
-def test_ranks_of_tensor_parallelism(format_name: str, parallel: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", ["W4A4", "W4A16"])
+def test_ranks_of_tensor_parallelism(
+    mode: str, format_name: str, parallel: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each rank has the bits of its own slices, and their sum is the whole. Biases of down are added once."""
-    given = random_layers(bias=True)
+    given = random_layers(bias=True, inputs=mode == "W4A4")
     x, weights, ids = routing()
     total = torch.zeros(TOKENS, HIDDEN, dtype=torch.float64)
     for rank in range(RANKS):
         of_rank(rank, monkeypatch)
         layer = load(
-            layer_of(configuration(format_name, "W4A16"), tp_size=RANKS, has_bias=True),
+            layer_of(configuration(format_name, mode), tp_size=RANKS, has_bias=True),
             given,
             format_name,
         )
