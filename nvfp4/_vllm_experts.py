@@ -11,7 +11,9 @@ apart, so a rank's rows need not be a multiple of 128.
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch import Tensor
 from vllm.logger import init_logger
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, FusedMoeWeightScaleSupported, RoutedExperts
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.models.utils import WeightsMapper
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 
@@ -169,8 +172,8 @@ class _Experts(FusedMoEMethodBase):
         """The tensors [E, ...] of one product, by their names in the format, which leave the layer."""
         keys = (*self.format.REQUIRED, self.format.INPUT_SCALE, *(["bias"] if self.about.bias else []))
         tensors = {key: layer.get_parameter(f"{stem}_{key}").data for key in keys}
-        for key in keys:
-            delattr(layer, f"{stem}_{key}")
+        for key in (*keys, "scale"):  # "scale" is of take_stacks
+            layer._parameters.pop(f"{stem}_{key}", None)
         if self.mode != W4A4:
             del tensors[self.format.INPUT_SCALE]
         if self.about.bias:
@@ -201,11 +204,41 @@ class ExactModelOptExperts(_Experts):
     def uses_weight_scale_2_pattern(self) -> bool:
         return True
 
+    def create_weights(self, layer: RoutedExperts, *sizes: Any, **more: Any) -> None:
+        super().create_weights(layer, *sizes, **more)
+        if type(layer).__name__ == "GptOssRoutedExperts":
+            take_stacks(layer, self.name)
+
 
 class ExactCompressedTensorsExperts(_Experts):
     """NVFP4 experts of compressed-tensors' format."""
 
     format = compressed_tensors
+
+
+def take_stacks(layer: RoutedExperts, name: str) -> None:
+    """Makes vLLM's loader of gpt-oss hand over the scales of ModelOpt's stacks, which it drops for want of names. Block
+    scales go where it cuts and transposes weights, global scales to parameters with a loader of ours."""
+    if layer.moe_config.tp_size > 1:
+        raise _C.Error(f"{name}: vLLM cannot cut gpt-oss's packed stacks for {layer.moe_config.tp_size} ranks")
+    suffixes: dict[str, str | None] = {}
+    for stem, theirs in (("w13", "gate_up_proj"), ("w2", "down_proj")):
+        names = {"weight_scale": "weight_scale", "weight_scale_2": "scale", "input_scale": "input_scale"}
+        suffixes |= {f".{theirs}_{key}": f".{stem}_{own}" for key, own in names.items()}
+        layer.register_parameter(f"{stem}_scale", torch.nn.Parameter(torch.empty(0), requires_grad=False))
+        for own, target in (("scale", "weight_scale_2"), ("input_scale", "input_scale")):
+            filled = functools.partial(fill_scalars, layer, layer.get_parameter(f"{stem}_{target}"))
+            layer.get_parameter(f"{stem}_{own}").weight_loader = filled
+    model = sys.modules[type(layer).__module__].GptOssForCausalLM
+    model.hf_to_vllm_mapper |= WeightsMapper(orig_to_new_suffix=suffixes)
+
+
+def fill_scalars(layer: RoutedExperts, target: Tensor, parameter: Tensor, given: Tensor) -> None:
+    """Fills the global scales of a stack, [E] or [E, 2] here, with one for all, one an expert, or both of an expert."""
+    if given.numel() > 1 and layer.expert_map is not None:
+        given = given[(layer.expert_map >= 0).to(given.device)]
+    shape = (-1, *[1] * (target.ndim - 1)) if given.numel() in (1, len(target)) else tuple(target.shape)
+    target.data.copy_(given.reshape(shape).expand(target.shape))
 
 
 def activation_of(layer: RoutedExperts, name: str) -> tuple[str, float | None, float | None]:

@@ -55,6 +55,8 @@ CASES = {
     "Mixtral, ModelOpt W4A4": ("mixtral", "modelopt", "W4A4", SMALL),
     "Mixtral, compressed-tensors W4A16": ("mixtral", "compressed-tensors", "W4A16", SMALL),
     "DeepSeek-V3, ModelOpt W4A16": ("deepseek-v3", "modelopt", "W4A16", DEEPSEEK),
+    "gpt-oss, ModelOpt W4A16": ("gpt-oss", "modelopt", "W4A16", SMALL),
+    "gpt-oss, ModelOpt W4A4": ("gpt-oss", "modelopt", "W4A4", SMALL),
     "DeepSeek-V3, compressed-tensors W4A16": ("deepseek-v3", "compressed-tensors", "W4A16", DEEPSEEK),
 }
 
@@ -81,6 +83,13 @@ def test_tokens_of_transformers(case: str, engine: Callable[..., Any], tmp_path:
     assert {module.mode for module in experts_of(llm)} == {mode}
     model = own.dense if mode == "W4A16" else nvfp4.transformers.load(folder, dtype="float32")
     check_tokens(llm, model, PROMPTS)
+
+
+def test_gpt_oss_of_compressed_tensors_is_an_error(engine: Callable[..., Any], tmp_path: Path) -> None:
+    """vLLM drops its scales without a word."""
+    own = Mixture("gpt-oss", "W4A16", tmp_path, **SMALL)
+    with pytest.raises(nvfp4.Error, match=r"^model.layers.0.mlp.experts.0.w13.weight_(global_)?scale: is nan"):
+        engine(own.write(tmp_path / "model", "compressed-tensors"), "float32")
 
 
 def test_tokens_of_compiled_code(engine: Callable[..., Any], tmp_path: Path) -> None:
@@ -398,6 +407,37 @@ def test_experts_without_a_gate(name: str, format_name: str, parallel: None, mon
     x, weights, ids = routing()
     expected = loop(given, x, weights, ids, functions[name])
     assert (apply(layer, x, weights, ids) - expected).norm() < 1e-5 * expected.norm()
+
+
+# ---- stacks of gpt-oss ----
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (E,), (E, 2)])
+def test_global_scales_of_a_stack(shape: tuple[int, ...], parallel: None) -> None:
+    layer = layer_of(configuration("modelopt", "W4A4"))
+    given = torch.rand(shape)
+    plugin.fill_scalars(layer, layer.w13_weight_scale_2, torch.empty(0), given)
+    assert torch.equal(
+        layer.w13_weight_scale_2.data, given.reshape(-1, shape[-1] if len(shape) == 2 else 1).expand(E, 2)
+    )
+    if len(shape) < 2:
+        plugin.fill_scalars(layer, layer.w2_weight_scale_2, torch.empty(0), given)
+        assert torch.equal(layer.w2_weight_scale_2.data, given.expand(E))
+
+
+def test_global_scales_of_a_ranks_experts(expert_parallel: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_rank(1, monkeypatch)
+    layer = layer_of(configuration("modelopt", "W4A4"), tp_size=RANKS)
+    given = torch.rand(E)
+    plugin.fill_scalars(layer, layer.w2_input_scale, torch.empty(0), given)
+    assert torch.equal(layer.w2_input_scale.data, given[3:5])
+
+
+def test_stacks_for_several_ranks_are_an_error(parallel: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_rank(0, monkeypatch)
+    layer = layer_of(configuration("modelopt", "W4A4"), tp_size=RANKS)
+    with pytest.raises(nvfp4.Error, match=f"^{PREFIX}: vLLM cannot cut gpt-oss's packed stacks for {RANKS} ranks$"):
+        plugin.take_stacks(layer, PREFIX)
 
 
 # ---- what runs them, and errors ----
