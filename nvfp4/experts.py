@@ -110,6 +110,12 @@ class Stack(FixedBuffers):
             scale[:, p] = swizzled(linear)
         return result
 
+    def gather(self, device: torch.device) -> None:
+        """Copies matrices that are kept to buffers on a device. Compiled code on a CPU needs it."""
+        if self.kept is not None:
+            self._buffers.update(self.stacked(device))
+            self.kept = None
+
     def matrices(self) -> Callable[[int, int], tuple[Tensor, Tensor]]:
         """A function of expert and part: the values [N, K/2] and the linear scales [N, K/16]."""
         kept, weight, scale = self.kept, self.weight, self.weight_scale
@@ -127,8 +133,7 @@ class Stack(FixedBuffers):
         if self.kept is not None:
             device = fn(torch.empty(0, dtype=torch.uint8)).device
             if device.type != "cpu":
-                self._buffers.update(self.stacked(device))
-                self.kept = None
+                self.gather(device)
         return super()._apply(fn, recurse)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -353,6 +358,7 @@ class Experts(torch.nn.Module):
         hidden: [..., H] in float16, bfloat16 or float32. Under autocast it is first cast to autocast's dtype.
         top_k_index: [..., k] int32 or int64. An index outside of 0 .. E-1 stands for an expert elsewhere: it adds 0.
         top_k_weights: [..., k] in a floating-point dtype.
+        expert_map: int32 [G], the expert here of each index, as of nvfp4.moe_route. Default: None.
         output: [..., H] in the dtype of hidden.
 
     Without index and weights the rows of hidden are those of expert 0, then as many of expert 1, ..., and so are the
@@ -449,7 +455,13 @@ class Experts(torch.nn.Module):
 
     # ---- the computation ----
 
-    def forward(self, hidden: Tensor, top_k_index: Tensor | None = None, top_k_weights: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        top_k_index: Tensor | None = None,
+        top_k_weights: Tensor | None = None,
+        expert_map: Tensor | None = None,
+    ) -> Tensor:
         x = self._checked(hidden).reshape(-1, self.hidden_size)
         if top_k_index is None and top_k_weights is None:
             return self._sorted(x).reshape(hidden.shape)
@@ -459,10 +471,10 @@ class Experts(torch.nn.Module):
         if self.apply_router_weight_on_input:
             # Each choice of an expert has an input of its own.
             scaled = (x.unsqueeze(1).float() * weights.unsqueeze(2).float()).to(x.dtype).reshape(-1, x.shape[1])
-            rows, ends, places = _api.moe_route(index.reshape(-1, 1), self.num_experts)
+            rows, ends, places = _api.moe_route(index.reshape(-1, 1), self.num_experts, expert_map)
             places = places.reshape(index.shape)
             return self._run(scaled, rows, ends, places, None).reshape(hidden.shape)
-        rows, ends, places = _api.moe_route(index, self.num_experts)
+        rows, ends, places = _api.moe_route(index, self.num_experts, expert_map)
         return self._run(x, rows, ends, places, weights).reshape(hidden.shape)
 
     def _checked(self, hidden: Tensor) -> Tensor:

@@ -1,12 +1,13 @@
 """NVFP4 checkpoints in vLLM: with this package installed beside vLLM, linear layers run as nvfp4.Linear.
 
-vLLM calls `register` through the entry point `vllm.general_plugins`. Two things are registered:
+vLLM calls `register` through the entry point `vllm.general_plugins`. Registered are:
 
 - ExactNvFp4LinearKernel, a kernel for W4A4: the only one on a CPU; on CUDA the first for compute capability 8.0 to 9.0.
 - vLLM's configurations "compressed-tensors", "modelopt_fp4" and "modelopt_mixed", each as a subclass. vLLM reduces the
   global scales of a fused layer (q, k, v) to the largest before a kernel sees them, which changes weights. The
   subclasses give NVFP4 layers a Scheme, which keeps one for each part. They also run W4A16 on a CPU, where vLLM has
   Marlin alone, which needs CUDA. On CUDA, W4A16 stays with vLLM: ours has not been measured beside Marlin there.
+  They also give NVFP4 experts to nvfp4.Experts: on a CPU, and on CUDA if NVFP4_VLLM_MOE=1 (nvfp4/_vllm_experts.py).
 
 Which kernel runs W4A4 is vLLM's choice, logged as "Using ... for NVFP4 GEMM". These leave a layer to vLLM:
 VLLM_DISABLED_KERNELS=ExactNvFp4LinearKernel, --linear-backend with the name of another kernel. NVFP4_VLLM=0 registers
@@ -47,6 +48,7 @@ try:
     from vllm.logger import init_logger
     from vllm.model_executor.kernels import linear as kernels
     from vllm.model_executor.kernels.linear import NvFp4LinearKernel, NvFp4LinearLayerConfig
+    from vllm.model_executor.layers.fused_moe import RoutedExperts
     from vllm.model_executor.layers.linear import LinearMethodBase, register_weight_loader_v2_supported_method
     from vllm.model_executor.layers.quantization import register_quantization_config
     from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
@@ -59,6 +61,8 @@ try:
     from vllm.model_executor.layers.quantization.utils.quant_utils import kNvfp4Static
     from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScaleParameter
     from vllm.platforms import PlatformEnum, current_platform
+
+    from nvfp4 import _vllm_experts
 except ImportError as error:
     raise ImportError(
         f"vllm: is version {vllm.__version__}, which lacks what nvfp4.vllm needs ({error}); tested is {TESTED}"
@@ -317,19 +321,43 @@ class ExactCompressedTensorsConfig(CompressedTensorsConfig):
     """vLLM's configuration, with a Scheme for NVFP4 layers."""
 
     def get_scheme(self, layer: torch.nn.Module, layer_name: str | None = None) -> CompressedTensorsScheme | None:
-        found = self.get_scheme_dict(layer, layer_name) or {}
-        weights, inputs = found.get("weights"), found.get("input_activations")
-        if weights is not None:
-            mode = compressed_tensors.group_mode(weights.model_dump(), inputs.model_dump() if inputs else {})
-            if mode in ACTIVATIONS and chosen(mode):
-                return Scheme(compressed_tensors, mode, layer_name or "")
+        mode = self._mode(layer, layer_name)
+        if mode is not None and chosen(mode):
+            return Scheme(compressed_tensors, mode, layer_name or "")
         return super().get_scheme(layer, layer_name)
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        if isinstance(layer, RoutedExperts):
+            self._add_fused_moe_to_target_scheme_map()
+            projections = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
+            modes = {self._mode(layer, f"{prefix}.0.{name}") for name in projections if name is not None}
+            mode = modes.pop()  # vLLM rejects layers whose projections differ
+            if not modes and mode is not None and _vllm_experts.takes(layer, prefix, LEAST):
+                return _vllm_experts.ExactCompressedTensorsExperts(layer, mode, prefix)
+        return super().get_quant_method(layer, prefix)
+
+    def _mode(self, layer: torch.nn.Module, name: str | None) -> str | None:
+        """The mode of an NVFP4 layer; None of any other."""
+        found = self.get_scheme_dict(layer, name) or {}
+        weights, inputs = found.get("weights"), found.get("input_activations")
+        if weights is None:
+            return None
+        mode = compressed_tensors.group_mode(weights.model_dump(), inputs.model_dump() if inputs else {})
+        return mode if mode in ACTIVATIONS else None
 
 
 class _ModelOpt:
-    """The base of both configurations of ModelOpt: it gives NVFP4 layers a Scheme, and allows fp32 activations."""
+    """The base of both configurations of ModelOpt: it gives NVFP4 layers a Scheme and NVFP4 experts their method, and
+    allows fp32 activations."""
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        # vLLM's own method for experts raises an error where vLLM has no kernel for them.
+        if isinstance(layer, RoutedExperts) and not self.is_layer_excluded(prefix):  # type: ignore[attr-defined]
+            own = self._experts_config(prefix)
+            ours = own is not None and own.group_size == BLOCK and own.moe_activation_override is None
+            if own is not None and ours and _vllm_experts.takes(layer, prefix, LEAST):
+                mode = W4A16 if own.quant_method == "W4A16_NVFP4" else W4A4
+                return _vllm_experts.ExactModelOptExperts(layer, mode, prefix)
         method = super().get_quant_method(layer, prefix)  # type: ignore[misc]  # of the other base class
         if not isinstance(method, ModelOptLinearMethod) or method.spec.weight != kNvfp4Static:
             return method
@@ -337,16 +365,27 @@ class _ModelOpt:
         ours = method.ctx.group_size == BLOCK and chosen(mode)
         return ExactNvFp4LinearMethod(Scheme(modelopt, mode, prefix)) if ours else method
 
+    def _experts_config(self, prefix: str) -> ModelOptNvFp4Config | None:
+        """vLLM's NVFP4 configuration of experts; None if they are not NVFP4."""
+        raise NotImplementedError
+
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
         return [*super().get_supported_act_dtypes(), torch.float32]  # type: ignore[misc]
 
 
 class ExactModelOptConfig(_ModelOpt, ModelOptNvFp4Config):
-    """vLLM's configuration for NVFP4 and W4A16_NVFP4, with a Scheme for linear layers."""
+    """vLLM's configuration for NVFP4 and W4A16_NVFP4, with a Scheme for linear layers and a method for experts."""
+
+    def _experts_config(self, prefix: str) -> ModelOptNvFp4Config | None:
+        return self
 
 
 class ExactModelOptMixedConfig(_ModelOpt, ModelOptMixedPrecisionConfig):
-    """vLLM's configuration for MIXED_PRECISION, with a Scheme for NVFP4 layers."""
+    """vLLM's configuration for MIXED_PRECISION, with a Scheme for NVFP4 layers and a method for NVFP4 experts."""
+
+    def _experts_config(self, prefix: str) -> ModelOptNvFp4Config | None:
+        configs = {"NVFP4": self.nvfp4_config, "W4A16_NVFP4": self.w4a16_nvfp4_config}
+        return configs.get(self._resolve_quant_algo(prefix) or "")
 
 
 CONFIGS = {

@@ -101,9 +101,11 @@ EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(\w+)\.weight")
 class Mixture:
     """A random model, its layers as NVFP4, and the model with their dequantized values."""
 
-    def __init__(self, name: str, mode: str, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, name: str, mode: str, folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> None:
         self.name, self.mode, self.folder = name, mode, folder
         self.config = MODELS[name]()
+        for key, value in changes.items():
+            setattr(self.config, key, value)
         self.config._experts_implementation = "eager"
         self.dense = AutoModelForCausalLM.from_config(self.config, dtype=dtype).eval()
         with torch.no_grad():
@@ -181,6 +183,8 @@ class Mixture:
 
     def quantization(self, format_name: str) -> dict[str, Any]:
         four = {"num_bits": 4, "type": "float", "group_size": 16}
+        if format_name != "modelopt":
+            four |= {"strategy": "tensor_group", "symmetric": True}
         ignore = [
             "lm_head",
             *{key.removesuffix(".weight") for key in self.tensors if re.search(r"(gate|router)\.weight$", key)},

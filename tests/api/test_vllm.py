@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import importlib
-import importlib.metadata
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# Read when vLLM is imported: one process, and 1 GiB for the KV cache.
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
-
 import pytest
 import torch
 from torch import Tensor
+from vllm_host import (
+    FOUR,
+    Cuda,
+    check_probabilities,
+    check_tokens,
+    engines,
+    parallel_state,
+    prompts,
+)
 
 import nvfp4
 from nvfp4 import _C
 from nvfp4.checkpoints import compressed_tensors, modelopt
 from nvfp4.packed import PackedLinear
 
-pytest.importorskip("vllm", reason="vLLM has an environment of its own: .ci/full")
 transformers = pytest.importorskip("transformers", reason="comes with vLLM")
-if not importlib.metadata.entry_points(group="vllm.general_plugins", name="nvfp4"):
-    pytest.skip("nvfp4 is not installed, so that vLLM finds no plugin", allow_module_level=True)
 
 import vllm  # noqa: E402
-from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
 from vllm.model_executor.kernels import linear as kernels  # noqa: E402
 from vllm.model_executor.layers.linear import QKVParallelLinear  # noqa: E402
 from vllm.model_executor.layers.quantization import get_quantization_config  # noqa: E402
@@ -40,13 +39,9 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 )
 from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config  # noqa: E402
 from vllm.platforms import PlatformEnum  # noqa: E402
-from vllm.platforms.interface import DeviceCapability  # noqa: E402
-from vllm.plugins import load_general_plugins  # noqa: E402
 
 import nvfp4.transformers  # noqa: E402
-
-load_general_plugins()
-from nvfp4 import vllm as plugin  # noqa: E402  (whatever loads it first, the entry point is what registers it)
+from nvfp4 import vllm as plugin  # noqa: E402
 
 FORMATS = {"compressed-tensors": compressed_tensors, "modelopt": modelopt}
 SIZES = {
@@ -60,8 +55,7 @@ SIZES = {
     "initializer_range": 0.1,  # 0.02 gives tokens of nearly equal probability
     "dtype": "bfloat16",
 }
-PROMPTS = [(torch.arange(length) * factor % 499).tolist() for length, factor in ((8, 37), (13, 91), (21, 5))]
-TOKENS = 64
+PROMPTS = prompts(499)
 
 
 # ---- whole models ----
@@ -87,51 +81,8 @@ def checkpoint(folder: Path, format_name: str, activations: str | None, architec
 
 @pytest.fixture
 def engine() -> Iterator[Callable[..., Any]]:
-    """Makes a vllm.LLM; the last one is taken down, as vLLM has one in a process."""
-    made: list[Any] = []
-
-    def make(folder: Path, dtype: str) -> Any:
-        options = {"skip_tokenizer_init": True, "enforce_eager": True, "max_model_len": 128, "max_num_seqs": 4}
-        made.append(vllm.LLM(str(folder), dtype=dtype, **options))
-        return made[0]
-
-    yield make
-    if made:
-        made.pop().llm_engine.engine_core.shutdown()
-    vllm.distributed.cleanup_dist_env_and_memory()
-    gc.collect()
-
-
-def generate(llm: Any) -> list[Any]:
-    given = vllm.SamplingParams(
-        temperature=0, max_tokens=TOKENS, min_tokens=TOKENS, ignore_eos=True, detokenize=False, logprobs=2
-    )
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], given, use_tqdm=False)
-    return [output.outputs[0] for output in outputs]
-
-
-def reference(model: Any, prompt: list[int]) -> list[int]:
-    """transformers' tokens, without a token that ends."""
-    ids = torch.tensor([prompt])
-    more = {"min_new_tokens": TOKENS, "max_new_tokens": TOKENS, "eos_token_id": None, "pad_token_id": 0}
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **more)
-    return out[0, len(prompt) :].tolist()
-
-
-def log_probabilities(model: Any, prompt: list[int], tokens: list[int]) -> Tensor:
-    """[tokens, vocabulary], of each given token's place, by transformers."""
-    with torch.no_grad():
-        logits = model(torch.tensor([prompt + tokens])).logits[0]
-    return logits[len(prompt) - 1 : -1].float().log_softmax(-1)
-
-
-def difference(outputs: Any, expected: Tensor) -> float:
-    """The largest difference of a log probability that vLLM gives: of its token and of the likeliest ones."""
-    return max(
-        abs(given.logprob - float(expected[i, token]))
-        for i, step in enumerate(outputs.logprobs)
-        for token, given in step.items()
-    )
+    with engines() as make:
+        yield make
 
 
 CASES = {
@@ -144,16 +95,9 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_of_transformers(case: str, engine: Callable[..., Any], tmp_path: Path) -> None:
-    """In fp32 the hosts' other layers differ by some 1e-6, far less than two tokens' probabilities."""
     format_name, activations, architecture = CASES[case]
     folder = checkpoint(tmp_path / "model", format_name, activations, architecture, head="ModelOpt" in case)
-    outputs = generate(engine(folder, "float32"))
-    model = nvfp4.transformers.load(folder, dtype="float32")
-    for prompt, own in zip(PROMPTS, outputs):
-        tokens = list(own.token_ids)
-        assert len(tokens) == TOKENS and len(set(tokens)) > 4
-        assert tokens == reference(model, prompt)
-        assert difference(own, log_probabilities(model, prompt, tokens)) < 1e-4
+    check_tokens(engine(folder, "float32"), nvfp4.transformers.load(folder, dtype="float32"), PROMPTS)
 
 
 @pytest.mark.parametrize(("case", "bound"), [("compressed-tensors W4A16", 0.125), ("ModelOpt W4A4", 1.0)])
@@ -165,17 +109,8 @@ def test_probabilities_of_transformers_in_bf16(
     a last bit of an activation may move its 4-bit value by a whole step."""
     format_name, activations, architecture = CASES[case]
     folder = checkpoint(tmp_path / "model", format_name, activations, architecture)
-    outputs = generate(engine(folder, "bfloat16"))
     model = nvfp4.transformers.load(folder, dtype="bfloat16")
-    clear = 0
-    for prompt, own in zip(PROMPTS, outputs):
-        tokens = torch.tensor(own.token_ids)
-        expected = log_probabilities(model, prompt, tokens.tolist())
-        assert difference(own, expected) < bound
-        best, second = expected.topk(2).values.T
-        decided = best - second > 2 * bound
-        assert torch.equal(expected.argmax(1)[decided], tokens[decided])
-        clear += int(decided.sum())
+    clear = check_probabilities(engine(folder, "bfloat16"), model, PROMPTS, bound)
     assert clear > 0 or activations is not None
 
 
@@ -183,17 +118,12 @@ def test_probabilities_of_transformers_in_bf16(
 
 QKV = {"q": 64, "k": 32, "v": 32}
 PREFIX = "model.layers.0.self_attn.qkv_proj"
-FOUR = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group", "symmetric": True}
 
 
 @pytest.fixture
 def parallel(tmp_path: Path) -> Iterator[None]:
-    """Sets up the surroundings that vLLM's layers need."""
-    with set_current_vllm_config(VllmConfig()):
-        vllm.distributed.init_distributed_environment(1, 0, f"file://{tmp_path}/store", 0, backend="gloo")
-        vllm.distributed.initialize_model_parallel(1, 1)
+    with parallel_state(tmp_path):
         yield
-        vllm.distributed.cleanup_dist_env_and_memory()
 
 
 def configuration(format_name: str, mode: str, kind: Any = None) -> Any:
@@ -301,25 +231,6 @@ def test_vllms_emulation(parallel: None) -> None:
 
 
 # ---- what is registered, and what turns it off ----
-
-
-class Cuda:
-    """vLLM's platform of a GPU, as far as a kernel is chosen by it. No GPU is needed: nothing is computed."""
-
-    _enum = PlatformEnum.CUDA
-    device_name = "cuda"
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-
-    def is_cpu(self) -> bool:
-        return False
-
-    def is_cuda(self) -> bool:
-        return True
-
-    def get_device_capability(self) -> Any:
-        return DeviceCapability(self.capability // 10, self.capability % 10)
 
 
 def test_the_entry_point_registers() -> None:

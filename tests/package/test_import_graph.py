@@ -30,6 +30,7 @@ LAYERS = (
     ("checkpoints",),
     ("checkpoints.reader",),
     ("checkpoints.save",),
+    ("_vllm_experts",),
     ("_pretrained", "vllm"),
     ("_saving",),
     ("model", "checkpoints.loader"),

@@ -1,0 +1,147 @@
+"""vLLM on a CPU for tests: an engine, its tokens beside transformers', and the surroundings that its layers need."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.metadata
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+# Read when vLLM is imported: one process, 1 GiB for the KV cache, and latent attention as attention of many heads, for
+# vLLM's own kernel on a CPU has other sizes than small models.
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+os.environ |= {"VLLM_MLA_DISABLE": "1"}
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("vllm", reason="vLLM has an environment of its own: .ci/full")
+pytest.importorskip("transformers", reason="comes with vLLM")
+if not importlib.metadata.entry_points(group="vllm.general_plugins", name="nvfp4"):
+    pytest.skip("nvfp4 is not installed, so that vLLM finds no plugin", allow_module_level=True)
+
+import vllm  # noqa: E402
+from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
+from vllm.platforms import PlatformEnum  # noqa: E402
+from vllm.platforms.interface import DeviceCapability  # noqa: E402
+from vllm.plugins import load_general_plugins  # noqa: E402
+
+load_general_plugins()  # the entry point is what registers the plug-in, whatever loads it first
+
+TOKENS = 64
+FOUR = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group", "symmetric": True}
+
+
+@contextlib.contextmanager
+def engines() -> Iterator[Callable[..., Any]]:
+    """Makes a vllm.LLM; the last one is taken down, as vLLM has one in a process."""
+    made: list[Any] = []
+
+    def make(folder: Path, dtype: str, **more: Any) -> Any:
+        options = {"skip_tokenizer_init": True, "enforce_eager": True, "max_model_len": 128, "max_num_seqs": 4}
+        made.append(vllm.LLM(str(folder), dtype=dtype, **(options | more)))
+        return made[0]
+
+    try:
+        yield make
+    finally:
+        if made:
+            made.pop().llm_engine.engine_core.shutdown()
+        vllm.distributed.cleanup_dist_env_and_memory()
+        gc.collect()
+
+
+@contextlib.contextmanager
+def parallel_state(folder: Path, config: VllmConfig | None = None) -> Iterator[None]:
+    """The surroundings that vLLM's layers need."""
+    with set_current_vllm_config(VllmConfig() if config is None else config):
+        vllm.distributed.init_distributed_environment(1, 0, f"file://{folder}/store", 0, backend="gloo")
+        vllm.distributed.initialize_model_parallel(1, 1)
+        try:
+            yield
+        finally:
+            vllm.distributed.cleanup_dist_env_and_memory()
+
+
+def prompts(vocabulary: int) -> list[list[int]]:
+    return [(torch.arange(length) * factor % vocabulary).tolist() for length, factor in ((8, 37), (13, 91), (21, 5))]
+
+
+def generate(llm: Any, given: list[list[int]]) -> list[Any]:
+    how = vllm.SamplingParams(
+        temperature=0, max_tokens=TOKENS, min_tokens=TOKENS, ignore_eos=True, detokenize=False, logprobs=2
+    )
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in given], how, use_tqdm=False)
+    return [output.outputs[0] for output in outputs]
+
+
+def reference(model: Any, prompt: list[int]) -> list[int]:
+    """transformers' tokens, without a token that ends."""
+    ids = torch.tensor([prompt])
+    more = {"min_new_tokens": TOKENS, "max_new_tokens": TOKENS, "eos_token_id": None, "pad_token_id": 0}
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **more)
+    return out[0, len(prompt) :].tolist()
+
+
+def log_probabilities(model: Any, prompt: list[int], tokens: list[int]) -> Tensor:
+    """[tokens, vocabulary], of each given token's place, by transformers."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + tokens])).logits[0]
+    return logits[len(prompt) - 1 : -1].float().log_softmax(-1)
+
+
+def difference(outputs: Any, expected: Tensor) -> float:
+    """The largest difference of a log probability that vLLM gives: of its token and of the likeliest ones."""
+    return max(
+        abs(given.logprob - float(expected[i, token]))
+        for i, step in enumerate(outputs.logprobs)
+        for token, given in step.items()
+    )
+
+
+def check_tokens(llm: Any, model: Any, given: list[list[int]], bound: float = 1e-4) -> None:
+    """64 greedy tokens of vLLM are transformers', with their log probabilities. In fp32 the hosts' other layers differ
+    by some 1e-6, far less than two tokens' probabilities."""
+    for prompt, own in zip(given, generate(llm, given), strict=True):
+        tokens = list(own.token_ids)
+        assert len(tokens) == TOKENS and len(set(tokens)) > 4
+        assert tokens == reference(model, prompt)
+        assert difference(own, log_probabilities(model, prompt, tokens)) < bound
+
+
+def check_probabilities(llm: Any, model: Any, given: list[list[int]], bound: float) -> int:
+    """Given vLLM's tokens, transformers' log probabilities are near, and its choice is the same wherever it is clear.
+    Returns how often it is."""
+    clear = 0
+    for prompt, own in zip(given, generate(llm, given), strict=True):
+        tokens = torch.tensor(own.token_ids)
+        expected = log_probabilities(model, prompt, tokens.tolist())
+        assert difference(own, expected) < bound
+        best, second = expected.topk(2).values.T
+        decided = best - second > 2 * bound
+        assert torch.equal(expected.argmax(1)[decided], tokens[decided])
+        clear += int(decided.sum())
+    return clear
+
+
+class Cuda:
+    """vLLM's platform of a GPU, as far as a kernel is chosen by it. No GPU is needed: nothing is computed."""
+
+    _enum = PlatformEnum.CUDA
+    device_name = "cuda"
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def is_cpu(self) -> bool:
+        return False
+
+    def is_cuda(self) -> bool:
+        return True
+
+    def get_device_capability(self) -> Any:
+        return DeviceCapability(self.capability // 10, self.capability % 10)
