@@ -84,7 +84,8 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
                                                           : "_bf16_") != NULL,
            "and of this type of A");
     expect(kernel->threads >= c->tile_m && step->shared_bytes == kernel->shared_bytes, "a CTA of its size");
-    expect(!kernel->pdl && step->cluster == 0 && step->grid_y == 1, "a launch that every GPU takes");
+    expect(kernel->pdl && step->cluster == 0 && step->grid_y == 1,
+           "a launch that every GPU takes, and begins early where it can");
     expect(plan->steps == 1 && plan->tensor_maps == 0 && c->workspace == 0 && c->split_k == 1, "one launch, no memory");
     expect(c->grid == s->tiles_m * s->tiles_n * all->parts, "the grid is tiles x parts");
     if (p->operation == OP_GROUPED && !a_is_e2m1) {

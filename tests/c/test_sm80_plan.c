@@ -35,7 +35,8 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
            "kernel is a GEMM of this A and B");
     if (w4a16) expect(strstr(kernel->name, p->a_type == NVFP4_FP16 ? "_fp16_" : "_bf16_") != NULL, "and of its type");
     expect(gemm->shared_bytes == kernel->shared_bytes, "all of its shared memory");
-    expect(!kernel->pdl && gemm->cluster == 0 && gemm->grid_y == 1, "a launch that every GPU takes");
+    expect(kernel->pdl && gemm->cluster == 0 && gemm->grid_y == 1,
+           "a launch that every GPU takes, and begins early where it can");
     expect(s->tiles_m * c->tile_m >= p->m && (s->tiles_m - 1) * c->tile_m < p->m, "tiles cover M");
     if (w4a16 &&
         p->operation ==
