@@ -62,7 +62,7 @@ def takes(layer: RoutedExperts, name: str, least: int) -> bool:
     wanted = os.environ.get(SWITCH, "1" if on_cpu else "0")
     if wanted not in ("0", "1"):
         raise _C.Error(f"{SWITCH}: is {wanted!r}; must be 0 or 1")
-    if wanted == "0" or envs.VLLM_BATCH_INVARIANT or layer.moe_config.moe_backend != "auto":
+    if wanted == "0" or layer.moe_config.moe_backend != "auto":
         return False
     if on_cpu:
         return True
@@ -128,6 +128,7 @@ class _Experts(FusedMoEMethodBase):
             self.alpha,
             bias=self.moe.has_bias,
             transposed=False,
+            is_transposed=False,
             interleaved=interleaved,
         )
         weight_key, scale_key, global_key = self.format.REQUIRED
@@ -164,6 +165,7 @@ class _Experts(FusedMoEMethodBase):
             }
         experts = self.about.make("meta", layer.params_dtype)
         experts.apply_router_weight_on_input = layer.apply_router_weight_on_input
+        experts.batch_invariant = bool(envs.VLLM_BATCH_INVARIANT)
         layer.nvfp4 = container.fill(experts, self.about.interleaved, device)
         for stack in (experts.gate_up, experts.down):
             stack.gather(device)

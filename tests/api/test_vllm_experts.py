@@ -314,6 +314,19 @@ def test_router_weights_on_the_input(parallel: None) -> None:
     assert torch.equal(apply(layer, x, one[1], one[0]), expected)
 
 
+@pytest.mark.parametrize("mode", ["W4A4", "W4A16"])
+def test_batch_invariance(mode: str, parallel: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = random_layers(inputs=mode == "W4A4")
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    layer = load(layer_of(configuration("modelopt", mode)), given, "modelopt")
+    assert layer.nvfp4.batch_invariant
+    x, weights, ids = routing()
+    y = apply(layer, x, weights, ids)
+    assert torch.equal(y, reference(given, batch_invariant=True)(x, ids, weights))
+    for t in range(TOKENS):
+        assert torch.equal(apply(layer, *(one[t : t + 1] for one in (x, weights, ids)))[0], y[t])
+
+
 # ---- activations ----
 
 ACTIVATIONS = {  # vLLM's functions of [gate, up], in torch
@@ -450,10 +463,9 @@ def test_what_turns_it_on_and_off(parallel: None, monkeypatch: pytest.MonkeyPatc
         return plugin.takes(layer, PREFIX, least)
 
     assert takes()
-    for name, value in ((plugin.SWITCH, "0"), ("VLLM_BATCH_INVARIANT", "1")):
-        with monkeypatch.context() as changed:
-            changed.setenv(name, value)
-            assert not takes()
+    with monkeypatch.context() as changed:
+        changed.setenv(plugin.SWITCH, "0")
+        assert not takes()
     with monkeypatch.context() as changed:
         changed.setattr(layer.moe_config, "moe_backend", "marlin")
         assert not takes()
