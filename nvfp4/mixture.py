@@ -45,7 +45,7 @@ class Description:
     bias: bool
     transposed: bool
     interleaved: bool
-    is_transposed: bool
+    is_transposed: bool = False
 
     def make(self, device: Any, dtype: torch.dtype) -> Experts:
         made = Experts(
