@@ -92,8 +92,8 @@ def gemm(
             The call is slower, most of all with few rows.
         constant_b (bool, optional): a promise that no kernel still running writes b or scale_b. Default: False.
             A kernel that may run when this call starts counts. The promise is true of a layer's weights.
-            `sm90_gemm_*`, `sm100_gemm_*` and `sm120_gemm_*` then load the first weights while the kernel just before this
-            call on the stream still runs. That kernel may write everything else.
+            `sm90_gemm_*`, `sm100_gemm_*` and `sm120_gemm_*` then load the first weights while the kernel just before
+            this call on the stream still runs. That kernel may write everything else.
             A broken promise is undefined behaviour: nothing detects it, and the result may be wrong.
             A kernel that lets its successor start early, by `griddepcontrol`, counts together with the kernels that it
             does not wait for itself. nvfp4's kernels wait for all earlier ones first.
