@@ -160,6 +160,30 @@ EDITS: list[tuple[Any, ...]] = [
 ]
 # By whom a mutation is found; others by the emulator alone.
 FOUND_BY = {
+    **dict.fromkeys(
+        (
+            "multiply: no wait on full",
+            "multiply: phase of full inverted",
+            "producer: no wait on empty",
+            "producer: phase of empty inverted",
+            "a warp too few releases a stage",
+            "a stage is released before it is read",
+            "expect_tx 16 bytes too few",
+            "expect_tx 16 bytes too many",
+            "no barrier after mbarrier init",
+            "mma_b's scales overlap those of mma_a",
+            "lanes: no wait on empty",
+            "lanes: arrival before the copies complete",
+            "lanes: full counts one arrival less",
+            "split-K: no cluster barrier",
+            "split-K: no wait for the partial sums",
+            "split-K: half the partial sums are expected",
+            "split-K: senders share a place",
+            "epilogue: a warp reads what it has not written",
+            "constant b: loaded twice",
+        ),
+        "both",
+    ),
     "a stage is released without the warp": "verifier",
     "lanes: bytes arrive as copies do": "nobody",  # stores that no arrival orders, which either completes in order
 }
