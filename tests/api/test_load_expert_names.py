@@ -50,10 +50,10 @@ def experts_of(generator: torch.Generator, gated: bool = True, given: bool = Fal
     ]
 
 
-def reference(experts: list[dict[str, PackedLinear]], activation: str) -> Experts:
-    """Filled without the code under test."""
-    gated = "gate" in experts[0]
-    own = Experts(3, HIDDEN, INNER, activation, gated, bias=True)
+def reference(experts: list[dict[str, PackedLinear]], activation: str, unreached: bool) -> Experts:
+    """Filled without the code under test. unreached: down of expert 1 has no input scale."""
+    gated, given = "gate" in experts[0], experts[0]["down"].input_global_scale is not None
+    own = Experts(3, HIDDEN, INNER, activation, gated, bias=True, activations="nvfp4" if given else None)
     for stack, roles in ((own.gate_up, ("gate", "up") if gated else ("up",)), (own.down, ("down",))):
         for e, layers in enumerate(experts):
             for p, role in enumerate(roles):
@@ -61,6 +61,11 @@ def reference(experts: list[dict[str, PackedLinear]], activation: str) -> Expert
                 stack.weight[e, p] = one.weight
                 stack.weight_scale[e, p] = nvfp4.swizzle(one.weight_scale)
                 stack.weight_global_scale[e, p], stack.bias[e, p] = one.weight_global_scale, one.bias
+        if given:
+            scales = [[layers[role].input_global_scale for role in roles] for layers in experts]
+            stack.input_global_scale = torch.tensor(scales)
+    if unreached:
+        own.down.input_global_scale[1] = torch.nan
     return own
 
 
@@ -94,7 +99,7 @@ def test_names_of_layers(style: str, given: bool, format_name: str, generator: t
                     tensors[f"block.experts.{local.format(e)}.{key}"] = t
     if given:  # an expert that no sample reached
         del tensors[f"block.experts.{LOCALS[style][2].format(1)}.{format.INPUT_SCALE}"]
-    check_small(tensors, experts, activation, gated, format_name, generator, tmp_path)
+    check_small(tensors, experts, activation, gated, format_name, generator, tmp_path, unreached=given)
 
 
 def check_small(
@@ -105,6 +110,7 @@ def check_small(
     format_name: str,
     generator: torch.Generator,
     tmp_path: Path,
+    unreached: bool = False,
 ) -> None:
     """The module gives the bits of one filled by hand, and is saved as it was read."""
     model = Small(activation=activation, gated=gated, bias=True)
@@ -114,7 +120,7 @@ def check_small(
     assert list(checkpoint.mixtures) == ["block.experts"] and not checkpoint.layers and not checkpoint.containers
     assert checkpoint.mixtures["block.experts"] is model.block.experts
     assert "1 modules of experts" in repr(checkpoint) and checkpoint.packed_bytes == model.block.experts.nbytes
-    wanted = run(reference(experts, activation), generator)
+    wanted = run(reference(experts, activation, unreached), generator)
     assert torch.equal(run(model.block.experts, generator), wanted)
     nvfp4.save(model, tmp_path / "saved", format_name)
     safetensors.save_file({key: t.contiguous().clone() for key, t in tensors.items()}, tmp_path / "given.safetensors")

@@ -113,10 +113,11 @@ def form_of(
         own = sm100.gemm if kind.startswith("sm100") else sm120.gemm
         split = 1 if empty else int(random.choice(own.splits(config)[:2]))
         k = 0 if empty else 256 * split + 64 * int(random.integers(4))
-        tile = (config.mma_tile_m, config.mma_tile_n)
         if own is sm100.gemm:
-            tile = (sm100.gemm.mma_tile_m(config), config.mma_tile_n * config.multicast)
-        size, linear = sizes(*tile), kind.endswith("cp_async")
+            size = sizes(sm100.gemm.mma_tile_m(config), config.mma_tile_n * config.multicast)
+        else:
+            size = sizes(config.mma_tile_m, config.mma_tile_n)
+        linear = kind.endswith("cp_async")
 
         def make_blackwell() -> Product:
             product = own.Product(emulator, random, *size, k, out_type=out_type, linear=linear)

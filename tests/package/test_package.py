@@ -93,8 +93,9 @@ STABLE_PRIVATE = {"_Py_Dealloc", "_Py_NoneStruct", "_Py_TrueStruct", "_Py_FalseS
 
 
 def test_size() -> None:
-    """4.2 MB are compressed GPU code, of products 3.2 and of quantizers 1, for seven GPUs and as PTX for three."""
-    assert MODULE.stat().st_size < 5_200_000
+    """5.2 MB are compressed GPU code, of products 3.9, of quantizers and the steps around experts 1.3: machine code for
+    nine names of GPUs, and PTX for five."""
+    assert MODULE.stat().st_size < 6_200_000
 
 
 def installed() -> importlib.metadata.Distribution:

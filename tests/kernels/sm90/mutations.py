@@ -1,5 +1,5 @@
-"""Mutations of csrc/kernels/sm90/gemm.cu, reduce.cuh, schedule.cuh and dequant.cu there, and which tool finds each.
-Those of nn.cu are in nn_mutations.py."""
+"""Mutations of csrc/kernels/sm90/gemm.cu, mainloop.cuh, reduce.cuh, schedule.cuh and dequant.cu there, and which tool
+finds each. Those of nn.cu are in nn_mutations.py."""
 
 from __future__ import annotations
 

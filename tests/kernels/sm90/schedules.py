@@ -60,7 +60,11 @@ class Launch(verify.Launch):
     def source(self) -> str:
         """With the files that mutations edit in place of their includes."""
         text = super().source()
-        for name in ("kernels/sm90/reduce.cuh", "kernels/sm90/schedule.cuh", "kernels/common/flags.cuh"):
+        names = (
+            *(f"kernels/sm90/{name}.cuh" for name in ("mainloop", "reduce", "schedule")),
+            "kernels/common/flags.cuh",
+        )
+        for name in names:
             include = f'#include "{name}"\n'
             assert text.count(include) == 1
             text = text.replace(include, (CSRC / name).read_text())
