@@ -313,7 +313,7 @@ def what_experts_read(model: Any, ids: Tensor) -> dict[str, Tensor]:
 
 def test_calibration_finds_what_each_expert_reads(own: Mixture, tmp_path: Path) -> None:
     model = own.from_config()
-    ids = torch.tensor([[5, 17, 3]])
+    ids = torch.tensor([[5]])  # one token cannot reach all experts
     read = what_experts_read(model, ids)
     report = nvfp4.quantize_model(model, calibrate=lambda m: m(ids))
     rows = {row.name: row for row in report.layers}
