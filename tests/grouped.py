@@ -166,7 +166,7 @@ def groupeds(draw: Draw, target: str, volume: float) -> Grouped:
         broken, at = (broken, at | {broken: wrong}) if wrong else ("", at)
     backends = [FAMILY] if families(target) else [None, "cpu"]
     reached = odd not in ("b", "both") and (n > 1 or k % 32 == 0)
-    if own_family(target) and transpose_b and layout == "128x4" and reached and not broken:
+    if own_family(target) and a != "nvfp4" and transpose_b and layout == "128x4" and reached and not broken:
         backends = [own_family(target)]
     return Grouped(
         t,
