@@ -45,7 +45,7 @@ PUBLISHED = (
 
 
 def floor_us(gpu: Gpu, m: int, n: int, k: int) -> float:
-    """What memory and tensor cores need at their peaks: values, scales and a C of 16 bits, once each."""
+    """The time that memory and tensor cores need at their peaks, for values, scales and a C of 16 bits, once each."""
     moved = (m + n) * k * (1 / 2 + 1 / 16) + 2 * m * n
     return max(moved / gpu.gb_s * 1e-3, 2 * m * n * k / gpu.tflop_s * 1e-6)
 

@@ -12,7 +12,7 @@ from nvfp4 import _api
 
 
 class Matrices(Protocol):
-    """What is read of an nvfp4.experts.Stack."""
+    """The tensors and methods of an nvfp4.experts.Stack that the functions below use."""
 
     kept: list[tuple[list[Tensor], list[Tensor]]] | None
     weight: Tensor | None

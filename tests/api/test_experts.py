@@ -403,7 +403,7 @@ def test_compiled_adapters(generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("stack", ["gate_up", "down"])
 def test_the_adapter_of_one_stack_alone(stack: str, generator: torch.Generator) -> None:
-    """Where nothing else requires a gradient."""
+    """The factors have a gradient where nothing else requires one."""
     experts = make(generator)
     factors = with_adapters(experts, generator)
     other = experts.down if stack == "gate_up" else experts.gate_up
