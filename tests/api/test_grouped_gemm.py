@@ -197,6 +197,8 @@ NAMED = {
 
 @pytest.mark.parametrize("name", NAMED)
 def test_named(name: str, target: str, workers: Workers, generator: torch.Generator) -> None:
+    if name == "several tiles an SM" and not is_whole(target):
+        pytest.skip("CI_FULL=1 runs it: 5 s, and sm_90 runs the same PTX")
     case = NAMED[name]
     some = [case]
     if case.a != "nvfp4":
@@ -207,12 +209,17 @@ def test_named(name: str, target: str, workers: Workers, generator: torch.Genera
     assert not wrong, "\n".join(wrong)
 
 
+def is_whole(target: str) -> bool:
+    """Whether long tests run: on CPUs, and on emulated GPUs whose code for these products no other one has."""
+    return target not in FAMILIES or target == device_of(FAMILY) or own_family(target) is not None or FULL
+
+
 def test_every_tile(target: str, workers: Workers, generator: torch.Generator) -> None:
     """Each plan, where groups have just less and just more rows than its tile."""
     if target not in FAMILIES:
         pytest.skip("has one plan")
     case = Grouped(140, 40, 144, 3, rows="repeated", alpha="matrix", bias="out")
-    plans = range(4) if target == device_of(FAMILY) or own_family(target) or FULL else [0]
+    plans = range(4) if is_whole(target) else [0]
     cases = [replace(case, a=a) for a in A[:2]]
     cases += [replace(case, a="nvfp4", layout="linear"), replace(case, a="nvfp4", rows=None, scale_rows="apart")]
     wrong = [
