@@ -33,6 +33,7 @@ LAYERS = (
     ("checkpoints.reader",),
     ("checkpoints.save",),
     ("_vllm_experts",),
+    ("_renaming",),
     ("_pretrained", "vllm"),
     ("_saving",),
     ("model", "checkpoints.loader"),
