@@ -32,6 +32,7 @@ AGREEMENT = 2e-2  # relative Frobenius norm: bf16 results round at 2^-9, between
 AGREEMENT_W4A4 = 0.25  # an input in NVFP4 is off by some 0.1, twice
 ROUTINGS = 8
 ROUNDS, CPU_ROUNDS = 50, 10
+BUDGET_S, CPU_BUDGET_S = 2.0, 10.0  # of the slowest implementation for a model and a number of tokens
 TOKENS, CPU_TOKENS = (1, 4, 16, 64, 128, 1024), (1, 4, 16)
 NAMES = ("layer", "route and combine", "torch bf16", "layer W4A4")
 Call = Callable[[], "Tensor"]
@@ -262,8 +263,7 @@ def measure(
         for name, own in calls.items()
     ]
     with torch.cuda.device(device) if on_gpu else nullcontext():
-        timing.run_single_call_rounds(implementations, clock, timing.MIN_ROUNDS)
-        timing.run_back_to_back_rounds(implementations, clock, repeat or (ROUNDS if on_gpu else CPU_ROUNDS), 10.0)
+        time_all(implementations, clock, repeat, on_gpu)
     hit = sum(routing.hit for routing in routings) / len(routings)
     spreads = {
         each.name: timing.Spread.of([seconds * each_call for seconds in each.back_to_back.values()])
@@ -277,6 +277,14 @@ def measure(
         "seconds": {name: vars(spread) for name, spread in spreads.items()},
         "ratio": vars(timing.ratio(implementations[2], implementations[0], "back_to_back")),
     }
+
+
+def time_all(
+    implementations: list[timing.Implementation], clock: timing.Clock, repeat: int | None, on_gpu: bool
+) -> None:
+    rounds, budget = (ROUNDS, BUDGET_S) if on_gpu else (CPU_ROUNDS, CPU_BUDGET_S)
+    timing.run_single_call_rounds(implementations, clock, timing.MIN_ROUNDS)
+    timing.run_back_to_back_rounds(implementations, clock, repeat or rounds, budget)
 
 
 def nth(calls: list[Call], i: int) -> Tensor:
