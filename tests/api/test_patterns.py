@@ -112,7 +112,7 @@ def expert_names(layers: int) -> list[str]:
 
 
 def modes(format: Any, many: str, layers: int) -> tuple[list[str | None], float]:
-    """Of 500 modules a layer, a fifth of which a configuration lists by name, and the processor's seconds."""
+    """The modes of 500 modules a layer, a fifth of which a configuration lists by name, and the seconds it took."""
     names = expert_names(layers)
     listed = names[: len(names) // 5]
     if format is modelopt:
