@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-ALSO_EMULATED = ("constant_b",)  # tests/api/test_*.py, beside those of every family (test_emulated.py)
+ALSO_EMULATED = ("constant_b", "quantize_gemm")  # tests/api/test_*.py, beside those of every family (test_emulated.py)
 NOTICE_COMMON = (  # tests that notice mutants of csrc/kernels/common
     ("kernels/sm90/test_sm90_gemm.py", "kernels/sm90/test_sm90_gemv.py"),
     ("kernels/sm90/test_sm90_prefill.py", "kernels/sm90/test_sm90_streamk.py"),
