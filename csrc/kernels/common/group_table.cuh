@@ -10,7 +10,7 @@ template <int THREADS> struct group_table_scratch {
     int greatest[THREADS / 32], counts[THREADS / 32];
 };
 
-/* Of each group and behind the last: the rows and the tiles before it. */
+/* The table has, for each group and behind the last, the rows and the tiles before it. */
 template <int MAX_GROUPS> struct group_table {
     int32_t rows[MAX_GROUPS + 1], tiles[MAX_GROUPS + 1];
 

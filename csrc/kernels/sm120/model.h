@@ -115,7 +115,7 @@ static inline double sm120_single_us(const sm120_model *constants, const device_
 }
 
 /* A product of groups under an even routing: where T rows fall on E groups by chance, E * (1 - (1 - 1/E)^T) of them
- * have rows. `in` is of one group, with mma_n = T and l = parts. */
+ * have rows. `in` is of one group, with mma_n = T and l = parts. Bytes of C are left out, as above. */
 static inline double sm120_grouped_single_us(const sm120_model *constants, const device_props *props, int64_t groups,
                                              const sm120_model_input *in) {
     const sm120_model m = sm120_model_of(constants, props);
