@@ -65,8 +65,8 @@ def experts_floor_us(gpu: Gpu, tokens: int) -> float:
 
 
 def modelled(cases: list[tuple[int, ...]]) -> list[tuple[float, str, float, str]]:
-    """For (GPU, M, N, K), or of groups (GPU, M, N, K, groups, parts), the single-call times of sm120 and sm80, and their
-    kernels."""
+    """For (GPU, M, N, K), or of groups (GPU, M, N, K, groups, parts), the single-call times of sm120 and of sm80, each
+    with its kernel."""
     sources = [HERE / "sm120_model.c", CSRC / "common/error.c", CSRC / "plan/reject.c"]
     sources += sorted(path for name in ("sm120", "sm80") for path in (CSRC / "kernels" / name).glob("*.c"))
     with tempfile.TemporaryDirectory() as folder:
