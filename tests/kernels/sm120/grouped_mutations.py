@@ -3,7 +3,6 @@ static verifier does not know: the emulator finds all of them."""
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +11,7 @@ from harness import verify
 from harness.headers import Config
 from harness.launch import Generator
 from harness.mutations import Mutation, mutation
-from harness.predecessor import Predecessor
-from paths import CSRC
 from sm120.grouped import CONFIGS, MAX_GROUPS, Groups, Schedule
-
-INLINED = ("common/group_table.cuh", "sm120/store.cuh", "sm120/tile.cuh")  # files that mutations edit
 
 
 @dataclass(frozen=True)
@@ -37,7 +32,8 @@ class Launch(verify.Launch):
 
     schedule = Schedule
     split_k = 1
-    for_verifier = False
+    for_verifier = False  # the ends are in memory
+    inlined = ("common/group_table.cuh", "sm120/store.cuh", "sm120/tile.cuh")
 
     @property
     def config(self) -> Config:
@@ -55,21 +51,9 @@ class Launch(verify.Launch):
         product.set_alpha_and_bias(generator)
         if self.ends:
             product.kept["ends"] = emulator.array(numpy.array(self.ends, "i4"))
-        with contextlib.ExitStack() as before:
-            if self.late:
-                late = Predecessor(emulator, "sm120")
-                late.writes(product.memory(self.late))
-                before.enter_context(late.launched())
+        with self.grid_before(emulator, product):
             product.launch(module, self.config, self.grid, wait=False)
         return [product]
-
-    def source(self) -> str:
-        """With the files that mutations edit in place of their includes."""
-        text = super().source()
-        for name in INLINED:
-            include = f'#include "kernels/{name}"\n'
-            text = text.replace(include, (CSRC / "kernels" / name).read_text(), 1).replace(include, "")
-        return text
 
 
 TILES = Launch("sm120_grouped_128x8", "tiles", (9, 0, 1, 20), 200, 320, parts=2, grid=2, behind=3)
