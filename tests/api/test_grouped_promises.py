@@ -35,9 +35,12 @@ def given(request: pytest.FixtureRequest, backend: Backend, generator: torch.Gen
     if backend.name in OWN:  # whose kernels read rows of b on 16 bytes
         k += 16
     a, scale_a = torch.randn(T, k, generator=generator), None
-    if request.param.startswith("nvfp4"):
-        if "uint8" not in ROWS[backend.name]["operations"]["grouped_gemm"]:
-            pytest.skip("takes no NVFP4 a")
+    is_nvfp4 = request.param.startswith("nvfp4")
+    operations = "linear_scales" if request.param == "nvfp4" else "operations"
+    if ("uint8" if is_nvfp4 else request.param) not in ROWS[backend.name][operations]["grouped_gemm"]:
+        pytest.skip("takes no such a")
+    if is_nvfp4:  # blocks of all sizes, so that sums of 64 products round too
+        a = a * torch.exp2(torch.randint(-6, 5, (T, k // 16), generator=generator)).repeat_interleave(16, -1)
         a, scale_a = reference.quantize(a, scale_layout="linear")
     else:
         a = a.to(getattr(torch, request.param))
@@ -79,7 +82,7 @@ def swizzled(given: Given) -> Given:
 def product(given: Given, backend: Backend, **options: Any) -> torch.Tensor:
     form = {"out_dtype": torch.float32, "backend": backend.name}
     given = swizzled(given) if given["scale_layout"] == "128x4" else given
-    if backend.name in OWN:
+    if backend.name in OWN and given["scale_layout"] == "linear":
         given = given | {"scale_layout": "128x4", "scale_b": nvfp4.swizzle(given["scale_b"].flatten(0, -3))}
     return nvfp4.grouped_gemm(**given, **form | options).cpu()
 

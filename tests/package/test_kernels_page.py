@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
 # The rows of each table, printed by the headers' own macros; KIB rounds up.
 PROGRAM = r"""
 #include "kernels/sm100/config.h"
-#include "kernels/sm120/config.h"
+#include "kernels/sm120/grouped_config.h"
 #include "kernels/sm80/config.h"
 #include "kernels/sm80/w4a16_config.h"
 #include "kernels/sm90/gemm_config.h"
@@ -60,6 +60,9 @@ PROGRAM = r"""
 #define SM120(id, m, n, k, stages, warps_m, warps_n)                                                                  \
     printf("sm120 | %s | %d | %d | %d | %d |\n", NAME(id) + 1, SM120_WARPS(warps_m, warps_n), k, stages,              \
            KIB(SM120_SHARED_BYTES(m, n, k, stages, warps_m, warps_n)));
+#define GROUPED120(id, m, n, k, stages, warps_m, warps_n)                                                             \
+    printf("grouped120 | %s | %d | %d | %d |\n", #id + sizeof "sm120_grouped", k, stages,                             \
+           KIB(SM120_GROUPED_SHARED_BYTES(m, n, k, stages, warps_m, warps_n)));
 
 int main(void) {
     SM80_GEMM_CONFIGS(SM80)
@@ -71,6 +74,7 @@ int main(void) {
     SM90_PREFILL_CONFIGS(PREFILL)
     SM100_GEMM_CONFIGS(SM100)
     SM120_GEMM_CONFIGS(SM120)
+    SM120_GROUPED_CONFIGS(GROUPED120)
     printf("stage | mma_a values %d: %d rows of %d bytes, swizzled | mma_b values %d: its half |", SM100_MMA_A_BYTES,
            SM100_CTA_ROWS, SM100_STAGE_K / 2, SM100_MMA_B_BYTES(2, 128));
     printf(" mma_a scales %d | mma_b scales %d: of all mma_b |\n", SM100_MMA_SFA_BYTES, SM100_MMA_SFB_BYTES(128));
