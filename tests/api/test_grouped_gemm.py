@@ -220,7 +220,7 @@ def test_named(name: str, target: str, workers: Workers, generator: torch.Genera
 
 def is_whole(target: str) -> bool:
     """Whether long tests run: on CPUs, and on emulated GPUs whose code for these products no other one has."""
-    return target not in FAMILIES or target == device_of(FAMILY) or own_family(target) is not None or FULL
+    return target not in FAMILIES or target == device_of(FAMILY) or any(own_family(target, a) for a in A) or FULL
 
 
 def test_every_tile(target: str, workers: Workers, generator: torch.Generator) -> None:
