@@ -288,7 +288,7 @@ def grouped_gemm(
 
     Products are exact and summed in fp32. alpha, bias and row_scale are applied in fp32 in this order, and the result
     is rounded once. The bits of a row depend on E, N, K, P, the types and at most on the size of its group: neither on
-    the other groups nor on the row's place. On a Hopper GPU they depend on T where the rule chooses the backend.
+    the other groups nor on the row's place. On a Hopper GPU, without backend="sm80", they depend on T.
 
     Raises:
         nvfp4.Error: an argument breaks a rule, or the device cannot run the call. Nothing has been written.
