@@ -13,6 +13,7 @@ from nvfp4 import _C
 from nvfp4._products import custom_kernel as custom_kernel
 from nvfp4._products import gemm as gemm
 from nvfp4._products import grouped_gemm as grouped_gemm
+from nvfp4._products import quantize_gemm as quantize_gemm
 from nvfp4._products import reject_switch
 
 TYPE_CHECKING = False

@@ -142,6 +142,80 @@ def gemm(
     return _C.gemm(a, b, scale_a, scale_b, alpha, bias, c, beta, scale_layout, backend, flags, out, out_dtype)
 
 
+def quantize_gemm(
+    a: Array,
+    b: AnyArray,
+    scale_b: AnyArray,
+    *,
+    global_scale: float | AnyArray | None = None,
+    alpha: float | AnyArray | None = None,
+    bias: AnyArray | None = None,
+    c: AnyArray | None = None,
+    beta: float = 0.0,
+    out: Array | None = None,
+    out_dtype: DType | None = None,
+    scale_layout: str = "128x4",
+    block_scale: str = "amax6",
+    backend: str | None = None,
+    batch_invariant: bool = False,
+    constant_b: bool = False,
+) -> Array:
+    """Quantizes A, then multiplies: C = alpha * (Q(A) . B^T) + beta * c + bias, a layer with NVFP4 weights and inputs.
+
+    The result has the bits of `quantize(a, ...)` and `gemm` of its data and scales. Without tensors for these, the call
+    needs less of the host's time. Its own workspace takes their place.
+
+    Args:
+        a (Tensor): the matrix A, [M, K] or [L, M, K], float16, bfloat16 or float32, as the x of `quantize`.
+        b (Tensor): the matrix B, [N, K/2] or [L, N, K/2], NVFP4, as of `gemm`.
+        scale_b (Tensor): the scales of b, in `scale_layout`.
+        global_scale (float or Tensor, optional): the divisor of `quantize`. Default: 1.
+            It is positive and finite. A tensor is float32, on the device of a, and has one element.
+            It is no factor of the result: `alpha` is the product of all global scales.
+        alpha (float or Tensor, optional): the factor of Q(A) . B^T, as of `gemm`. Default: 1.
+        bias (Tensor, optional): a vector of length N that is added to every row, as of `gemm`. Default: None.
+        c (Tensor, optional): a matrix with the shape and the dtype of the result, as of `gemm`. Default: None.
+        beta (float, optional): the factor of c. Default: 0.
+        out (Tensor, optional): the tensor that the result is written to, [M, N] or [L, M, N]. Default: a new tensor.
+            It must not overlap any argument but c.
+        out_dtype (dtype, optional): torch.float16, torch.bfloat16 or torch.float32. Default: the dtype of `out`, else
+            that of a.
+        scale_layout (str, optional): the layout of scale_b, "128x4" or "linear", as of `gemm`. Default: "128x4".
+        block_scale (str, optional): how the scales of a's blocks are chosen, "amax6" or "four_over_six", as of
+            `quantize`. Default: "amax6".
+        backend (str, optional): the kernel family, as of `gemm`. Default: None.
+        batch_invariant (bool, optional): makes the bits of a row of the result independent of M and of the row's place,
+            as of `gemm`. Default: False.
+        constant_b (bool, optional): a promise that no kernel still running writes b or scale_b, as of `gemm`.
+            Default: False.
+
+    Returns:
+        `out`, or a new tensor of a's library on a's device.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule, or the device cannot run the call. Nothing has been written.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> b, scale_b = nvfp4.quantize(6 * np.eye(3, 32, dtype=np.float32))
+        >>> nvfp4.quantize_gemm(np.full((2, 32), 1.5, np.float32), b, scale_b, bias=np.float32([0, 10, 20]))
+        array([[ 9., 19., 29.],
+               [ 9., 19., 29.]], dtype=float32)
+    """
+    if type(batch_invariant) is not bool or type(constant_b) is not bool:
+        reject_switch(batch_invariant=batch_invariant, constant_b=constant_b)
+    flags = BATCH_INVARIANT if batch_invariant else 0
+    if constant_b:
+        flags |= CONSTANT_B
+    arguments = (a, b, scale_b, global_scale, alpha, bias, c, beta, scale_layout, block_scale, backend, flags, out)
+    torch = modules.get("torch")
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
+        from nvfp4 import torch_ops
+
+        return torch_ops.call("quantize_gemm", *arguments, out_dtype)
+    return _C.quantize_gemm(*arguments, out_dtype)
+
+
 def grouped_gemm(
     a: Array,
     b: AnyArray | Sequence[AnyArray],
@@ -214,7 +288,7 @@ def grouped_gemm(
 
     Products are exact and summed in fp32. alpha, bias and row_scale are applied in fp32 in this order, and the result
     is rounded once. The bits of a row depend on E, N, K, P, the types and at most on the size of its group: neither on
-    the other groups nor on the row's place. On a Hopper GPU they depend on T where the rule chooses the backend.
+    the other groups nor on the row's place. On a Hopper GPU, without backend="sm80", they depend on T.
 
     Raises:
         nvfp4.Error: an argument breaks a rule, or the device cannot run the call. Nothing has been written.

@@ -124,11 +124,20 @@ def test_enough_cases() -> None:
     assert {1, 7, 704, 1856} <= {case.n for case in CASES} and {1, 1024} <= {case.groups for case in CASES}
 
 
+def own_of(case: Grouped, target: str) -> str | None:
+    """The target's own kernels, if they take the case with 128x4 scales: rows lie on 16 bytes, or can be put there, and
+    an NVFP4 a has no others than its own."""
+    rows, reached = {"b": case.n}, case.transpose_b
+    if case.a == "nvfp4":
+        rows["a"], reached = case.t, reached and case.rows is None and "scale_a" not in case.at
+    reached = reached and all(x not in case.at and (count > 1 or case.k % 32 == 0) for x, count in rows.items())
+    return own_family(target, case.a) if reached else None
+
+
 def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
     """With data of this session, as the target takes it: by its own kernels where it has some. Rows of half of the
     matrices lie apart."""
-    reached = "b" not in case.at and (case.n > 1 or case.k % 32 == 0)  # with B's rows apart where they have to be
-    own = own_family(target) if case.transpose_b and reached and case.a != "nvfp4" else None
+    own = own_of(case, target)
     if own:
         case = replace(case, layout="128x4")
     seed = int(torch.randint(2**20, (), generator=generator))
@@ -141,7 +150,7 @@ def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
         row_bytes |= dict.fromkeys(("scale_b", *(["scale_a"] if case.a == "nvfp4" else [])), case.k // 16)
     apart = {name for i, name in enumerate(row_bytes, 10) if seed >> i & 1}
     if own and case.k % 32:
-        apart.add("b")
+        apart |= {"b", "a"} if case.a == "nvfp4" else {"b"}
     pitches = {name: up(row_bytes[name], 16) + 16 for name in apart}
     slack = {name: -row_bytes[name] % 16 for name, edge in zip(names, edges) if name in pitches and edge == "end"}
     at = {name: At(pitches.get(name), slack=slack.get(name, 0), edge=edge) for name, edge in zip(names, edges)}
@@ -211,7 +220,7 @@ def test_named(name: str, target: str, workers: Workers, generator: torch.Genera
 
 def is_whole(target: str) -> bool:
     """Whether long tests run: on CPUs, and on emulated GPUs whose code for these products no other one has."""
-    return target not in FAMILIES or target == device_of(FAMILY) or own_family(target) is not None or FULL
+    return target not in FAMILIES or target == device_of(FAMILY) or any(own_family(target, a) for a in A) or FULL
 
 
 def test_every_tile(target: str, workers: Workers, generator: torch.Generator) -> None:
@@ -219,13 +228,12 @@ def test_every_tile(target: str, workers: Workers, generator: torch.Generator) -
     if target not in FAMILIES:
         pytest.skip("has one plan")
     case = Grouped(140, 40, 144, 3, rows="repeated", alpha="matrix", bias="out")
-    plans = range(4) if is_whole(target) else [0]
     cases = [replace(case, a=a) for a in A[:2]]
     cases += [replace(case, a="nvfp4", layout="linear"), replace(case, a="nvfp4", rows=None, scale_rows="apart")]
     wrong = [
         f"{verdict}: {case!r}"
-        for plan in plans
         for case in cases
+        for plan in range(6 if target == device_of(FAMILY) or own_of(case, target) or FULL else 1)
         if (verdict := workers.run(target, replace(drawn(case, target, generator), rank=plan)))
     ]
     assert not wrong, "\n".join(wrong)

@@ -106,7 +106,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     for (uint32_t index = first_tile(s); index < (uint32_t)s.tiles; index += step) {
         const tile_coord tile = locate<C>(s, p.k, index, split_idx);
         accumulators<C> acc = {};
-        consumer.run(tile, acc);
+        consumer.template run<false>(tile, acc);
         if (s.split_k > 1) { /* the grid has a cluster for each tile */
             barrier_cluster_arrive();
             barrier_cluster_wait(); /* all have read their stages, and expect the partial sums */
@@ -116,7 +116,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
             }
             sum.add(acc);
         }
-        store_warp<C>(p, cta, s.swap_ab, tile, acc);
+        store_warp<C>(batch_output{p, tile.l}, cta, s.swap_ab, tile.mma_m, tile.mma_n, acc);
     }
 }
 

@@ -273,9 +273,10 @@ template <class C> struct tile_consumer {
         }
     }
 
-    /* The mma of one stage. ALL: a whole one, without branches. */
+    /* The mma of one stage. ALL: a whole one, without branches; else the last K block of `blocks` takes the scales in
+     * `mask` of a word. */
     template <bool ALL>
-    __device__ __forceinline__ void multiply(uint32_t stage, int blocks, accumulators<C> &acc) const {
+    __device__ __forceinline__ void multiply(uint32_t stage, int blocks, uint32_t mask, accumulators<C> &acc) const {
 #pragma unroll
         for (int block = 0; block < C::STAGE_ATOMS; block++) {
             if (!ALL && block >= blocks) break;
@@ -283,6 +284,10 @@ template <class C> struct tile_consumer {
             uint32_t a[C::MMAS_M][4], sfa[2], sfb[2];
             load_scales<C::WARP_M>(atom + scales_a, sfa);
             load_scales<C::WARP_N>(atom + scales_b, sfb);
+            if (!ALL && block + 1 == blocks) {
+                for (uint32_t &word : sfa) word &= mask;
+                for (uint32_t &word : sfb) word &= mask;
+            }
 #pragma unroll
             for (int i = 0; i < C::MMAS_M; i++) ldmatrix_x4((stage + values_a + i * 16 * C::ROW_BYTES) ^ along_k, a[i]);
 #pragma unroll
@@ -303,18 +308,21 @@ template <class C> struct tile_consumer {
         }
     }
 
-    /* Adds the tile's products to acc, from the lowest K on. */
-    __device__ __forceinline__ void run(const tile_coord &tile, accumulators<C> &acc) {
+    /* Adds the tile's products to acc, from the lowest K on. MASKS: a stage may have scales behind the end of K that
+     * are not zero; else the producer has cleared them. */
+    template <bool MASKS> __device__ __forceinline__ void run(const tile_coord &tile, accumulators<C> &acc) {
+        const int tail = (int)(k % SM120_MMA_K / 16); /* scales of the last K block, if it is not whole */
+        const uint32_t mask = MASKS && tail ? (1u << 8 * tail) - 1 : ~0u;
         begin(tile);
 #pragma unroll 1
         for (int32_t i = tile.k_begin; i < tile.k_end; i++, state.advance()) {
             const uint32_t stage = cta.stage(state.index);
             const int blocks = blocks_of<C>(k, i);
             mbarrier_wait(cta.full(state.index), state.phase);
-            if (blocks == C::STAGE_ATOMS)
-                multiply<true>(stage, blocks, acc);
+            if (blocks == C::STAGE_ATOMS && (mask == ~0u || i + 1 < tile.k_end))
+                multiply<true>(stage, blocks, mask, acc);
             else
-                multiply<false>(stage, blocks, acc);
+                multiply<false>(stage, blocks, mask, acc);
             __syncwarp();
             if (threadIdx.x % 32 == 0) mbarrier_arrive(cta.empty(state.index));
         }

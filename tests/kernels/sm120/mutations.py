@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.mutations import Mutation, controls_of, mutation
+from sm120 import grouped_mutations
 from sm120.schedules import Launch
 
 # Launches that show the mutations. The pipeline wraps, so that a stage's second load can meet its first.
@@ -47,7 +48,7 @@ EDITS: list[tuple[Any, ...]] = [
     ("no fence after mbarrier init", WRAP, "        fence_mbarrier_init();\n", ""),
     # stages and fragments
     ("mma_b's scales overlap those of mma_a", WRAP, "MMA_SFA_OFFSET + SM120_SCALE_BYTES", "SM120_SCALE_BYTES"),
-    ("the last stage has all K blocks", TAIL, "if (blocks == C::STAGE_ATOMS)", "if (true)"),
+    ("the last stage has all K blocks", TAIL, "if (blocks == C::STAGE_ATOMS && (mask", "if (true || (mask"),
     (
         "values without the swizzle",
         WRAP,
@@ -188,7 +189,8 @@ FOUND_BY = {
     "lanes: bytes arrive as copies do": "nobody",  # stores that no arrival orders, which either completes in order
 }
 MUTATIONS: list[Mutation] = [
-    mutation(name, launch, *edits, found_by=FOUND_BY.get(name, "emulator")) for name, launch, *edits in EDITS
+    *(mutation(name, launch, *edits, found_by=FOUND_BY.get(name, "emulator")) for name, launch, *edits in EDITS),
+    *grouped_mutations.MUTATIONS,
 ]
 
 CONTROLS = controls_of(MUTATIONS)

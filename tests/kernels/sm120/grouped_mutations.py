@@ -1,0 +1,128 @@
+"""Mutations of csrc/kernels/sm120/grouped.cu and of the table of groups. Which tiles a CTA has is in memory, which the
+static verifier does not know: the emulator finds all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+from harness import verify
+from harness.headers import Config
+from harness.launch import Generator
+from harness.mutations import Mutation, mutation
+from sm120.grouped import CONFIGS, MAX_GROUPS, Groups, Schedule
+
+
+@dataclass(frozen=True)
+class Launch(verify.Launch):
+    """One launch, with the epilogue's terms, of CTAs that share the tiles."""
+
+    config_name: str
+    note: str
+    sizes: tuple[int, ...]
+    n: int
+    k: int
+    parts: int = 1
+    grid: int = 1
+    behind: int = 0  # rows behind the last group's
+    missing: tuple[int, ...] = ()  # groups without scales
+    ends: tuple[int, ...] = ()  # instead of those of the sizes
+    late: str = ""  # what a grid before writes late
+
+    schedule = Schedule
+    split_k = 1
+    for_verifier = False  # the ends are in memory
+    inlined = ("common/group_table.cuh", "sm120/store.cuh", "sm120/tile.cuh")
+
+    @property
+    def config(self) -> Config:
+        return CONFIGS[self.config_name]
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        return sum(self.sizes), self.n, self.k
+
+    def start(self, emulator: Any, module: Any, generator: Generator) -> list[Groups]:
+        product = Groups(
+            emulator, generator, self.sizes, self.n, self.k, self.parts, behind=self.behind, missing=self.missing
+        )
+        product.set_row_scale(generator)
+        product.set_alpha_and_bias(generator)
+        if self.ends:
+            product.kept["ends"] = emulator.array(numpy.array(self.ends, "i4"))
+        with self.grid_before(emulator, product):
+            product.launch(module, self.config, self.grid, wait=False)
+        return [product]
+
+
+TILES = Launch("sm120_grouped_128x8", "tiles", (9, 0, 1, 20), 200, 320, parts=2, grid=2, behind=3)
+WRAP = Launch("sm120_grouped_128x16", "wrap", (16, 3), 128, 6 * 256)
+MANY = Launch("sm120_grouped_128x8", "many groups", tuple(int(e % 37 == 5) for e in range(100)), 8, 64, grid=3)
+# Four groups a thread, whose ends fall after the second.
+SIZES = tuple({5: 5, 20: 4}.get(e, 0) for e in range(MAX_GROUPS))
+ENDS = (0, 0, 0, 0, 0, 5, 2, 1, *([0] * 12), 9, *([3] * (MAX_GROUPS - 21)))
+MOST = Launch("sm120_grouped_128x8", "most groups", SIZES, 8, 64, ends=ENDS)
+WILD = Launch("sm120_grouped_128x8", "wild ends", (0, 5, 0, 4, 0), 8, 64, ends=(-7, 5, 2, 2**31 - 1, -(2**31)))
+BLOCKS = Launch("sm120_grouped_128x16", "two blocks of scales", (3, 140), 16, 64)
+NARROW = Launch("sm120_grouped_128x32", "a block's second quarter", (70,), 16, 256)
+# The last group's tile reuses a stage that has scales of another.
+MISSING = Launch("sm120_grouped_128x8", "groups without scales", (4, 3, 5, 2, 6, 4), 16, 256, missing=(0, 5))
+TAIL = Launch("sm120_grouped_128x8", "K of 15 blocks", (5, 3), 16, 240)
+ODD = Launch("sm120_grouped_128x8", "K of 17 blocks", (5, 3), 16, 272)
+TALL = Launch("sm120_grouped_256x128", "tall", (130, 5), 300, 5 * 128)
+LATE = Launch("sm120_grouped_128x8", "ends written late", (5, 3), 16, 256, late="ends")
+
+EXPECT = "        mbarrier_arrive_expect_tx(full, C::"
+WAIT_EMPTY = "        mbarrier_wait(cta.empty(state.index), state.phase ^ 1);\n" + EXPECT
+CONSUMER, SUMS = "    tile_consumer<C> consumer(cta, p.g.k);\n", "        accumulators<C> acc = {};\n"
+GREATEST = "most = max(most, min(ends[e], m));"
+COLUMN = "column = in_group / (uint32_t)along;"
+
+EDITS: list[tuple[Any, ...]] = [
+    # the table of groups
+    ("groups: read before the grid before has ended", LATE, "    griddepcontrol_wait();\n", ""),
+    ("groups: no tiles are counted", TILES, "tiles[groups] = count;", "tiles[groups] = 0;"),
+    ("groups: no end of the last group", TILES, "rows[groups] = at,", "rows[groups] = 0,"),
+    ("groups: ends are added up", TILES, "scan_before<greater_of, THREADS>", "scan_before<sum_of, THREADS>"),
+    ("groups: ends are not clamped", WILD, GREATEST, "most = max(most, ends[e]);"),
+    ("groups: the last of a thread's ends counts", MOST, GREATEST, "most = min(ends[e], m);"),
+    ("groups: tiles of a thread's own groups alone", TILES, "count = scan_before<sum_of,", "scan_before<sum_of,"),
+    ("groups: the group before is found", TILES, "tiles[group] <= number)", "tiles[group] < number)"),
+    ("groups: places behind the last are looked at", TILES, "group < groups && tiles", "tiles"),
+    ("groups: the first 32 groups are looked at", MANY, "number, block + lane)", "number, lane)"),
+    ("groups: blocks of 16 groups", MANY, "number, lane * 32)", "number, lane * 16)"),
+    # the tiles of a CTA
+    ("tiles: all CTAs have the same", TILES, "number(blockIdx.x)", "number(0)"),
+    ("tiles: a CTA leaves one out", TILES, "number += gridDim.x;", "number += gridDim.x + 1;"),
+    ("tiles: those of one part alone", TILES, " * tiles_n * (uint32_t)p.parts)", " * tiles_n)"),
+    ("tiles: rows and columns are exchanged", TILES, COLUMN, "column = in_group / (tiles_n * (uint32_t)p.parts);"),
+    ("tiles: columns of all parts count on", TILES, "(column - tile.part * tiles_n)", "column"),
+    ("tiles: a matrix for each group alone", TILES, "group * p.parts + tile.part;", "group + tile.part;"),
+    ("tiles: a group's first rows each time", TILES, "table.rows[group] + tile.mma_n;", "table.rows[group];"),
+    ("tiles: rows of the next group are stored", TILES, "table.rows[group + 1] - tile.row;", "C::MMA_TILE_N;"),
+    # scales
+    ("scales: of the group's first rows", BLOCKS, "(int64_t)first + row;", "first;"),
+    ("scales: from the block's first row", NARROW, "tile.mma_n % SM120_ATOM_ROWS +", "0 +"),
+    ("scales: a group begins inside a block", MISSING, "first % SM120_ATOM_ROWS == 0 && ", ""),
+    ("scales: blocks that do not exist", MISSING, "&& at < p.sfa_rows ?", "?"),
+    ("scales: results without them are not NaN", MISSING, "tile.scale_row < 0 ? __int_as_float(0x7FFFFFFF) : ", ""),
+    ("scales: bytes are expected that do not come", MISSING, "+ has_scales;", "+ 1;"),
+    ("scales: bytes come that are not expected", TILES, "+ has_scales;", "+ 0;"),
+    ("scales: those behind K count", ODD, "MASKS && tail ?", "false ?"),
+    ("scales: a stage of whole blocks is not masked", TAIL, "(mask == ~0u || i + 1 < tile.k_end)", "true"),
+    ("scales: of A alone are masked", ODD, "for (uint32_t &word : sfa) word &= mask;", ""),
+    # the pipeline
+    ("groups: no wait on empty", WRAP, WAIT_EMPTY, EXPECT),
+    ("groups: phase of empty inverted", WRAP, WAIT_EMPTY, WAIT_EMPTY.replace(" ^ 1", "")),
+    ("groups: a warp too few releases a stage", WRAP, "cta.empty(i), C::WARPS)", "cta.empty(i), C::WARPS - 1)"),
+    ("groups: A has a batch for each matrix", TILES, "tile.row, 0, k);", "tile.row, tile.l, k);"),
+    ("groups: one block of B's scales", TALL, "mma_a.scale_blocks(tile.mma_m) + has", "1 + has"),
+    ("groups: no fence after mbarrier init", WRAP, "        fence_mbarrier_init();\n", ""),
+    # results
+    ("groups: sums of the tile before are kept", TILES, SUMS, "", CONSUMER, CONSUMER + SUMS),
+    ("groups: parts overwrite each other", TILES, " + tile.part * g.out_batch", ""),
+    ("groups: alpha and bias of the first matrix", TILES, "        take_batch(columns, p.g, tile.l);\n", ""),
+    ("groups: factors of the tile's rows", TILES, "p.row_scale[at]", "p.row_scale[row]"),
+]  # fmt: skip
+MUTATIONS: list[Mutation] = [mutation(name, launch, *edits, found_by="emulator") for name, launch, *edits in EDITS]
