@@ -309,45 +309,13 @@ def grouped_gemm(
         flags |= CONSTANT_B
     if not transpose_b:
         flags |= NO_TRANSPOSE_B
+    tensors = (a, b, scale_a, scale_b, ends, rows, scale_rows, row_scale, alpha, bias)
     torch = modules.get("torch")
     if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
         from nvfp4 import torch_ops
 
-        return torch_ops.call(
-            "grouped_gemm",
-            a,
-            b,
-            scale_a,
-            scale_b,
-            ends,
-            rows,
-            scale_rows,
-            row_scale,
-            alpha,
-            bias,
-            scale_layout,
-            backend,
-            flags,
-            out,
-            out_dtype,
-        )
-    return _C.grouped_gemm(
-        a,
-        b,
-        scale_a,
-        scale_b,
-        ends,
-        rows,
-        scale_rows,
-        row_scale,
-        alpha,
-        bias,
-        scale_layout,
-        backend,
-        flags,
-        out,
-        out_dtype,
-    )
+        return torch_ops.call("grouped_gemm", *tensors, scale_layout, backend, flags, out, out_dtype)
+    return _C.grouped_gemm(*tensors, scale_layout, backend, flags, out, out_dtype)
 
 
 def reject_switch(**switches: object) -> None:

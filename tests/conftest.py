@@ -250,6 +250,15 @@ def cuda() -> Backend:
     return Backend("sm80", "cuda")
 
 
+@pytest.fixture
+def candidate() -> Iterator[None]:
+    """For tests that choose plans: afterwards the first one counts again."""
+    from nvfp4 import _C
+
+    yield
+    _C.set_candidate(0)
+
+
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> str:
     """Where a layer lies, which chooses its backends itself."""

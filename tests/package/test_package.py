@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import importlib.machinery
 import importlib.metadata
-import importlib.util
 import os
 import re
 import shutil
@@ -22,7 +21,7 @@ from types import ModuleType
 
 import emulate
 import pytest
-from paths import ROOT, proven_families
+from paths import ROOT, module_at, proven_families
 
 import nvfp4
 from nvfp4 import _C
@@ -175,9 +174,7 @@ def test_definition_and_task_are_in_the_package() -> None:
 @pytest.fixture
 def finder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """build_backend/nvfp4_cuda.py on a machine without nvcc."""
-    spec = importlib.util.spec_from_file_location("nvfp4_cuda", ROOT / "build_backend/nvfp4_cuda.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_at(ROOT / "build_backend/nvfp4_cuda.py")
     for name in ("NVFP4_CUDA", "NVFP4_NVCC", "NVFP4_ARCHS", "CUDA_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/nonexistent")

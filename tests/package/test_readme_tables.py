@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
@@ -12,7 +11,7 @@ from pathlib import Path
 import fake_gpu
 import pytest
 from interpreter import python
-from paths import ROOT
+from paths import ROOT, module_at
 
 from nvfp4.__main__ import main, parser
 from nvfp4.cli import plot, report, show
@@ -20,9 +19,7 @@ from nvfp4.cli import plot, report, show
 SCRIPT = ROOT / "benchmarks" / "readme_tables.py"
 HOPPER = ["bench", "--set", "hopper", "--backend", "sm90", "--against", "fp16,fp8"]
 
-spec = importlib.util.spec_from_file_location("readme_tables", SCRIPT)
-readme_tables = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(readme_tables)
+readme_tables = module_at(SCRIPT)
 
 
 def test_nothing_is_stale() -> None:

@@ -9,7 +9,7 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import fit_sm90
 import pytest
@@ -61,12 +61,6 @@ def sample(places: Sequence[int], on: Backend, request: pytest.FixtureRequest) -
         return places
     draw = random.Random(f"{os.environ['NVFP4_TEST_SEED']} {request.node.nodeid}")
     return draw.sample(places, min(len(places), EMULATED_SAMPLE))
-
-
-@pytest.fixture
-def candidate() -> Iterator[None]:
-    yield
-    _C.set_candidate(0)
 
 
 @pytest.fixture
