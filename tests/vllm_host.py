@@ -45,6 +45,7 @@ SIZES = {
     "vocab_size": 500,  # vLLM pads it to 512
     "max_position_embeddings": 128,
     "initializer_range": 0.1,  # 0.02 gives tokens of nearly equal probability
+    "eos_token_id": None,  # Phi3's and its padding are beyond the vocabulary
     "pad_token_id": 0,
     "dtype": "bfloat16",
 }
