@@ -317,6 +317,35 @@ nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *a
 /* The same struct, with x as the output: x = value * scale * g, in fp32, rounded once to x's dtype. */
 nvfp4_status nvfp4_dequantize(nvfp4_context *context, const nvfp4_quantize_args *args);
 
+/* quantize of a, and gemm of its data and scales, with the bits of these two calls.
+ *
+ *   gemm         as of nvfp4_gemm, except: a is [M, K] or [L, M, K] in fp16, bf16 or fp32, as x of nvfp4_quantize, and
+ *                scale_a is absent. scale_layout is that of scale_b. flags are without NVFP4_NO_TRANSPOSE_B. alpha is
+ *                gemm's factor: the global scale of a does not enter the result by itself.
+ *   global_scale absent: global_value; else fp32 of 1 element. As of nvfp4_quantize, as is block_scale.
+ *
+ * On a GPU data and scales of a lie in the workspace, whose size is that of nvfp4_quantize_gemm_plan. */
+typedef struct nvfp4_quantize_gemm_args {
+    nvfp4_gemm_args gemm;
+    nvfp4_tensor global_scale;
+    float global_value;
+    nvfp4_block_scale block_scale;
+} nvfp4_quantize_gemm_args;
+static inline void nvfp4_quantize_gemm_init(nvfp4_quantize_gemm_args *args) {
+    memset(args, 0, sizeof *args);
+    args->gemm.call.size = sizeof *args;
+    args->gemm.alpha_value = args->global_value = 1.0f;
+}
+static inline nvfp4_quantize_gemm_args nvfp4_quantize_gemm_defaults(void) {
+    nvfp4_quantize_gemm_args args;
+    nvfp4_quantize_gemm_init(&args);
+    return args;
+}
+#define NVFP4_QUANTIZE_GEMM_ARGS nvfp4_quantize_gemm_defaults()
+nvfp4_status nvfp4_quantize_gemm(nvfp4_context *context, const nvfp4_quantize_gemm_args *args);
+/* Says how it would be run, as nvfp4_gemm_plan. */
+nvfp4_status nvfp4_quantize_gemm_plan(nvfp4_context *context, const nvfp4_quantize_gemm_args *args, nvfp4_plan *plan);
+
 /* quantize of rows in the order of their groups, as nvfp4_grouped_gemm takes them. One launch on a GPU, whose host
  * reads none of the numbers. x          [R, K]; data is [T, K/2]. ends       absent: one group has all rows. Else int32
  * [E], 1 <= E <= NVFP4_MAX_GROUPS, as of nvfp4_grouped_gemm. rows       absent (T = R, row i is row i of x), or int32

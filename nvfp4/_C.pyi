@@ -60,6 +60,23 @@ def silu_mul_quantize(
 def amax_scale(x: Array, block_scale: str, by_row: int, /) -> Array: ...
 def swizzle(scale: Array, /) -> Array: ...
 def unswizzle(scale: Array, rows: int, columns: int, /) -> Array: ...
+def quantize_gemm(
+    a: Array,
+    b: AnyArray,
+    scale_b: AnyArray,
+    global_scale: float | AnyArray | None,
+    alpha: float | AnyArray | None,
+    bias: AnyArray | None,
+    c: AnyArray | None,
+    beta: float,
+    scale_layout: str,
+    block_scale: str,
+    backend: str | None,
+    flags: int,
+    out: Array | None,
+    out_dtype: DType | None,
+    /,
+) -> Array: ...
 def grouped_gemm(
     a: Array,
     b: AnyArray | Sequence[AnyArray],

@@ -7,6 +7,7 @@ scale (e4m3) for every 16 values along K.
     grouped_gemm    the same for groups of rows, each by a matrix of its own (experts)
     custom_kernel   the same product for the views of GPU MODE's competition
     quantize        converts numbers to NVFP4;  dequantize converts them back
+    quantize_gemm   quantizes A and multiplies, a layer in one call
     rms_norm_quantize, silu_mul_quantize   quantize after an RMS norm, with or without a residual, or after SwiGLU
     gated_quantize  quantizes gated's result, for groups of rows too
     amax_scale      computes the global scale for quantize, on the device
@@ -45,6 +46,7 @@ from nvfp4._api import (
     moe_combine,
     moe_route,
     quantize,
+    quantize_gemm,
     rms_norm_quantize,
     silu_mul_quantize,
     swizzle,
@@ -70,6 +72,7 @@ __all__ = [
     "moe_combine",
     "moe_route",
     "quantize",
+    "quantize_gemm",
     "rms_norm_quantize",
     "silu_mul_quantize",
     "swizzle",

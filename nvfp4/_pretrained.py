@@ -57,7 +57,8 @@ from nvfp4.checkpoints.save import (
     routers,
 )
 from nvfp4.dense import dequantize_model
-from nvfp4.experts import Experts, left_out_of_state
+from nvfp4.experts import Experts
+from nvfp4.experts_stack import left_out_of_state
 from nvfp4.fp8 import Fp8Linear
 from nvfp4.invariance import set_batch_invariant
 from nvfp4.linear import Linear

@@ -447,20 +447,16 @@ class Linear(FixedBuffers, torch.nn.Linear):
             rows = rows.contiguous()
         if bias is not None and bias.dtype != dtype:
             bias = bias.float()
-        a, scale_a = _api.quantize(rows, global_scale=scale, block_scale=self.block_scale)
-        # quantize's kernel starts after all work before it and writes a and scale_a alone, so whatever wrote the weight
-        # is complete when gemm's starts. Compiled code may put a kernel that computes a weight between the two, and in
-        # weight_only no kernel of ours comes before gemm's.
-        return _api.gemm(
-            a,
+        return _api.quantize_gemm(
+            rows,
             self.weight,
-            scale_a,
             self.weight_scale,
+            global_scale=scale,
             alpha=alpha,
             bias=bias,
             out_dtype=dtype,
+            block_scale=self.block_scale,
             batch_invariant=self.batch_invariant,
-            constant_b=not (torch.compiler.is_compiling() or torch._C._is_tracing()),
         )
 
 

@@ -7,6 +7,9 @@ passes a call of nvfp4's functions to an operator.
 
     gemm(a, b, scale_a, scale_b, alpha, bias, c, alpha_value, beta, scale_layout, backend, flags, out_dtype) -> Tensor
     gemm_out(..., flags, Tensor(a!) out) -> ()
+    quantize_gemm(a, b, scale_b, global_scale, alpha, bias, c, global_value, alpha_value, beta, scale_layout,
+                  block_scale, backend, flags, out_dtype) -> Tensor
+    quantize_gemm_out(..., flags, Tensor(a!) out) -> ()
     grouped_gemm(a, b, scale_a, scale_b, ends, rows, scale_rows, row_scale, alpha, bias, alpha_value, scale_layout,
                  backend, flags, out_dtype) -> Tensor
     grouped_gemm_out(..., flags, Tensor(a!) out) -> ()

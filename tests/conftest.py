@@ -250,6 +250,16 @@ def cuda() -> Backend:
     return Backend("sm80", "cuda")
 
 
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where a layer lies, which chooses its backends itself."""
+    if request.param == "cuda" and not gpu():
+        pytest.skip(NO_GPU)
+    if request.param == "cpu" and request.config.getoption("--emulate"):
+        pytest.skip("is not what --emulate asks for")
+    return request.param
+
+
 @pytest.fixture
 def generator(request: pytest.FixtureRequest) -> torch.Generator:
     """Random numbers that differ from session to session and from test to test."""

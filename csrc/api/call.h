@@ -7,10 +7,17 @@
 #include "plan/conversion.h"
 #include "plan/launch_plan.h"
 
+/* A product whose A is quantized first. */
+typedef struct quantize_gemm_problem {
+    gemm_problem g;     /* a and sfa are q's data and scale */
+    quantize_problem q; /* its x is the call's a */
+} quantize_gemm_problem;
+
 /* A problem as its check leaves it: pointers, sizes and strides. */
 typedef union call_problem {
     gemm_problem gemm;
-    grouped_problem grouped; /* begins with a gemm_problem */
+    grouped_problem grouped;             /* begins with a gemm_problem */
+    quantize_gemm_problem quantize_gemm; /* so does this */
     conversion_problem conversion;
 } call_problem;
 

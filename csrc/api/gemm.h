@@ -17,6 +17,11 @@ nvfp4_status check_bias(const checked_call *c, const nvfp4_tensor *bias, nvfp4_d
 nvfp4_status check_activations(const checked_call *c, const nvfp4_tensor *t, int no_transpose_b, matrix *x);
 nvfp4_status gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call);
 
+/* A product whose A is quantized first (quantize_gemm.c). */
+nvfp4_status check_quantize_gemm(const checked_call *c, prepared_call *call);
+nvfp4_status quantize_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
+nvfp4_status quantize_gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call);
+
 /* Products of groups; they run as others do. join_parts makes stacks with parts, [E, P, N, ..], those of E * P. */
 nvfp4_status join_parts(operation_args *args);
 nvfp4_status check_grouped_gemm(const checked_call *c, prepared_call *call);

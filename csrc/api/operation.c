@@ -52,6 +52,10 @@ nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args) {
     return operation_call(context, &operation_gemm, args);
 }
 
+nvfp4_status nvfp4_quantize_gemm(nvfp4_context *context, const nvfp4_quantize_gemm_args *args) {
+    return operation_call(context, &operation_quantize_gemm, args);
+}
+
 nvfp4_status nvfp4_grouped_gemm(nvfp4_context *context, const nvfp4_grouped_gemm_args *args) {
     return operation_call(context, &operation_grouped_gemm, args);
 }

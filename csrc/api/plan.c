@@ -220,6 +220,10 @@ nvfp4_status nvfp4_gemm_plan(nvfp4_context *context, const nvfp4_gemm_args *args
     return plan_of(context, &operation_gemm, args, plan);
 }
 
+nvfp4_status nvfp4_quantize_gemm_plan(nvfp4_context *context, const nvfp4_quantize_gemm_args *args, nvfp4_plan *plan) {
+    return plan_of(context, &operation_quantize_gemm, args, plan);
+}
+
 nvfp4_status nvfp4_grouped_gemm_plan(nvfp4_context *context, const nvfp4_grouped_gemm_args *args, nvfp4_plan *plan) {
     return plan_of(context, &operation_grouped_gemm, args, plan);
 }

@@ -17,6 +17,7 @@
     X(amax_scale)                                                                                                      \
     X(swizzle)                                                                                                         \
     X(unswizzle)                                                                                                       \
+    X(quantize_gemm)                                                                                                   \
     X(grouped_gemm)                                                                                                    \
     X(grouped_quantize)                                                                                                \
     X(gated)                                                                                                           \

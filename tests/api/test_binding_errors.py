@@ -239,6 +239,9 @@ def test_signatures_are_those_that_others_write_against() -> None:
         "dequantize": "data, scale, *, global_scale=None, scale_layout='128x4', out_dtype=None",
         "rms_norm_quantize": "x, weight, eps, *, residual=None, global_scale=None, scale_layout='128x4', out=None",
         "silu_mul_quantize": "gate_up, *, global_scale=None, scale_layout='128x4', out=None",
+        "quantize_gemm": "a, b, scale_b, *, global_scale=None, alpha=None, bias=None, c=None, beta=0.0, out=None, "
+        "out_dtype=None, scale_layout='128x4', block_scale='amax6', backend=None, batch_invariant=False, "
+        "constant_b=False",
         "amax_scale": "x, *, block_scale='amax6', by_row=False",
         "swizzle": "scale",
         "unswizzle": "scale, rows, columns",
@@ -256,7 +259,7 @@ def test_signatures_are_those_that_others_write_against() -> None:
 
 DOCUMENTED = [
     *("gemm", "custom_kernel", "quantize", "rms_norm_quantize", "silu_mul_quantize", "dequantize", "amax_scale"),
-    *("gated", "moe_route", "moe_combine"),
+    *("gated", "moe_route", "moe_combine", "quantize_gemm"),
     *("swizzle", "unswizzle", "info", "init", "use_tuning", "quantize_model", "load", "save"),
     *("Linear", "Linear.from_linear", "Linear.from_packed", "Linear.fuse"),
     *("parallel.ColwiseParallel", "parallel.RowwiseParallel"),

@@ -46,44 +46,33 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The flags of all calls from now on."""
     seen: list[int] = []
 
-    def recording(call: Callable[..., Any]) -> Callable[..., Any]:
+    def recording(call: Callable[..., Any], behind_backend: int) -> Callable[..., Any]:
         def record(*arguments: Any) -> Any:
-            seen.append(arguments[10])  # behind backend
+            seen.append(arguments[behind_backend])
             return call(*arguments)
 
         return record
 
-    monkeypatch.setattr(_C, "gemm", recording(_C.gemm))
+    monkeypatch.setattr(_C, "gemm", recording(_C.gemm, 10))
+    monkeypatch.setattr(_C, "quantize_gemm", recording(_C.quantize_gemm, 11))
     return seen
 
 
 def test_flags(flags: list[int]) -> None:
-    a, scale_a = nvfp4.quantize(torch.ones(2, 32))
+    x = torch.ones(2, 32)
+    a, scale_a = nvfp4.quantize(x)
     for batch_invariant in (False, True):
         for constant_b in (False, True):
             nvfp4.gemm(a, a, scale_a, scale_a, batch_invariant=batch_invariant, constant_b=constant_b)
             assert flags.pop() == batch_invariant + 2 * constant_b
+            nvfp4.quantize_gemm(x, a, scale_a, batch_invariant=batch_invariant, constant_b=constant_b)
+            assert flags.pop() == batch_invariant + 2 * constant_b
 
 
 @pytest.mark.parametrize("activations", ["nvfp4", None])
-def test_linear_passes_it_behind_quantize(activations: str | None, flags: list[int]) -> None:
-    """Without activations to quantize, what precedes the product may have written the weight."""
+def test_linear_does_not_pass_it(activations: str | None, flags: list[int]) -> None:
+    """What precedes the product may have written the weight."""
     layer = nvfp4.Linear(32, 8, activations=activations)
     with torch.inference_mode():
         layer(torch.ones(2, 32, dtype=torch.float16))
-    assert flags == [2 if activations else 0]
-
-
-def test_compiled_linear_does_not_pass_it() -> None:
-    """A compiler may put a kernel that computes the weight between quantize and the product."""
-    layer, graphs = nvfp4.Linear(32, 8), []
-
-    def keep(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
-        graphs.append(graph.graph)
-        return graph
-
-    with torch.no_grad():
-        torch.compile(layer, fullgraph=True, backend=keep)(torch.ones(2, 32, dtype=torch.float16))
-    (call,) = [node for node in graphs[0].nodes if str(node.target) == "nvfp4.gemm"]
-    names = [argument.name for argument in torch.ops.nvfp4.gemm.default._schema.arguments]
-    assert call.args[names.index("flags")] == 0
+    assert flags == [0]

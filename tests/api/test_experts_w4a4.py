@@ -18,7 +18,8 @@ from torch import Tensor
 
 import nvfp4
 from nvfp4 import _C
-from nvfp4.experts import Experts, Stack
+from nvfp4.experts import Experts
+from nvfp4.experts_stack import Stack
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -113,23 +113,29 @@ def test_info_shows_what_is_launched(nvfp4_a: bool, a_dtype: str | None, fake_dr
     assert run(code, fake_driver, FAKE_CC="100").split() == ["sm80", name, str(grid)]
 
 
-# ---- sm90: a pre-pass over A, then a CTA an SM ----
+REORDER = "nvfp4_sm90_reorder"
+
+
+# ---- sm90: a CTA an SM, behind a pre-pass over A where groups have many rows ----
 
 
 def launched_by_sm90(code: str, fake_driver: Path, log: Path) -> list[tuple[str, int]]:
-    """Pairs of launches, each dependent on the one before."""
+    """Products, each dependent on the launch before: sm90/grouped.cu on its pre-pass."""
     call = CALL.strip().replace('"sm80"', '"sm90"')
     rows = [row for row in launches(f"{call}\n    {code}", fake_driver, log, FAKE_CC="90") if row[0] != "map"]
     assert all(row[5:] == ["0", "1"] for row in rows)
-    assert [row[0] for row in rows[::2]] == ["nvfp4_sm90_reorder"] * (len(rows) // 2)
-    return [(row[0], int(row[1])) for row in rows[1::2]]
+    names = [row[0] for row in rows]
+    for before, name in zip(["", *names], names):
+        assert name == REORDER or ("_units_" not in name) == (before == REORDER)
+    return [(row[0], int(row[1])) for row in rows if row[0] != REORDER]
 
 
-def test_sm90_has_two_launches(fake_driver: Path, tmp_path: Path) -> None:
-    """There are two for any number of groups. Ends, rows and their factors are in memory that is not accessible."""
+def test_sm90_has_one_launch_or_two(fake_driver: Path, tmp_path: Path) -> None:
+    """The number of groups does not matter. Ends, rows and their factors are in memory that is not accessible."""
     code = "for e in (1, 8, 1024): [call(t, 200, 96, e, parts) for t in (1, 37, 2000) for parts in (1, 2)]"
     rows = launched_by_sm90(code, fake_driver, tmp_path / "log")
-    assert len(rows) == 18 and all(name.startswith("nvfp4_sm90_grouped_fp16_128x") for name, _ in rows)
+    kinds = {name.removeprefix("nvfp4_sm90_grouped_").partition("fp16_")[0] for name, _ in rows}
+    assert len(rows) == 18 and kinds == {"units_", ""}
 
 
 def test_sm90_grid_does_not_depend_on_the_ends(fake_driver: Path, tmp_path: Path) -> None:
@@ -151,10 +157,10 @@ def test_sm90_rejects_what_tensor_maps_do_not_reach(fake_driver: Path) -> None:
     assert said.startswith("b: has linear scales, or rows of a or b lie otherwise than on 16 bytes")
 
 
-@pytest.mark.parametrize(("t", "backend"), [(8, "sm80"), (8192, "sm90")])
-def test_a_plan_for_few_and_for_many_rows(t: int, backend: str, fake_driver: Path) -> None:
+@pytest.mark.parametrize(("t", "kernel"), [(128, "units_bf16_8"), (512, "units_bf16_8"), (8192, "bf16_128x64")])
+def test_a_plan_for_few_and_for_many_rows(t: int, kernel: str, fake_driver: Path) -> None:
     plan = f"nvfp4.info({t}, 512, 2048, groups=256, a_dtype='bfloat16', device=0)['plan']"
-    assert run(f"print({plan}['backend'])", fake_driver, FAKE_CC="90") == backend
+    assert run(f"print({plan}['kernel'])", fake_driver, FAKE_CC="90") == f"nvfp4_sm90_grouped_{kernel}"
 
 
 # ---- sm120: a CTA an SM, NVFP4 a ----

@@ -206,6 +206,8 @@ NAMED = {
 
 @pytest.mark.parametrize("name", NAMED)
 def test_named(name: str, target: str, workers: Workers, generator: torch.Generator) -> None:
+    if name == "several tiles an SM" and not is_whole(target):
+        pytest.skip("CI_FULL=1 runs it: 5 s, and sm_90 runs the same PTX")
     case = NAMED[name]
     some = [case]
     if case.a != "nvfp4":
@@ -214,6 +216,11 @@ def test_named(name: str, target: str, workers: Workers, generator: torch.Genera
         some += [replace(case, a="nvfp4", layout="128x4", rows=None)]
     wrong = verdicts(workers, target, some, generator)
     assert not wrong, "\n".join(wrong)
+
+
+def is_whole(target: str) -> bool:
+    """Whether long tests run: on CPUs, and on emulated GPUs whose code for these products no other one has."""
+    return target not in FAMILIES or target == device_of(FAMILY) or any(own_family(target, a) for a in A) or FULL
 
 
 def test_every_tile(target: str, workers: Workers, generator: torch.Generator) -> None:

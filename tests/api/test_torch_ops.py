@@ -25,6 +25,7 @@ from nvfp4 import reference
 
 ops = torch.ops.nvfp4
 AUTO = ("128x4", "auto", 0)  # scale_layout, backend, flags
+QUANTIZED = ("128x4", "amax6", "auto", 0)  # with block_scale
 FLAGS_RULE = "must be 0 or a sum of 1 (batch invariant), 2 (constant b), 4 (b not transposed)"
 
 
@@ -61,6 +62,7 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
     experts = (torch.stack([b, b]).view(2, 1, N, K // 2), none, scale_b.flatten().repeat(2))
     ends, rows = (torch.tensor(x, dtype=torch.int32, device=place) for x in ([2, 5], [4, 0, 3, 3, 1]))
     routed = (torch.randn(M, K, device=place).half(), *experts, ends)
+    layer = (torch.randn(M, K, device=place), b, scale_b)
     weighted = (
         *routed,
         rows,
@@ -76,6 +78,9 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
         (ops.gemm, (a, b, scale_a, scale_b, none, none, none, 0.5, 0.0, *AUTO, torch.bfloat16)),
         (ops.gemm, (a, b, scale_a, scale_b, bias, bias, c, 1.0, 2.0, *AUTO, torch.float32)),
         (ops.gemm_out, (a, b, scale_a, scale_b, none, bias, c, 0.5, 2.0, *AUTO, out)),
+        (ops.quantize_gemm, (*layer, one, none, none, none, 1.0, 0.5, 0.0, *QUANTIZED, torch.bfloat16)),
+        (ops.quantize_gemm, (*layer, none, bias, bias, c, 0.25, 1.0, 2.0, *QUANTIZED, torch.float32)),
+        (ops.quantize_gemm_out, (*layer, none, none, bias, c, 0.25, 0.5, 2.0, *QUANTIZED, out)),
         (ops.grouped_gemm, (*routed, none, none, none, none, none, 0.5, *AUTO, torch.bfloat16)),
         (ops.grouped_gemm, (*sorted_values, none, none, none, 1.0, *AUTO, torch.float16)),
         (ops.grouped_gemm, (*weighted, 1.0, *AUTO, torch.float32)),
@@ -144,6 +149,9 @@ def test_operators_equal_functions(operands: list[torch.Tensor]) -> None:
         assert same(scale, expected[1])
         back = ops.dequantize(data, scale, none, 0.25, layout, torch.bfloat16)
         assert same(back, nvfp4.dequantize(data, scale, global_scale=g, scale_layout=layout, out_dtype="bfloat16"))
+    wide = torch.randn(M, K)
+    layer = ops.quantize_gemm(wide, b, scale_b, g, none, none, none, 1.0, 0.5, 0.0, *QUANTIZED, torch.float32)
+    assert same(layer, nvfp4.quantize_gemm(wide, b, scale_b, global_scale=g, alpha=0.5))
     assert same(ops.amax_scale(x, "amax6"), nvfp4.amax_scale(x))
     assert same(ops.amax_scale(x[0], "amax6", 1), nvfp4.amax_scale(x[0], by_row=True))
     ends, rows = (torch.tensor(values, dtype=torch.int32) for values in ([2, 5], [4, 0, 3, 40, 1]))
@@ -493,19 +501,23 @@ ops = torch.ops.nvfp4
 def zeros(*shape, dtype=torch.uint8): return on_gpu(torch.zeros(shape, dtype=dtype))
 none, x, one = zeros(0), zeros(5, 64, dtype=torch.float32), zeros(64, dtype=torch.float32)
 a, scale, linear, auto = zeros(5, 32), zeros(128, 4), zeros(5, 4), ("128x4", "auto", 0)
+half = zeros(5, 5, dtype=torch.float16)
+layer = x, a, scale, none, none, none, none, 1.0, 1.0, 0.0
 products = a, a, scale, scale, none, none, none, 1.0, 0.0, *auto
 packed, gates = (zeros(5, 32), zeros(512)), zeros(5, 128, dtype=torch.float32)
 ids, ends = zeros(3, 2, dtype=torch.int32), zeros(2, dtype=torch.int32)
 grouped = zeros(5, 32), zeros(5, 4), zeros(2, dtype=torch.int32)
 calls = {{
     "gemm": lambda: ops.gemm(*products, torch.float32),
-    "gemm_out": lambda: ops.gemm_out(*products, zeros(5, 5, dtype=torch.float16)),
+    "gemm_out": lambda: ops.gemm_out(*products, half),
     "quantize": lambda: ops.quantize(x, none, 1.0, "128x4"),
     "dequantize": lambda: ops.dequantize(a, scale, none, 1.0, "128x4", torch.float16),
     "rms_norm_quantize": lambda: ops.rms_norm_quantize(x, one, none, none, 1.0, 1e-5, "128x4"),
     "rms_norm_quantize_out": lambda: ops.rms_norm_quantize_out(x, one, none, none, 1.0, 1e-5, "128x4", *packed),
     "silu_mul_quantize": lambda: ops.silu_mul_quantize(gates, none, 1.0, "128x4"),
     "silu_mul_quantize_out": lambda: ops.silu_mul_quantize_out(gates, none, 1.0, "128x4", *packed),
+    "quantize_gemm": lambda: ops.quantize_gemm(*layer, "128x4", "amax6", "auto", 0, torch.float32),
+    "quantize_gemm_out": lambda: ops.quantize_gemm_out(*layer, "128x4", "amax6", "auto", 0, half),
     "grouped_quantize": lambda: ops.grouped_quantize(x, none, ends, none, 1.0, "128x4", "amax6"),
     "grouped_quantize_out": lambda: ops.grouped_quantize_out(x, none, ends, none, 1.0, "linear", "amax6", *grouped),
     "amax_scale": lambda: ops.amax_scale(x, "amax6"),

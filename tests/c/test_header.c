@@ -38,6 +38,7 @@ static void check_defaults(void) {
     NO_PADDING(nvfp4_rms_norm_quantize_args);
     NO_PADDING(nvfp4_grouped_quantize_args);
     ENDS_WITH(nvfp4_amax_scale_args, by_row);
+    ENDS_WITH(nvfp4_quantize_gemm_args, block_scale);
     NO_PADDING(nvfp4_gated_args);
     NO_PADDING(nvfp4_gated_quantize_args);
     NO_PADDING(nvfp4_moe_route_args);
@@ -50,6 +51,7 @@ static void check_defaults(void) {
     const nvfp4_gated_args gated = NVFP4_GATED_ARGS;
     const nvfp4_grouped_quantize_args grouped = NVFP4_GROUPED_QUANTIZE_ARGS;
     const nvfp4_gated_quantize_args fused = NVFP4_GATED_QUANTIZE_ARGS;
+    const nvfp4_quantize_gemm_args layer = NVFP4_QUANTIZE_GEMM_ARGS;
     const nvfp4_moe_route_args route = NVFP4_MOE_ROUTE_ARGS;
     const nvfp4_moe_combine_args combine = NVFP4_MOE_COMBINE_ARGS;
     expect(gemm.call.size == sizeof gemm && gemm.alpha_value == 1.0f && gemm.beta == 0.0f && gemm.flags == 0 &&
@@ -69,6 +71,9 @@ static void check_defaults(void) {
     expect(fused.quantize.call.size == sizeof fused && fused.quantize.global_value == 1.0f &&
                fused.activation == NVFP4_SILU && isinf(fused.limit) && fused.alpha == 1.702f,
            "defaults of gated_quantize");
+    expect(layer.gemm.call.size == sizeof layer && layer.gemm.alpha_value == 1.0f && layer.global_value == 1.0f &&
+               layer.global_scale.dtype == NVFP4_NONE && layer.block_scale == NVFP4_AMAX6,
+           "defaults of quantize_gemm");
     expect(amax.call.size == sizeof amax && swizzle.call.size == sizeof swizzle && route.call.size == sizeof route &&
                combine.call.size == sizeof combine,
            "the others begin with their size");

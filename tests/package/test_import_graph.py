@@ -16,11 +16,13 @@ from paths import ROOT
 LAYERS = (
     ("_C", "_types", "_text", "reference"),
     ("torch_ops",),
+    ("_products",),
     ("_api",),
     ("_info", "_tuning"),
     ("packed", "buffers"),
     ("gradient",),
     ("linear", "fp8", "experts_gradient"),
+    ("experts_stack",),
     ("experts_w4a4",),
     ("experts",),
     ("mixture", "invariance"),

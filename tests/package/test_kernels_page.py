@@ -23,6 +23,7 @@ PROGRAM = r"""
 #include "kernels/sm90/prefill_config.h"
 #include "kernels/sm90/gemv_config.h"
 #include "kernels/sm90/grouped_config.h"
+#include "kernels/sm90/grouped_units_config.h"
 #include "kernels/sm90/units_config.h"
 #include <stdio.h>
 
@@ -52,6 +53,9 @@ PROGRAM = r"""
     if (!(bf16)) printf("grouped | %s |%s | %d | %d |\n", #id + sizeof "sm90_grouped_fp16",                           \
             rows == 64 ? SM90_GROUPED_WIDTHS_64(WIDTH) : SM90_GROUPED_WIDTHS_128(WIDTH), stages,                       \
             KIB(SM90_GROUPED_SHARED_BYTES(rows, stages)));
+#define GROUPED_UNITS(id, a_units, bf16, stages, a_stages)                                                            \
+    if (!(bf16)) printf("grouped_units | %d | %d | %d | %d | %d |\n", 8 * a_units, SM90_GROUPED_UNITS_PAIRS / a_units, \
+            stages, a_stages, KIB(SM90_GROUPED_UNITS_SHARED_BYTES(a_units, stages, a_stages)));
 #define SM100(id, group, y, stages, accumulators, gather, multicast)                                                  \
     printf("sm100 | %s | %d | %d | %d | %d x %d | %d x %d | %d of %d |\n", NAME(id) + 1, group, stages,               \
            KIB(SM100_SHARED_BYTES(group, y, stages)), accumulators, y, stages,                                        \
@@ -70,6 +74,7 @@ int main(void) {
     SM90_GEMV_CONFIGS(GEMV)
     SM90_UNITS_CONFIGS(UNITS)
     SM90_GROUPED_CONFIGS(GROUPED)
+    SM90_GROUPED_UNITS_CONFIGS(GROUPED_UNITS)
     SM90_GEMM_CONFIGS(SM90)
     SM90_PREFILL_CONFIGS(PREFILL)
     SM100_GEMM_CONFIGS(SM100)

@@ -84,7 +84,20 @@
     X(grouped_mma_clocks, 1.286)    /* times as many as wgmma's rate says: the clock under load is lower */            \
     X(grouped_hidden_mma, 0.67)     /* share of wgmma's clocks that longer dequantizing does not hide */               \
     X(grouped_hidden_decode, 0.576) /* share of dequantizing's clocks that longer wgmma does not hide */               \
-    X(grouped_tile_clocks, 1740.0)  /* start and end of a tile */
+    X(grouped_tile_clocks, 1740.0)  /* start and end of a tile */                                                      \
+    /* grouped_units.cu: 424 products of experts with bf16 A, by any tiling, in CUDA graphs on an H100: off by 7 %     \
+     * (rms); the tilings that are chosen take 1.7 % longer than the best ones */                                      \
+    X(group_units_fixed_us, 8.96)        /* the kernel's own fixed_us */                                               \
+    X(group_units_tile_clocks, 2031.0)   /* of a team: start and end of a tile */                                      \
+    X(group_units_step_clocks, 436.0)    /* of a warp: A of a step */                                                  \
+    X(group_units_pair_clocks, 492.0)    /* a step of a pair, with 8 rows of A, where all warps work */                \
+    X(group_units_pair16_clocks, 2247.0) /* the same with 16 rows */                                                   \
+    X(group_units_dram, 0.945)           /* share of dram_tb_s with which B is read */                                 \
+    X(group_units_again, 0.528)          /* share of that time to read B again for further rows of a group */          \
+    X(group_units_hidden, 0.259)         /* share of the shorter of memory and warps that the longer does not hide */  \
+    X(group_units_teams8, 1.113)         /* times as long with 8 teams a CTA as with 2 */                              \
+    X(group_units_teams4, 0.946)         /* the same with 4 */                                                         \
+    X(group_units_teams1, 0.937)         /* and with one */
 
 typedef struct sm90_model {
 #define X(name, value) double name;

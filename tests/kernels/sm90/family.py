@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-ALSO_EMULATED = ("constant_b",)  # tests/api/test_*.py, beside those of every family (test_emulated.py)
+ALSO_EMULATED = ("constant_b", "quantize_gemm")  # tests/api/test_*.py, beside those of every family (test_emulated.py)
 NOTICE_COMMON = (  # tests that notice mutants of csrc/kernels/common
     ("kernels/sm90/test_sm90_gemm.py", "kernels/sm90/test_sm90_gemv.py"),
     ("kernels/sm90/test_sm90_prefill.py", "kernels/sm90/test_sm90_streamk.py"),
@@ -40,7 +40,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
         named,
         drawn,
     )
-    grouped = ("kernels/sm90/grouped*.cu*", "kernels/sm90/reorder.cu")
+    grouped = ("kernels/sm90/grouped.cu", "kernels/sm90/grouped_tiles.cuh", "kernels/sm90/reorder.cu")
     grouped_tests = (
         ("api/test_grouped_gemm.py", "-k", "sm_90"),
         suites.on("sm_90", "api/test_grouped_promises.py", "-k", "sm90"),
@@ -53,4 +53,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
         "sm90_prefill": suites.Family(("kernels/sm90/prefill.cu",), tests_of("prefill")),
         "sm90_nn": suites.Family(("kernels/sm90/nn.cu",), nn_tests),
         "sm90_grouped": suites.Family(grouped, grouped_tests),
+        "sm90_grouped_units": suites.Family(
+            ("kernels/sm90/grouped_units.cu",), (("kernels/sm90/test_sm90_grouped_units.py",), *grouped_tests)
+        ),
     }

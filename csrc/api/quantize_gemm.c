@@ -1,0 +1,197 @@
+/* quantize_gemm: the row of the table, the rules, and the two operations that it stands for. Its arguments begin with
+ * those of gemm, its problem with that of gemm, so that gemm's functions take both.
+ *
+ * The rules are those of quantize and of gemm: either checks a call of its own, whose data and scales of A have no
+ * memory yet. On a GPU they lie in the workspace, the product's own behind them. */
+#include <stdlib.h>
+
+#include "api/conversion.h"
+#include "api/gemm.h"
+#include "common/error.h"
+#include "common/math.h"
+
+static void quantize_gemm_defaults(operation_args *args) {
+    nvfp4_quantize_gemm_init(&args->quantize_gemm);
+}
+
+enum { LAYER_A, LAYER_B, LAYER_GLOBAL = 3, LAYER_ALPHA, LAYER_OUT = 7 };
+
+#define AT(field) offsetof(nvfp4_quantize_gemm_args, field)
+static const operation_tensor tensors[] = {
+    [LAYER_A] = {"a", AT(gemm.a), INPUT, HOLDS_FLOATS, 0, 0},
+    [LAYER_B] = {"b", AT(gemm.b), INPUT, HOLDS_VALUES, 0, 0},
+    {"scale_b", AT(gemm.scale_b), INPUT, HOLDS_SCALES, 0, 0},
+    [LAYER_GLOBAL] = {"global_scale", AT(global_scale), INPUT, HOLDS_FLOAT32, 1, 0},
+    [LAYER_ALPHA] = {"alpha", AT(gemm.alpha), INPUT, HOLDS_FLOAT32, 1, 0},
+    {"bias", AT(gemm.bias), INPUT, HOLDS_ANY, 1, 0},
+    {"c", AT(gemm.c), INPUT, HOLDS_ANY, 1, 1},
+    [LAYER_OUT] = {"out", AT(gemm.out), OUTPUT, HOLDS_FLOATS, 0, 0},
+};
+static const operation_scalar scalars[] = {
+    {"global_value", SCALAR_FLOAT, AT(global_value), 1 + LAYER_GLOBAL, NULL},
+    {"alpha_value", SCALAR_FLOAT, AT(gemm.alpha_value), 1 + LAYER_ALPHA, NULL},
+    {"beta", SCALAR_FLOAT, AT(gemm.beta), 0, NULL},
+    {"scale_layout", SCALAR_LAYOUT, AT(gemm.scale_layout), 0, NULL},
+    {"block_scale", SCALAR_BLOCK_SCALE, AT(block_scale), 0, NULL},
+    {"backend", SCALAR_BACKEND, AT(gemm.backend), 0, NULL},
+    {"flags", SCALAR_FLAGS, AT(gemm.flags), 0, NULL},
+};
+#undef AT
+static const operation_result results[] = {{
+    .tensor = LAYER_OUT,
+    .like = LAYER_A,
+    .rank = RANK_MATRIX,
+    .dtype = DTYPE_OF_CALLER,
+    .default_dtype = NVFP4_FP32,
+    .shape = {{SIZE_ROWS, LAYER_A, 1, 1, 1}, {SIZE_ROWS, LAYER_B, 1, 1, 1}, 0},
+}};
+const operation operation_quantize_gemm = {
+    .name = "quantize_gemm",
+    .args_bytes = sizeof(nvfp4_quantize_gemm_args),
+    .least_bytes = sizeof(nvfp4_quantize_gemm_args),
+    .defaults = quantize_gemm_defaults,
+    .tensors = tensors,
+    .tensor_count = COUNT(tensors),
+    .scalars = scalars,
+    .scalar_count = COUNT(scalars),
+    .results = results,
+    .result_count = COUNT(results),
+    .given = RESULTS_NEW_OR_GIVEN,
+    .check = check_quantize_gemm,
+    .plan = quantize_gemm_plan,
+    .bind = bind_gemm,
+    .run = quantize_gemm_run,
+};
+
+/* ---- rules ---- */
+
+/* quantize's arguments by the names that this operation gives them. */
+#define AT(field) offsetof(nvfp4_quantize_args, field)
+static const operation_tensor quantize_part[] = {
+    {"a", AT(x), INPUT, HOLDS_FLOATS, 0, 0},
+    {"global_scale", AT(global_scale), INPUT, HOLDS_FLOAT32, 1, 0},
+};
+#undef AT
+static const operation quantize_of_a = {
+    .name = "quantize_gemm", .tensors = quantize_part, .tensor_count = COUNT(quantize_part)};
+
+/* A contiguous tensor without memory, as a but for its columns. */
+static nvfp4_tensor without_memory(const nvfp4_tensor *a, nvfp4_dtype dtype, int64_t columns) {
+    nvfp4_tensor t = {.dtype = dtype, .device = a->device, .ndim = a->ndim};
+    for (int i = 0; i < t.ndim; i++) t.shape[i] = i == t.ndim - 1 ? columns : a->shape[i];
+    int64_t stride = 1;
+    for (int i = t.ndim - 1; i >= 0; stride *= t.shape[i--]) t.stride[i] = stride;
+    return t;
+}
+
+static int64_t batches_of(const nvfp4_tensor *a) {
+    return a->ndim == 3 ? a->shape[0] : 1;
+}
+
+static nvfp4_tensor scales_of(const nvfp4_tensor *a, nvfp4_layout layout) {
+    const int64_t rows = a->shape[a->ndim - 2], blocks = a->shape[a->ndim - 1] / 16;
+    if (layout == NVFP4_LINEAR) return without_memory(a, NVFP4_E4M3, blocks);
+    return (nvfp4_tensor){.dtype = NVFP4_E4M3,
+                          .device = a->device,
+                          .ndim = 1,
+                          .shape = {batches_of(a) * swizzled_bytes(rows, blocks)},
+                          .stride = {1}};
+}
+
+static nvfp4_status check_one(const nvfp4_quantize_gemm_args *args) {
+    const nvfp4_tensor *g = &args->global_scale;
+    if (args->gemm.flags & NVFP4_NO_TRANSPOSE_B)
+        return REJECT("flags", ("is %u", args->gemm.flags),
+                      ("must be without %d (b not transposed), since a is quantized along K", NVFP4_NO_TRANSPOSE_B));
+    if (!absent(&args->gemm.scale_a))
+        return REJECT("scale_a", ("is given"), ("must be absent, quantize_gemm makes the scales of a"));
+    if (!absent(g) && element_count(g) != 1)
+        return REJECT("global_scale", ("has %lld elements", (long long)element_count(g)), ("must have 1"));
+    return NVFP4_OK;
+}
+
+nvfp4_status check_quantize_gemm(const checked_call *c, prepared_call *call) {
+    const nvfp4_quantize_gemm_args *args = c->args;
+    const nvfp4_tensor *a = &args->gemm.a;
+    prepared_call quantizer;
+    matrix x;
+    nvfp4_status status = check_one(args);
+    if (!status) status = check_layout(args->gemm.scale_layout);
+    if (!status) status = check_matrix(c, a, "[M, K]", "[L, M, K]", READ_ONLY, &x);
+    if (status) return status;
+    const nvfp4_quantize_args quantize = {.call = args->gemm.call,
+                                          .x = *a,
+                                          .data = without_memory(a, NVFP4_UINT8, x.columns / 2),
+                                          .scale = scales_of(a, args->gemm.scale_layout),
+                                          .global_scale = args->global_scale,
+                                          .global_value = args->global_value,
+                                          .scale_layout = args->gemm.scale_layout,
+                                          .block_scale = args->block_scale};
+    nvfp4_gemm_args gemm = args->gemm;
+    gemm.a = quantize.data, gemm.scale_a = quantize.scale;
+    status = check_quantize(&(const checked_call){&quantize_of_a, &quantize}, &quantizer);
+    if (!status) status = check_gemm(&(const checked_call){&operation_gemm, &gemm}, call);
+    call->problem.quantize_gemm.q = quantizer.problem.conversion.quantize;
+    return status;
+}
+
+/* ---- plan and run ---- */
+
+/* Bytes of the data and of the scales of A, each rounded up to the alignment of a workspace. */
+static int64_t data_bytes(const quantize_problem *q) {
+    return ceil_div(q->l * q->rows * q->k / 2, 16) * 16;
+}
+
+static int64_t quantized_bytes(const quantize_problem *q) {
+    const int64_t scales = q->scale_layout == NVFP4_LINEAR ? q->rows * (q->k / 16) : swizzled_bytes(q->rows, q->k / 16);
+    return data_bytes(q) + ceil_div(q->l * scales, 16) * 16;
+}
+
+nvfp4_status quantize_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call) {
+    nvfp4_status status = gemm_plan(context, c, call);
+    if (!status && !call->is_empty && call->where.on_gpu)
+        call->candidate.workspace += quantized_bytes(&call->problem.quantize_gemm.q);
+    return status;
+}
+
+/* Quantizes A to `memory`, then multiplies; `how` has the product's own workspace. */
+static nvfp4_status run_two(nvfp4_context *context, const nvfp4_quantize_gemm_args *args, const prepared_call *call,
+                            uint8_t *memory) {
+    const int64_t bytes = quantized_bytes(&call->problem.quantize_gemm.q);
+    nvfp4_gemm_args gemm = args->gemm;
+    prepared_call quantizer = {.where = call->where}, product = *call;
+    quantize_problem *q = &quantizer.problem.conversion.quantize;
+    gemm_problem *p = &product.problem.gemm;
+    *q = call->problem.quantize_gemm.q;
+    q->x = args->gemm.a.data;
+    q->data = memory, q->scale = memory + data_bytes(q);
+    p->a = q->data, p->sfa = q->scale;
+    if (call->where.on_gpu) {
+        product.candidate.workspace -= bytes;
+        gemm.call.workspace = memory + bytes;
+        gemm.call.workspace_size = (size_t)product.candidate.workspace;
+        gemm.call.allocate = NULL;
+    }
+    nvfp4_status status = NVFP4_OK;
+    if (p->k > 0) {
+        status = conversion_run(context, &(const checked_call){&operation_quantize, args}, &quantizer);
+        /* The quantizer starts after all work before it and writes a alone: whatever wrote b has completed. */
+        p->constant_b = 1;
+    }
+    return status ? status : gemm_run(context, &(const checked_call){&operation_gemm, &gemm}, &product);
+}
+
+nvfp4_status quantize_gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call) {
+    const nvfp4_quantize_gemm_args *args = c->args;
+    void *memory;
+    if (call->where.on_gpu) {
+        nvfp4_status status = find_workspace(c->args, call->candidate.workspace, &memory);
+        return status ? status : run_two(context, args, call, memory);
+    }
+    const int64_t bytes = quantized_bytes(&call->problem.quantize_gemm.q);
+    memory = aligned_alloc(64, (size_t)ceil_div(max_int(bytes, 1), 64) * 64);
+    if (!memory) return fail(NVFP4_OUT_OF_MEMORY, "a: no memory for its %lld bytes as NVFP4", (long long)bytes);
+    nvfp4_status status = run_two(context, args, call, memory);
+    free(memory);
+    return status;
+}
