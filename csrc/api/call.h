@@ -4,14 +4,9 @@
 
 #include "api/context.h"
 #include "common/grouped_problem.h"
+#include "common/quantize_gemm_problem.h"
 #include "plan/conversion.h"
 #include "plan/launch_plan.h"
-
-/* A product whose A is quantized first. */
-typedef struct quantize_gemm_problem {
-    gemm_problem g;     /* a and sfa are q's data and scale */
-    quantize_problem q; /* its x is the call's a */
-} quantize_gemm_problem;
 
 /* A problem as its check leaves it: pointers, sizes and strides. */
 typedef union call_problem {
@@ -27,6 +22,7 @@ typedef struct prepared_call {
     gemm_candidate candidate; /* of a product */
     int32_t candidates;       /* how many there are */
     int32_t is_empty;         /* 1: there is nothing to compute */
+    int32_t is_fused;         /* of quantize_gemm: 1: the candidate quantizes A too */
 } prepared_call;
 
 #endif

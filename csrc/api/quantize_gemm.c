@@ -9,6 +9,7 @@
 #include "api/gemm.h"
 #include "common/error.h"
 #include "common/math.h"
+#include "plan/gemm_family.h"
 
 static void quantize_gemm_defaults(operation_args *args) {
     nvfp4_quantize_gemm_init(&args->quantize_gemm);
@@ -132,6 +133,7 @@ nvfp4_status check_quantize_gemm(const checked_call *c, prepared_call *call) {
     status = check_quantize(&(const checked_call){&quantize_of_a, &quantize}, &quantizer);
     if (!status) status = check_gemm(&(const checked_call){&operation_gemm, &gemm}, call);
     call->problem.quantize_gemm.q = quantizer.problem.conversion.quantize;
+    call->problem.quantize_gemm.q.x = a->data;
     return status;
 }
 
@@ -148,32 +150,36 @@ static int64_t quantized_bytes(const quantize_problem *q) {
 }
 
 nvfp4_status quantize_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call) {
+    const quantize_gemm_problem *p = &call->problem.quantize_gemm;
     nvfp4_status status = gemm_plan(context, c, call);
-    if (!status && !call->is_empty && call->where.on_gpu)
-        call->candidate.workspace += quantized_bytes(&call->problem.quantize_gemm.q);
-    return status;
+    call->is_fused = 0;
+    if (status || call->is_empty || !call->where.on_gpu) return status;
+    const gemm_planner *planner = planner_of(call->candidate.family, p->g.operation, p->g.a_type);
+    const gemm_candidate product = call->candidate;
+    call->is_fused =
+        planner->with_quantizer && planner->with_quantizer(call->where.props, p, &product, &call->candidate);
+    if (!call->is_fused) call->candidate.workspace += quantized_bytes(&p->q);
+    return NVFP4_OK;
 }
 
-/* Quantizes A to `memory`, then multiplies; `how` has the product's own workspace. */
-static nvfp4_status run_two(nvfp4_context *context, const nvfp4_quantize_gemm_args *args, const prepared_call *call,
-                            uint8_t *memory) {
-    const int64_t bytes = quantized_bytes(&call->problem.quantize_gemm.q);
+/* Quantizes A to `memory` and multiplies. On a GPU the product's own workspace lies behind. */
+static nvfp4_status run_in(nvfp4_context *context, const nvfp4_quantize_gemm_args *args, const prepared_call *call,
+                           uint8_t *memory) {
     nvfp4_gemm_args gemm = args->gemm;
-    prepared_call quantizer = {.where = call->where}, product = *call;
-    quantize_problem *q = &quantizer.problem.conversion.quantize;
-    gemm_problem *p = &product.problem.gemm;
-    *q = call->problem.quantize_gemm.q;
-    q->x = args->gemm.a.data;
+    prepared_call product = *call;
+    quantize_problem *q = &product.problem.quantize_gemm.q;
+    gemm_problem *p = &product.problem.quantize_gemm.g;
+    nvfp4_status status = NVFP4_OK;
     q->data = memory, q->scale = memory + data_bytes(q);
     p->a = q->data, p->sfa = q->scale;
     if (call->where.on_gpu) {
-        product.candidate.workspace -= bytes;
-        gemm.call.workspace = memory + bytes;
+        product.candidate.workspace -= quantized_bytes(q);
+        gemm.call.workspace = memory + quantized_bytes(q);
         gemm.call.workspace_size = (size_t)product.candidate.workspace;
         gemm.call.allocate = NULL;
     }
-    nvfp4_status status = NVFP4_OK;
     if (p->k > 0) {
+        const prepared_call quantizer = {.problem.conversion.quantize = *q, .where = call->where};
         status = conversion_run(context, &(const checked_call){&operation_quantize, args}, &quantizer);
         /* The quantizer starts after all work before it and writes a alone: whatever wrote b has completed. */
         p->constant_b = 1;
@@ -184,14 +190,15 @@ static nvfp4_status run_two(nvfp4_context *context, const nvfp4_quantize_gemm_ar
 nvfp4_status quantize_gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call) {
     const nvfp4_quantize_gemm_args *args = c->args;
     void *memory;
+    if (call->is_fused) return gemm_run(context, c, call);
     if (call->where.on_gpu) {
         nvfp4_status status = find_workspace(c->args, call->candidate.workspace, &memory);
-        return status ? status : run_two(context, args, call, memory);
+        return status ? status : run_in(context, args, call, memory);
     }
     const int64_t bytes = quantized_bytes(&call->problem.quantize_gemm.q);
     memory = aligned_alloc(64, (size_t)ceil_div(max_int(bytes, 1), 64) * 64);
     if (!memory) return fail(NVFP4_OUT_OF_MEMORY, "a: no memory for its %lld bytes as NVFP4", (long long)bytes);
-    nvfp4_status status = run_two(context, args, call, memory);
+    nvfp4_status status = run_in(context, args, call, memory);
     free(memory);
     return status;
 }

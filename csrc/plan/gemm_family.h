@@ -4,6 +4,7 @@
 #define NVFP4_PLAN_GEMM_FAMILY_H
 
 #include "common/math.h"
+#include "common/quantize_gemm_problem.h"
 #include "driver/device_props.h"
 #include "driver/kernel_set.h"
 #include "nvfp4.h"
@@ -25,6 +26,11 @@ typedef struct gemm_planner {
      * the rows' distances. -1: the family has no order that serves every M; 0: none for this M, since it is too large.
      * NULL: as -1. A family of the host has one candidate, whose batch_invariant its run_host obeys. */
     int32_t (*batch_invariant)(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
+    /* One kernel that quantizes A too, with the bits of a candidate of the product of the quantized A. 0: there is
+     * none, or it takes longer than a quantizer and that candidate. It is built of a quantize_gemm_problem. NULL: none.
+     */
+    int32_t (*with_quantizer)(const device_props *props, const quantize_gemm_problem *problem, const gemm_candidate *of,
+                              gemm_candidate *out);
     /* Says why there are no candidates: sets the error message and returns its status. */
     nvfp4_status (*reject)(const device_props *props, const gemm_traits *traits);
     /* Fills an initialized launch plan for a candidate of this problem; workspace is aligned to 16. GPU families only.

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import Backend
+from test_driver import launches
 
 import nvfp4
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-SHAPES = [(1, 40, 64), (3, 200, 544), (8, 260, 2064), (2, 5, 130, 80), (16, 136, 1040), (33, 70, 96)]  # [L,] M, N, K
+SHAPES = [
+    (1, 40, 64),
+    (1, 200, 4128),
+    (2, 1, 90, 544),
+    (3, 200, 544),
+    (2, 5, 130, 80),
+    (16, 136, 1040),
+    (33, 70, 96),
+]  # [L,] M, N, K
 
 
 def same(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -54,7 +64,7 @@ def test_bits_of_two_calls(
 
 
 def numbers_of(dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Blocks of zeros, tiny and huge values, infinities, NaN, and random bits."""
+    """Rows of zeros, tiny and huge values, infinities, NaN, and random bits."""
     bits = torch.randint(0, 256, (8, 1056 * dtype.itemsize), dtype=torch.uint8, generator=generator)
     a = bits.view(dtype).clone()
     a[:6] = torch.where(a[:6].isfinite(), a[:6], 0)
@@ -71,9 +81,10 @@ def test_every_kind_of_number(backend: Backend, dtype: torch.dtype, generator: t
     b, scale_b = weights((), 72, 1056, "128x4", backend.device, generator)
     for g in (1.0, 1e-4, 2.0**-50, 2.0**50, 1e-38):
         options = {"global_scale": g, "backend": backend.name, "out_dtype": torch.float32}
-        got, want = nvfp4.quantize_gemm(a, b, scale_b, **options), by_two(a, b, scale_b, **options)
-        assert torch.equal(got.isnan(), want.isnan())
-        assert same(got.nan_to_num(7.0, 8.0, 9.0), want.nan_to_num(7.0, 8.0, 9.0)), g
+        for rows in (a, *a.split(1)):  # one row may have a kernel of its own
+            got, want = nvfp4.quantize_gemm(rows, b, scale_b, **options), by_two(rows, b, scale_b, **options)
+            assert torch.equal(got.isnan(), want.isnan())
+            assert same(got.nan_to_num(7.0, 8.0, 9.0), want.nan_to_num(7.0, 8.0, 9.0)), g
 
 
 @pytest.mark.parametrize("value", [0.0, -0.5, float("inf"), float("nan")])
@@ -81,11 +92,12 @@ def test_scales_that_no_check_sees(backend: Backend, value: float, generator: to
     """On a GPU the host does not read a scale in device memory: its bits lead to those of two calls."""
     if backend.device == "cpu":
         pytest.skip("the host reads it")
-    a = torch.randn(8, 1056, generator=generator).bfloat16().to(backend.device)
     b, scale_b = weights((), 72, 1056, "128x4", backend.device, generator)
-    options = {"global_scale": torch.tensor([value], device=backend.device), "backend": backend.name}
-    got, want = nvfp4.quantize_gemm(a, b, scale_b, **options), by_two(a, b, scale_b, **options)
-    assert torch.equal(got.isnan(), want.isnan()) and same(got.nan_to_num(7.0), want.nan_to_num(7.0))
+    for m in (1, 8):
+        a = torch.randn(m, 1056, generator=generator).bfloat16().to(backend.device)
+        options = {"global_scale": torch.tensor([value], device=backend.device), "backend": backend.name}
+        got, want = nvfp4.quantize_gemm(a, b, scale_b, **options), by_two(a, b, scale_b, **options)
+        assert torch.equal(got.isnan(), want.isnan()) and same(got.nan_to_num(7.0), want.nan_to_num(7.0))
 
 
 def test_strided_rows_and_results(backend: Backend, generator: torch.Generator) -> None:
@@ -165,3 +177,57 @@ def test_compiled(operands: list[torch.Tensor]) -> None:
     for m in (3, 8):
         a = torch.randn(m, b.shape[1] * 2).bfloat16()
         assert same(layer(a), nvfp4.quantize_gemm(a, b, scale_b, global_scale=0.5, alpha=2.0))
+
+
+# ---- which kernels run ----
+
+CALL = """
+    import torch
+    def layer(m, n=4096, k=4096, dtype=torch.bfloat16, at=0, l=None, layout="128x4", **options):
+        batch = () if l is None else (l,)
+        a = torch.zeros(*batch, m, k + 8, dtype=dtype)[..., at : at + k]
+        b = torch.zeros(*batch, n, k // 2, dtype=torch.uint8)
+        columns = k // 16 if layout == "linear" else -(-k // 64) * 4
+        scale = torch.zeros(*batch, n if layout == "linear" else -(-n // 128) * 128, columns, dtype=torch.uint8)
+        nvfp4.quantize_gemm(a, b, scale, scale_layout=layout, **options)
+"""
+ONE = ["nvfp4_sm90_gemv_quantize_bf16_1"]
+needs_gpu_code = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+
+
+def launched(call: str, fake_driver: Path, log: Path, **variables: str) -> list[str]:
+    """The kernels of a call."""
+    rows = launches(f"{CALL.strip()}\n    {call}", fake_driver, log, **variables)
+    return [row[0] for row in rows if row[0].startswith("nvfp4_")]
+
+
+@needs_gpu_code
+def test_one_row_is_one_launch(fake_driver: Path, tmp_path: Path) -> None:
+    """The kernel takes 16-bit numbers on 16 bytes, where sm90_gemv_1 is the plan, A is not too long and no SM quantizes
+    it twice."""
+    calls = {
+        "layer(1)": ONE,
+        "layer(1, k=32768)": ONE,
+        "layer(1, l=3)": ONE,
+        "layer(1, dtype=torch.float16)": ["nvfp4_sm90_gemv_quantize_fp16_1"],
+        "layer(1, at=8)": ONE,
+        "layer(1, k=32768 + 512)": ["nvfp4_quantize_bf16", "nvfp4_sm90_gemv_1"],
+        "layer(1, l=200)": ["nvfp4_quantize_bf16", "nvfp4_sm90_gemv_1"],
+        "layer(1, n=4128, k=4128 + 16)": ["nvfp4_quantize_bf16", None],
+        "layer(1, at=1)": ["nvfp4_quantize_bf16", "nvfp4_sm90_gemv_1"],
+        "layer(1, dtype=torch.float32)": ["nvfp4_quantize_fp32", "nvfp4_sm90_gemv_1"],
+        "layer(1, block_scale='four_over_six')": ["nvfp4_four_over_six_bf16", "nvfp4_sm90_gemv_1"],
+        "layer(1, layout='linear')": ["nvfp4_quantize_bf16", None],
+        "layer(8)": ["nvfp4_quantize_bf16", None],
+    }
+    for i, (call, names) in enumerate(calls.items()):
+        found = launched(call, fake_driver, tmp_path / str(i), FAKE_CC="90", NVFP4_BACKEND="sm90")
+        assert len(found) == len(names) and all(name in (None, kernel) for kernel, name in zip(found, names)), call
+
+
+@needs_gpu_code
+def test_other_gpus_launch_two(fake_driver: Path, tmp_path: Path) -> None:
+    for capability, backend in (("80", "sm80"), ("90", "sm80"), ("100", "sm100"), ("120", "sm120")):
+        log = tmp_path / f"{capability} {backend}"
+        found = launched("layer(1)", fake_driver, log, FAKE_CC=capability, NVFP4_BACKEND=backend)
+        assert found[0] == "nvfp4_quantize_bf16" and found[1].startswith(f"nvfp4_{backend}_")

@@ -219,6 +219,32 @@ static void check_grouped_quantize(nvfp4_context *context) {
            "a scale for each row");
 }
 
+/* Rules that Python's function cannot break, the plan of a call, and one product. */
+static void check_quantize_gemm(nvfp4_context *context) {
+    enum { M = 2, N = 3, K = 16 };
+    static float a[M][K], out[M][N];
+    static uint8_t b[N][K / 2], scale[N];
+    nvfp4_quantize_gemm_args args = NVFP4_QUANTIZE_GEMM_ARGS;
+    nvfp4_plan plan;
+    for (int i = 0; i < M * K; i++) a[i / K][i % K] = 6;
+    memset(b, 0x22, sizeof b), memset(scale, 0x38, sizeof scale);
+    args.gemm.a = matrix(a, NVFP4_FP32, M, K), args.gemm.b = matrix(b, NVFP4_UINT8, N, K / 2);
+    args.gemm.scale_b = matrix(scale, NVFP4_E4M3, N, 1), args.gemm.scale_layout = NVFP4_LINEAR;
+    args.gemm.out = matrix(out, NVFP4_FP32, M, N), args.gemm.a.ndim = args.gemm.out.ndim = 2;
+    args.gemm.flags = NVFP4_NO_TRANSPOSE_B;
+    expect_error(nvfp4_quantize_gemm(context, &args),
+                 "flags: is 4; must be without 4 (b not transposed), since a is quantized along K");
+    args.gemm.flags = 0, args.gemm.scale_a = args.gemm.scale_b;
+    expect_error(nvfp4_quantize_gemm(context, &args),
+                 "scale_a: is given; must be absent, quantize_gemm makes the scales of a");
+    args.gemm.scale_a.dtype = NVFP4_NONE;
+    expect(nvfp4_quantize_gemm_plan(context, &args, &plan) == NVFP4_OK && plan.backend == NVFP4_BACKEND_CPU &&
+               plan.workspace == 0,
+           "on the CPU A needs no workspace of the caller's");
+    expect(out[0][0] == 0, "a plan computes nothing");
+    expect(nvfp4_quantize_gemm(context, &args) == NVFP4_OK && out[1][2] == 96, "16 products of 6 and 1");
+}
+
 int main(void) {
     enum { M = 2, N = 3, K = 16 };
     _Alignas(16) static uint8_t a[M][K / 2], b[N][K / 2];
@@ -266,6 +292,7 @@ int main(void) {
     check_groups(context);
     check_groups_of_values(context);
     check_grouped_quantize(context);
+    check_quantize_gemm(context);
     nvfp4_destroy(context);
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build ha
 
 READ_BY_MAINLOOP, READ_BY_EPILOGUE = ["a", "sfa", "b", "sfb"], ["alpha", "bias", "c"]
 PRE_PASS, STREAMK = "sm90_gemm with the pre-pass", "sm90_gemm stream-K"
+QUANTIZING = "sm90_gemv that quantizes"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ def kinds() -> dict[str, list[Config]]:
         PRE_PASS: [config for config in gemm if not config.dequant_b_in_kernel and not config.streamk],
         STREAMK: [config for config in gemm if config.streamk],
         "sm90_gemv": list(sm90.gemv.CONFIGS.values()),
+        QUANTIZING: list(sm90.gemv.QUANTIZING.values()),
         "sm90_units": list(sm90.units.CONFIGS.values()),
         **{name: [config] for name, config in sm90.prefill.CONFIGS.items()},
         "sm100_gemm": [config for config in sm100_gemm if not config.cp_async and config.cta_group == 1],
@@ -93,11 +95,11 @@ def form_of(
         mma_m, mma_n = (size if whole else size - int(random.integers(size // 2)) for size in (mma_m, mma_n))
         return (mma_n, mma_m) if swap_ab else (mma_m, mma_n)
 
-    if kind == "sm90_gemv":
+    if kind.startswith("sm90_gemv"):
         n, k = int(random.integers(20, 200)), 0 if empty else 32 * int(random.integers(20, 50))
         return Form(
             emulator,
-            lambda: sm90.gemv.Product(emulator, random, config.rows, n, k, out_type=out_type),
+            lambda: sm90.gemv.products_of(config)(emulator, random, config.rows, n, k, out_type=out_type),
             lambda product, _: product.launch(module, config, sms=9, wait=False),
         )
     if kind == "sm90_units":
@@ -209,6 +211,10 @@ def test_operand(kind: str, operand: str, random: Generator) -> None:
     run(kind, operand, random)
 
 
+def test_global_scale(random: Generator) -> None:
+    run(QUANTIZING, "global_scale", random)
+
+
 @pytest.mark.parametrize("operand", ["a", "sfa", *READ_BY_EPILOGUE, "out"])
 @pytest.mark.parametrize("kind", WITH_CONSTANT_B)
 def test_other_operands_than_a_constant_b(kind: str, operand: str, random: Generator) -> None:
@@ -224,7 +230,7 @@ def test_constant_b_is_loaded_early(kind: str, operand: str, random: Generator) 
 
 
 @pytest.mark.parametrize("operand", [*READ_BY_EPILOGUE, "out"])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (STREAMK, "sm90_units")])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (STREAMK, "sm90_units", QUANTIZING)])
 def test_operand_with_empty_k(kind: str, operand: str, random: Generator) -> None:
     """The epilogue then has no pre-pass before it, and waits for no main loop."""
     run(kind, operand, random, empty=True)

@@ -64,11 +64,12 @@ def bounds(device: str, family: str) -> Run:
 
 
 def promises_of_groups(family: str) -> Run:
-    """What every kernel adds in one order for; and experts whose inputs are quantized, which are sm80's."""
+    """What every kernel adds in one order for; and experts, if it takes those whose inputs are quantized."""
     chosen = f"{family} and not bfloat16 and (plans or size or other or without or every_backend)"
-    experts = ("api/test_experts_w4a4.py",) if family == "sm80" else ()
+    experts = ("api/test_experts_w4a4.py",) if "uint8" in ROWS[family]["operations"]["grouped_gemm"] else ()
     arguments = ("api/test_grouped_promises.py", *experts, "-k", chosen)
-    return Run(f"promises of groups of {family}", device_of(family), arguments, 14 if experts else 3)
+    least = 14 if family == "sm80" else 3 + 4 * len(experts)
+    return Run(f"promises of groups of {family}", device_of(family), arguments, least)
 
 
 RUNS = [

@@ -88,7 +88,9 @@ def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "tiny is left out: needs 3.02 MB, 1.00 kB are free" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("option", ["--backend=cpu", "--against=bf16", "--csv=x", "--plot=x", "--markdown"])
+@pytest.mark.parametrize(
+    "option", ["--backend=cpu", "--against=bf16", "--against=bf16,marlin", "--csv=x", "--plot=x", "--markdown"]
+)
 def test_options_of_other_sets(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--set", "experts", option]) == 2
     name = option.partition("=")[0]

@@ -43,14 +43,18 @@
 #include "kernels/common/placement.cuh"
 #include "kernels/common/shared.cuh"
 #include "kernels/sm90/gemv_config.h"
+#include "kernels/sm90/gemv_quantize.cuh"
 
-template <int ROWS_, int WARPS_, int STAGES_> struct config {
+template <int ROWS_, int WARPS_, int STAGES_, int X_ = 0> struct config {
+    static constexpr bool QUANTIZES = X_ != 0; /* A, which has 16 bits */
+    static constexpr int X_TYPE = X_ == 1 ? NVFP4_FP16 : NVFP4_BF16;
     static constexpr int ROWS = ROWS_, WARPS = WARPS_, STAGES = STAGES_, THREADS = SM90_GEMV_THREADS(WARPS);
     static constexpr int LOG2_WARPS = WARPS == 8 ? 3 : WARPS == 16 ? 4 : 5;
     static_assert(1 << LOG2_WARPS == WARPS, "8, 16 or 32 warps");
     static constexpr int SUMS = 4 * ROWS; /* of a lane: one for each quarter and row of A */
     static_assert(ROWS == 1 || ROWS == 2 || ROWS == 4, "sums are halved from lane to lane");
     static_assert(STAGES >= 1, "a stage to copy to");
+    static_assert(ROWS == 1 || !QUANTIZES, "quantized_row");
 };
 
 constexpr int CHUNK_K = 32;                                              /* values of a row of a lane */
@@ -301,6 +305,19 @@ template <class C> struct a_of_step {
     float scales[C::ROWS][2];
     int begin[C::ROWS][2];
 
+    /* One row: 32 codes and two scales, converted in registers. */
+    __device__ __forceinline__ a_of_step(const code_tables &tables, const uint4 &codes, uint32_t two) {
+        const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+        uint32_t v[8], pair, unused;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[2 * i] = tables.doubled(words[i]), v[2 * i + 1] = tables.doubled(upper_half(words[i]));
+        bytes[0][0] = make_uint4(v[0], v[1], v[2], v[3]), bytes[0][1] = make_uint4(v[4], v[5], v[6], v[7]);
+        e4m3x4_to_half2x2(two, pair, unused);
+        const float2 factors = __half22float2(*(const __half2 *)&pair);
+        scales[0][0] = factors.x, scales[0][1] = factors.y;
+    }
+
     template <bool FAST> __device__ __forceinline__ a_of_step(const a_in_shared<C, FAST> &a, int chunk) {
 #pragma unroll
         for (int m = 0; m < C::ROWS; m++) {
@@ -369,7 +386,9 @@ template <class C, bool FAST> __device__ __forceinline__ void gemv(const gemm_pr
                                     s.steps * STEP_CHUNKS};
     /* From threadIdx.x, not `warp`: that is a uniform register, for which ptxas 13.0 has no valid encoding of cp.async
      * with a cache policy. */
-    const uint32_t stages = shared_address(a.row(C::ROWS)) + threadIdx.x / 32 * SM90_GEMV_STEP_BYTES;
+    const quantized_row<C::X_TYPE, C::THREADS> quantized = {a.base, (int)(p.k / 16), s.steps * (SM90_GEMV_STEP_K / 16)};
+    const uint32_t stages = shared_address(C::QUANTIZES ? a.base + SM90_GEMV_X_BYTES(s.steps) : a.row(C::ROWS)) +
+                            threadIdx.x / 32 * SM90_GEMV_STEP_BYTES;
 
     /* The warp's work: every 2^log2_groups-th tile of the CTA, steps [begin, end) of each. */
     const int log2_groups = C::LOG2_WARPS - s.log2_split_k, groups = 1 << log2_groups;
@@ -385,10 +404,16 @@ template <class C, bool FAST> __device__ __forceinline__ void gemv(const gemm_pr
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 
+    float global_scale = 0.0f;
+    if constexpr (C::QUANTIZES) {
+        global_scale = s.global_scale ? *s.global_scale : s.global_value;
+        quantized.copy(p.a + batch * p.a_batch);
+    } else {
 #pragma unroll 1
-    for (int chunk = threadIdx.x; chunk < a.chunks; chunk += C::THREADS)
+        for (int chunk = threadIdx.x; chunk < a.chunks; chunk += C::THREADS)
 #pragma unroll 1
-        for (int m = 0; m < C::ROWS; m++) a.copy(p, batch, m, chunk);
+            for (int m = 0; m < C::ROWS; m++) a.copy(p, batch, m, chunk);
+    }
     cp_async_commit_group();
 
     /* Output column `index` of this CTA; a tile has 8. */
@@ -408,10 +433,14 @@ template <class C, bool FAST> __device__ __forceinline__ void gemv(const gemm_pr
     for (int i = -C::STAGES; i < max(todo, 1); i++) {
         if (i == 0) {
             cp_async_wait_group<C::STAGES>(); /* A */
+            if constexpr (C::QUANTIZES) {
+                quantized.quantize(global_scale);
+            } else {
 #pragma unroll 1
-            for (int chunk = threadIdx.x; chunk < a.chunks; chunk += C::THREADS)
+                for (int chunk = threadIdx.x; chunk < a.chunks; chunk += C::THREADS)
 #pragma unroll 1
-                for (int m = 0; m < C::ROWS; m++) a.decode(p, tables, m, chunk);
+                    for (int m = 0; m < C::ROWS; m++) a.decode(p, tables, m, chunk);
+            }
             /* Prefetch the epilogue's inputs to L2. */
             if ((int)threadIdx.x < tiles * 8 && (p.alpha || p.bias || p.c) && column(threadIdx.x) < p.n) {
                 int64_t n = column(threadIdx.x);
@@ -429,7 +458,13 @@ template <class C, bool FAST> __device__ __forceinline__ void gemv(const gemm_pr
             const uint8_t *from = shared + (stage - shared_address(shared));
             const uint8_t *scales = from + SCALES_OFFSET + lane / 2 * 16;
             const uint32_t mask = used.step + 1 == s.steps ? last_mask : 0x7F7F;
-            const a_of_step<C> a_now(a, used.step * STEP_CHUNKS + lane_chunk);
+            const a_of_step<C> a_now = [&] {
+                const int chunk = used.step * STEP_CHUNKS + lane_chunk;
+                if constexpr (C::QUANTIZES)
+                    return a_of_step<C>(tables, quantized.codes_of(chunk), quantized.scales_of(chunk) & mask);
+                else
+                    return a_of_step<C>(a, chunk);
+            }();
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const uint4 values = ((const uint4 *)from)[j * 32 + lane];
@@ -491,3 +526,11 @@ template <class C, bool FAST> __device__ __forceinline__ void gemv(const gemm_pr
             gemv<config<__VA_ARGS__>, false>(p, s);                                                                    \
     }
 SM90_GEMV_CONFIGS(KERNEL)
+
+/* The kernels that quantize have the FAST code alone. */
+#define QUANTIZE_KERNEL(id, ...)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(config<__VA_ARGS__>::THREADS, 1)                                      \
+        nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm90_gemv_schedule s) {             \
+        gemv<config<__VA_ARGS__>, true>(p, s);                                                                         \
+    }
+SM90_GEMV_QUANTIZE_CONFIGS(QUANTIZE_KERNEL)

@@ -15,6 +15,16 @@
     X(sm90_gemv_2, 2, 16, 2)                                                                                           \
     X(sm90_gemv_4, 4, 16, 2)
 
+/* Instantiations that quantize a 16-bit A themselves (sm90/gemv_quantize.cuh), for K up to QUANTIZE_MOST_K: for 16384
+ * that takes 0.5 us in a graph where a quantizer and its launch take 2.8 (H100), and it takes longer in proportion to
+ * K. */
+/*    id, rows, warps, stages, x (fp16 1 / bf16 2) */
+#define SM90_GEMV_QUANTIZE_CONFIGS(X)                                                                                  \
+    X(sm90_gemv_quantize_fp16_1, 1, 8, 3, 1)                                                                           \
+    X(sm90_gemv_quantize_bf16_1, 1, 8, 3, 2)
+
+#define SM90_GEMV_QUANTIZE_MOST_K 32768
+
 #define SM90_GEMV_STEP_K     512 /* values along K */
 #define SM90_GEMV_TILE_N     8
 #define SM90_GEMV_STEP_BYTES (SM90_GEMV_TILE_N * (SM90_GEMV_STEP_K / 2 + SM90_GEMV_STEP_K / 16))
@@ -31,6 +41,8 @@
 #define SM90_GEMV_A_BYTES(rows, steps)        ((rows) * (steps) * (SM90_GEMV_STEP_K / 16) * ((rows) == 1 ? 16 + 4 : 16 + 8))
 #define SM90_GEMV_STAGES_BYTES(warps, stages) ((warps) * (stages) * SM90_GEMV_STEP_BYTES)
 #define SM90_GEMV_PARTIALS_LIMIT              16384 /* bytes of the partials of a schedule */
+/* In place of A_BYTES, of a kernel that quantizes: a row of 16-bit values, its codes and scales. */
+#define SM90_GEMV_X_BYTES(steps) ((steps) * (SM90_GEMV_STEP_K / 16) * (32 + 8 + 1))
 /* How an instantiation is loaded: its kernel_entry, for the host. */
 #define SM90_GEMV_ENTRY(id, rows, warps, ...)                                                                          \
     {.name = "nvfp4_" #id, .fatbin = "sm90_gemv", .threads = SM90_GEMV_THREADS(warps), .more_shared = 1, .pdl = 1},
@@ -59,7 +71,8 @@ typedef struct sm90_gemv_schedule {
     int32_t full_ctas; /* CTAs below it have tiles_per_cta tiles, the others one less; 0: all have tiles_per_cta */
     int32_t steps;
     int32_t log2_split_k;
-    int32_t padding_;
+    float global_value;        /* where the kernel quantizes A, and global_scale is NULL */
+    const float *global_scale; /* and there */
 } sm90_gemv_schedule;
 
 #endif

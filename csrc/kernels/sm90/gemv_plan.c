@@ -14,6 +14,16 @@ static const gemv_config configs[] = {
 #undef X
 };
 
+/* The instantiations that quantize A, by the type of x. */
+static const struct {
+    gemv_config config;
+    int32_t x_type;
+} quantizing[] = {
+#define X(id, rows, warps, stages, x) {{KERNEL_##id, rows, warps, stages}, (x) == 1 ? NVFP4_FP16 : NVFP4_BF16},
+    SM90_GEMV_QUANTIZE_CONFIGS(X)
+#undef X
+};
+
 typedef struct IS_TILING gemv_tiling {
     sm90_gemv_schedule schedule;
     int32_t shared_bytes, padding_;
@@ -110,13 +120,62 @@ static gemm_problem transposed(const gemm_problem *p) {
     return t;
 }
 
+static void add_launch(const gemm_problem *p, const gemm_candidate *c, const sm90_gemv_schedule *s, launch_plan *out) {
+    launch_step *step = add_step(out, c->kernel, c->grid, TILING(const gemv_tiling, c)->shared_bytes);
+    *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
+    *(sm90_gemv_schedule *)add_param(out, step, sizeof *s) = *s;
+}
+
 static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
     (void)props, (void)workspace;
-    const gemv_tiling *tiling = TILING(const gemv_tiling, c);
-    launch_step *step = add_step(out, c->kernel, c->grid, tiling->shared_bytes);
-    *(gemm_problem *)add_param(out, step, sizeof *p) = c->swap_ab ? transposed(p) : *p;
-    *(sm90_gemv_schedule *)add_param(out, step, sizeof tiling->schedule) = tiling->schedule;
+    const gemm_problem exchanged = c->swap_ab ? transposed(p) : *p;
+    add_launch(&exchanged, c, &TILING(const gemv_tiling, c)->schedule, out);
 }
 
 const sm90_kind sm90_gemv_kind = {.operation = OP_GEMM, .candidates = candidates, .build = build};
+
+/* ---- A quantized in the kernel ---- */
+
+/* What the kernel's FAST code takes. */
+static int is_fast(const gemm_problem *p) {
+    return p->scale_layout == NVFP4_128X4 && p->aligned16 && p->k % 32 == 0 && (p->b_pitch | p->sfb_pitch) >> 26 == 0;
+}
+
+int32_t sm90_gemv_with_quantizer(const device_props *props, const quantize_gemm_problem *p, const gemm_candidate *of,
+                                 gemm_candidate *out) {
+    const quantize_problem *q = &p->q;
+    const int64_t bits = (int64_t)(uintptr_t)q->x | (q->l > 1 ? q->x_batch : 0);
+    if (of->kernel != KERNEL_sm90_gemv_1 || of->swap_ab || !is_fast(&p->g) || bits % 16) return 0;
+    if (q->block_scale != NVFP4_AMAX6 || q->k == 0 || q->k > SM90_GEMV_QUANTIZE_MOST_K) return 0;
+    if (of->grid > props->sm_count) return 0; /* an SM would quantize A again for its next CTA */
+    for (size_t i = 0; i < sizeof quantizing / sizeof *quantizing; i++) {
+        const gemv_config *c = &quantizing[i].config;
+        const sm90_gemv_schedule *s = &TILING(const gemv_tiling, of)->schedule;
+        if (quantizing[i].x_type != q->x_type) continue;
+        const int64_t stages = min_int(c->stages, busiest_steps(c, s, s->log2_split_k));
+        const int64_t shared = SM90_GEMV_PARTIALS_BYTES(1, s->tiles_per_cta, 1 << s->log2_split_k) +
+                               SM90_GEMV_X_BYTES(s->steps) + c->warps * stages * SM90_GEMV_STEP_BYTES;
+        if (shared > props->shared_per_block) return 0;
+        *out = *of;
+        out->kernel = c->kernel;
+        out->reason = "A has one row only: each CTA quantizes it while its first loads of B are under way";
+        TILING(gemv_tiling, out)->shared_bytes = (int32_t)shared;
+        return 1;
+    }
+    return 0;
+}
+
+static void build_quantizing(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+                             launch_plan *out) {
+    (void)props, (void)workspace;
+    const quantize_problem *q = &((const quantize_gemm_problem *)p)->q;
+    gemm_problem of_x = *p;
+    sm90_gemv_schedule s = TILING(const gemv_tiling, c)->schedule;
+    of_x.a = q->x, of_x.a_pitch = q->x_pitch, of_x.a_batch = q->x_batch;
+    of_x.a_type = q->x_type, of_x.sfa = NULL;
+    s.global_scale = q->global_scale, s.global_value = q->global_value;
+    add_launch(&of_x, c, &s, out);
+}
+
+const sm90_kind sm90_gemv_quantize_kind = {.operation = GEMM_OPERATIONS, .build = build_quantizing};

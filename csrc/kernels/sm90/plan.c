@@ -78,6 +78,13 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     kind_of(c->kernel)->build(props, p, c, workspace, out);
 }
 
+static int32_t with_quantizer(const device_props *props, const quantize_gemm_problem *p, const gemm_candidate *of,
+                              gemm_candidate *out) {
+    if (!sm90_gemv_with_quantizer(props, p, of, out)) return 0;
+    out->name = kernels[out->kernel].name;
+    return 1;
+}
+
 /* NVFP4_OK: the GPU has enough shared memory. */
 static nvfp4_status reject_memory(const device_props *props) {
     int32_t least = INT32_MAX;
@@ -145,7 +152,7 @@ static nvfp4_status reject_grouped(const device_props *props, const gemm_traits 
      .reject = why,                                                                                                    \
      .build = build,                                                                                                   \
      __VA_ARGS__}
-static const gemm_planner gemm = PLANNER(TAKES_E2M1 | TAKES_16_BIT, reject, );
+static const gemm_planner gemm = PLANNER(TAKES_E2M1 | TAKES_16_BIT, reject, .with_quantizer = with_quantizer);
 static const gemm_planner gemm_nn = PLANNER(TAKES_16_BIT, reject_nn, );
 static const gemm_planner grouped = PLANNER(TAKES_16_BIT, reject_grouped, .takes_by_batch = 1);
 

@@ -23,6 +23,7 @@
     X(gemv, SM90_GEMV_CONFIGS, SM90_GEMV_ENTRY)                                                                        \
     X(prefill, SM90_PREFILL_CONFIGS, SM90_PREFILL_ENTRY)                                                               \
     X(units, SM90_UNITS_CONFIGS, SM90_UNITS_ENTRY)                                                                     \
+    X(gemv_quantize, SM90_GEMV_QUANTIZE_CONFIGS, SM90_GEMV_ENTRY)                                                      \
     X(nn, SM90_NN_CONFIGS, SM90_NN_ENTRY)                                                                              \
     X(grouped_units, SM90_GROUPED_UNITS_CONFIGS, SM90_GROUPED_UNITS_ENTRY)                                             \
     X(grouped, SM90_GROUPED_CONFIGS, SM90_GROUPED_ENTRY)
@@ -42,7 +43,7 @@ enum {
 /* How the kernels of a kind are planned: functions as in a gemm_family. plan.c adds the family and the kernel's name to
  * the candidates. */
 typedef struct sm90_kind {
-    gemm_operation operation;
+    gemm_operation operation; /* GEMM_OPERATIONS: none, a kind that stands for a candidate of another */
     int32_t (*candidates)(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                           gemm_candidate *out);
     /* NULL: no order of additions serves every M. */
@@ -55,6 +56,10 @@ typedef struct sm90_kind {
 #define X(kind, ...) extern const sm90_kind sm90_##kind##_kind;
 SM90_KINDS(X)
 #undef X
+
+/* A kernel of sm90/gemv.cu that quantizes A too: gemm_planner.with_quantizer, of a candidate of the family. */
+int32_t sm90_gemv_with_quantizer(const device_props *props, const quantize_gemm_problem *problem,
+                                 const gemm_candidate *of, gemm_candidate *out);
 
 /* All candidates of the product with their times under given constants. */
 int32_t sm90_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,

@@ -48,7 +48,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
     )
     return {
         "sm90_gemm": suites.Family(gemm, gemm_tests),
-        "sm90_gemv": suites.Family(("kernels/sm90/gemv.cu",), tests_of("gemv")),
+        "sm90_gemv": suites.Family(("kernels/sm90/gemv.cu", "kernels/sm90/gemv_quantize.cuh"), tests_of("gemv")),
         "sm90_units": suites.Family(("kernels/sm90/units.cu", "kernels/sm90/units.cuh"), tests_of("units")),
         "sm90_prefill": suites.Family(("kernels/sm90/prefill.cu",), tests_of("prefill")),
         "sm90_nn": suites.Family(("kernels/sm90/nn.cu",), nn_tests),

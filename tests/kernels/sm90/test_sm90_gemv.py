@@ -14,10 +14,10 @@ import numpy
 import pytest
 from harness import sass
 from harness.launch import SHARED_LIMIT, load, timing
-from harness.values import NAN, TYPES, swizzle_scales
+from harness.values import BF16, NAN, TYPES, swizzle_scales
 from paths import CSRC
 from sm90 import few_rows
-from sm90.gemv import CONFIGS, FAMILY, Product, schedule
+from sm90.gemv import CONFIGS, FAMILY, QUANTIZING, Product, products_of, schedule
 
 import nvfp4
 
@@ -127,3 +127,65 @@ def test_machine_code(tmp_path: Path) -> None:
         assert in_steps == 2 * products
         copies = kernel.all("LDGSTS.*128")
         assert copies and not any("+UR" in copy.operands.split("]")[0] for copy in copies)
+
+
+# ---- A quantized in the kernel ----
+
+of_each_type = pytest.mark.parametrize("name", QUANTIZING)
+
+
+@of_each_type
+def test_quantized_products(name: str, random: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any N, blocks of 32 of K, batches, few SMs and many, every split of K; the global scale in memory and by value:
+    equal bits, nothing written out of bounds."""
+    config = QUANTIZING[name]
+    for case in range(6 * SEEDS):
+        monkeypatch.setenv("EMULATE_LANES", ("together", "apart")[case // 2 % 2])
+        emulator, module = load(config, timing(random, case))
+        n, l = int(random.integers(1, (40, 300)[case % 2])), int(random.integers(1, 4))
+        k = 32 * int(random.integers(1, 40)) + int(random.choice([0, 512, 4096, 8192]))
+        sms, split_k = int(random.choice([1, 3, 7, 132])), int(random.choice([0, 1, 8]))
+        print(f"1 x {n} x {k} x {l}, {sms} SMs, split_k {split_k}")
+        product = products_of(config)(emulator, random, 1, n, k, l, out_type=TYPES[case % 3])
+        split_k = min(split_k, 1 << (max(1, config.steps(k)).bit_length() - 1))
+        product.launch(module, config, sms, split_k if sms > 3 else 0)
+        product.check()
+
+
+@pytest.mark.parametrize("scale", [2.0**-60, 2.0**60])
+def test_global_scales_out_of_range(scale: float, random: numpy.random.Generator) -> None:
+    """Where quotients by a reciprocal would lose bits, there are divisions. No fp16 number reaches such scales."""
+    (config,) = (config for config in QUANTIZING.values() if products_of(config).keywords["x_type"] == BF16)
+    emulator, module = load(config, timing(random, 0))
+    product = products_of(config)(emulator, random, 1, 70, 1056)
+    product.global_scale = scale
+    product.place_x(product.decoded(0) * scale, 0)
+    product.launch(module, config)
+    product.check()
+
+
+@of_each_type
+def test_quantized_nan(name: str, random: numpy.random.Generator) -> None:
+    """A NaN in A makes the whole row NaN; infinities saturate."""
+    config = QUANTIZING[name]
+    emulator, module = load(config, timing(random, 0))
+    for number in (numpy.nan, numpy.inf):
+        product = products_of(config)(emulator, random, 1, 150, 1056, 2)
+        x = product.decoded(0) * product.global_scale
+        x[1, 0, 777] = number
+        product.place_x(x, 1)
+        product.launch(module, config)
+        result = product.result()
+        assert (result[0] == product.expected()[0].astype("f4")).all()
+        assert numpy.isnan(result[1]).all() if numpy.isnan(number) else numpy.isfinite(result[1]).all()
+
+
+@of_each_type
+def test_quantized_epilogues(name: str, random: numpy.random.Generator) -> None:
+    for case in range(6):
+        few_rows.epilogue(products_of(QUANTIZING[name]), QUANTIZING[name], 1, 1024, case, random)
+
+
+@of_each_type
+def test_quantized_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
+    few_rows.calls_in_a_row(products_of(QUANTIZING[name]), QUANTIZING[name], 1, 0, random)
