@@ -187,7 +187,8 @@ def make_quantize_gemm(make: Maker) -> Call:
 
     def define(a: Any, out: Any, out_dtype: Any, global_scale: Any, block_scale: Any, **others: Any) -> torch.Tensor:
         layout = others["scale_layout"]
-        data, scale = reference.quantize(a, global_scale=global_scale, scale_layout=layout, block_scale=block_scale)
+        g = 1.0 if global_scale is None else torch.as_tensor(global_scale).reshape(())
+        data, scale = reference.quantize(a, global_scale=g, scale_layout=layout, block_scale=block_scale)
         dtype = out.dtype if out is not None else a.dtype if out_dtype is None else out_dtype
         others.pop("batch_invariant")
         return reference.gemm(data, others.pop("b"), scale, others.pop("scale_b"), **others, out_dtype=dtype)
