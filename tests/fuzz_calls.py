@@ -162,6 +162,40 @@ def make_quantize(make: Maker) -> Call:
     return Call(call, define, args, None, make.buffers)
 
 
+def make_quantize_gemm(make: Maker) -> Call:
+    """A has a 6 in each block, so that it quantizes to its values and scales."""
+    m, n, k = make.pick(1, 5, 130, 0), make.pick(1, 3, 33, 0), make.pick(16, 48, 96, 0)
+    batch, layout = make.pick((), (2,), (0,)), make.pick("128x4", "linear")
+    data, scale = make.data(*batch, m, k // 2), make.scales(*batch, n, k // 16)
+    data[..., ::8] |= 7
+    dtype = make.pick(torch.float16, torch.bfloat16, torch.float32)
+    a = reference.dequantize(data, make.scales(*batch, m, k // 16), scale_layout="linear", global_scale=0.25)
+    args: Arguments = {
+        "a": make.place("a", a.to(dtype)),
+        "b": make.place("b", make.data(*batch, n, k // 2)),
+        "scale_b": make.place("scale_b", reference.swizzle(scale, 127) if layout == "128x4" else scale),
+        "global_scale": make.pick(0.25, make.place("global_scale", torch.tensor([0.25]))),
+        "alpha": make.pick(None, 0.5, make.place("alpha", make.normal(n))),
+        "bias": make.pick(None, make.place("bias", make.normal(n))),
+        "out": make.place("out", torch.full((*batch, m, n), math.nan, dtype=dtype)),
+        "out_dtype": make.pick(None, dtype),
+        "scale_layout": layout,
+        "block_scale": make.pick("amax6", "four_over_six"),
+        "batch_invariant": make.pick(False, True),
+    }
+    make.buffers = {name: buffer for name, buffer in make.buffers.items() if isinstance(args[name], torch.Tensor)}
+
+    def define(a: Any, out: Any, out_dtype: Any, global_scale: Any, block_scale: Any, **others: Any) -> torch.Tensor:
+        layout = others["scale_layout"]
+        g = 1.0 if global_scale is None else torch.as_tensor(global_scale).reshape(())
+        data, scale = reference.quantize(a, global_scale=g, scale_layout=layout, block_scale=block_scale)
+        dtype = out.dtype if out is not None else a.dtype if out_dtype is None else out_dtype
+        others.pop("batch_invariant")
+        return reference.gemm(data, others.pop("b"), scale, others.pop("scale_b"), **others, out_dtype=dtype)
+
+    return Call(nvfp4.quantize_gemm, define, args, "out", make.buffers)
+
+
 def make_dequantize(make: Maker) -> Call:
     batch, rows, k = make.pick((), (2,), (0,)), make.pick(1, 5, 130, 0), make.pick(16, 48, 80, 0)
     layout = make.pick("128x4", "linear")

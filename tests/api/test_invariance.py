@@ -73,13 +73,16 @@ def test_an_fp32_product_is_that_of_the_dense_weight(device: str, generator: tor
 def test_gemm_is_told(activations: str | None, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU every product of gemm is batch invariant, so bits alone would not tell."""
     told: list[bool] = []
-    gemm = _api.gemm
 
-    def spied(*arguments: Any, **options: Any) -> Any:
-        told.append(options["batch_invariant"])
-        return gemm(*arguments, **options)
+    def spied(name: str, call: Callable[..., Any]) -> None:
+        def tell(*arguments: Any, **options: Any) -> Any:
+            told.append(options["batch_invariant"])
+            return call(*arguments, **options)
 
-    monkeypatch.setattr(_api, "gemm", spied)
+        monkeypatch.setattr(_api, name, tell)
+
+    for name in ("gemm", "quantize_gemm"):
+        spied(name, getattr(_api, name))
     own = layer(activations)
     for value in (True, False):
         own.batch_invariant = value
