@@ -29,6 +29,7 @@ def quantize(
     block_scale: str = "amax6",
     ends: AnyArray | None = None,
     rows: AnyArray | None = None,
+    out: tuple[Array, Array, Array] | None = None,
 ) -> tuple[Array, ...]:
     """Quantizes numbers to NVFP4: x is approximated by value * scale * global_scale.
 
@@ -54,6 +55,8 @@ def quantize(
             ends counts, clamped to 0 .. T. x is [R, K]. Default: None.
         rows (Tensor, optional): int32 [T]. Row i of the result is quantized from row rows[i] of x, [R, K]. An index
             outside of x gives a row of scales NaN. Default: None, where T = R, and row i is row i.
+        out (tuple of three Tensors, optional): (data, scale, scale_rows), which are written to, with `ends` or `rows`.
+            scale_rows has E elements, 1 without `ends`, and is written in both layouts. Default: new tensors.
 
     Returns:
         (data, scale), or with `ends` and "128x4" (data, scale, scale_rows).
@@ -91,13 +94,15 @@ def quantize(
     if tracing:
         from nvfp4 import torch_ops
     if ends is None and rows is None:
+        if out is not None:
+            raise _C.Error("out: is given without ends and rows; must be None then")
         if tracing:
             return torch_ops.call("quantize", x, global_scale, scale_layout, block_scale)
         return _C.quantize(x, global_scale, scale_layout, block_scale)
     if tracing:
-        results = torch_ops.call("grouped_quantize", x, global_scale, ends, rows, scale_layout, block_scale, None)
+        results = torch_ops.call("grouped_quantize", x, global_scale, ends, rows, scale_layout, block_scale, out)
     else:
-        results = _C.grouped_quantize(x, global_scale, ends, rows, scale_layout, block_scale, None)
+        results = _C.grouped_quantize(x, global_scale, ends, rows, scale_layout, block_scale, out)
     return results if ends is not None and scale_layout == "128x4" else results[:2]
 
 
@@ -379,6 +384,7 @@ def gated_quantize(
     global_scale: float | AnyArray | None = None,
     ends: AnyArray | None = None,
     scale_layout: str = "128x4",
+    out: tuple[Array, Array, Array] | None = None,
 ) -> tuple[Array, ...]:
     """Quantizes a gated activation in one pass over memory: quantize of gated's result in float32, which is not stored.
 
@@ -393,12 +399,13 @@ def gated_quantize(
             With `ends`, [E] has one for each group.
         ends (Tensor, optional): int32 [E], the ends of groups of rows, as for quantize. gate is [R, N]. Default: None.
         scale_layout (str, optional): the layout of the scales, "128x4" or "linear" (see gemm). Default: "128x4".
+        out (tuple of three Tensors, optional): (data, scale, scale_rows), which are written to. Default: new tensors.
+            scale_rows is int32 and has E elements, 1 without `ends`.
 
     Returns:
         (data, scale), or with `ends` and "128x4" (data, scale, scale_rows), as quantize returns them for [.., R, N].
 
-    Every backend gives the same bytes. silu_mul_quantize is the same for gate and up in one tensor, and can write to
-    tensors that exist.
+    Every backend gives the same bytes. silu_mul_quantize is the same for gate and up in one tensor.
 
     Raises:
         nvfp4.Error: an argument breaks a rule.
@@ -417,10 +424,10 @@ def gated_quantize(
         from nvfp4 import torch_ops
 
         results = torch_ops.call(
-            "gated_quantize", gate, up, global_scale, ends, activation, limit, alpha, scale_layout, None
+            "gated_quantize", gate, up, global_scale, ends, activation, limit, alpha, scale_layout, out
         )
     else:
-        results = _C.gated_quantize(gate, up, global_scale, ends, activation, limit, alpha, scale_layout, None)
+        results = _C.gated_quantize(gate, up, global_scale, ends, activation, limit, alpha, scale_layout, out)
     return results if ends is not None and scale_layout == "128x4" else results[:2]
 
 

@@ -56,11 +56,12 @@ def activated(
 ) -> Rows:
     """The results of an activation, which are not rounded before they are quantized."""
     scales, _ = stack.input_scales()
-    options = {"limit": limit, "alpha": alpha}
     if scales is None:
-        return quantized(stack, _api.gated(gate, up, activation, **options, out_dtype=torch.float32), ends, None)
+        h = _api.gated(gate, up, activation, limit=limit, alpha=alpha, out_dtype=torch.float32)
+        return quantized(stack, h, ends, None)
+    layout = layout_of(stack)
     made = _api.gated_quantize(
-        gate, up, activation, **options, global_scale=scales, ends=ends, scale_layout=layout_of(stack)
+        gate, up, activation, limit=limit, alpha=alpha, global_scale=scales, ends=ends, scale_layout=layout
     )
     return Rows(made[0], made[1], made[2] if len(made) > 2 else None, None)
 
