@@ -193,7 +193,10 @@ int main(void) {
                     grouped_problem p = grouped(OP_GROUPED, rows_of_result[m], columns[n], depths[k], groups_of[e],
                                                 1 + (int32_t)((m + k) % 3), v);
                     if ((m + e) % 7 == 3) p.g.scale_layout = NVFP4_LINEAR;
-                    if ((n + e) % 3 == 1) p.a_rows = p.g.m / 2 + 1;
+                    if ((n + e) % 3 == 1)
+                        p.a_rows = p.g.m / 2 + 1;
+                    else if ((m + n) % 2)
+                        p.rows = NULL;
                     static candidate_list list;
                     one(g, &p, v, (m + n + k + e) % 3 == 0);
                     check_batch_invariant(&p);

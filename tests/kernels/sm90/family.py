@@ -42,6 +42,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
     )
     grouped = ("kernels/sm90/grouped.cu", "kernels/sm90/grouped_tiles.cuh", "kernels/sm90/reorder.cu")
     grouped_tests = (
+        ("kernels/sm90/test_sm90_grouped.py",),
         ("api/test_grouped_gemm.py", "-k", "sm_90"),
         suites.on("sm_90", "api/test_grouped_promises.py", "-k", "sm90"),
         drawn,

@@ -13,6 +13,7 @@ import pytest
 from harness import sass
 from harness.headers import Config
 from harness.launch import SHARED_LIMIT, load, timing
+from harness.predecessor import Predecessor
 from harness.values import E4M3, FP16, NAN, TYPES, VALUES, rounded, stored, swizzle_scales
 from sm90.grouped_units import CONFIGS, MOST_PAIRS, STEP_K, WARPS, Product
 
@@ -203,6 +204,26 @@ def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
             if not config.bf16:
                 exact = call.expected() * 2.0**-10
                 assert numpy.allclose(call.result(), rounded(exact, FP16), rtol=2**-9, atol=2**-14)
+
+
+@pytest.mark.parametrize("operand", ["a", "b", "scale_b", "ends", "rows", "row_scale", "alpha"])
+def test_late_operands(operand: str, random: numpy.random.Generator) -> None:
+    """The grid before writes an operand late."""
+    config = CONFIGS[str(random.choice(list(CONFIGS)))]
+    for case in range(3 * SEEDS):
+        emulator, module = load(config, timing(random, case))
+        product = Product(emulator, random, config, [3, 3, 20], 150, 800, parts=2)
+        product.scale_rows(random)
+        product.alpha = float(random.choice([0.5, 2.0]))
+        product.keep(numpy.array([product.alpha], "f4"), "alpha", alpha_stride=0)
+        arrays = {"a": product.arrays[0], "b": product.arrays[2], "scale_b": product.arrays[3]}
+        arrays |= {"ends": product.placed_ends, "rows": product.placed_rows, "row_scale": product.row_scale}
+        late = (arrays | {"alpha": product.kept["alpha"]})[operand]
+        before = Predecessor(emulator, "sm90")
+        before.writes(late, {"ends": (0, 20, -1)[case % 3], "rows": 0, "b": 0, "scale_b": 0}.get(operand))
+        with before.launched():
+            product.launch(module, config, 3, int(random.integers(2)), 2, wait=False)
+        product.check(product.expected() * product.alpha)
 
 
 def test_shared_memory() -> None:
