@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -195,9 +196,9 @@ ONE = ["nvfp4_sm90_gemv_quantize_bf16_1"]
 needs_gpu_code = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
 
-def launched(call: str, fake_driver: Path, log: Path, **variables: str) -> list[str]:
-    """The kernels of a call."""
-    rows = launches(f"{CALL.strip()}\n    {call}", fake_driver, log, **variables)
+def launched(calls: Iterable[str], fake_driver: Path, log: Path, **variables: str) -> list[str]:
+    """The kernels of calls in one process."""
+    rows = launches("\n    ".join([CALL.strip(), *calls]), fake_driver, log, **variables)
     return [row[0] for row in rows if row[0].startswith("nvfp4_")]
 
 
@@ -220,14 +221,17 @@ def test_one_row_is_one_launch(fake_driver: Path, tmp_path: Path) -> None:
         "layer(1, layout='linear')": ["nvfp4_quantize_bf16", None],
         "layer(8)": ["nvfp4_quantize_bf16", None],
     }
-    for i, (call, names) in enumerate(calls.items()):
-        found = launched(call, fake_driver, tmp_path / str(i), FAKE_CC="90", NVFP4_BACKEND="sm90")
-        assert len(found) == len(names) and all(name in (None, kernel) for kernel, name in zip(found, names)), call
+    found = launched(calls, fake_driver, tmp_path / "log", FAKE_CC="90", NVFP4_BACKEND="sm90")
+    for call, names in calls.items():
+        kernels, found = found[: len(names)], found[len(names) :]
+        assert len(kernels) == len(names), call
+        assert all(name in (None, kernel) for kernel, name in zip(kernels, names, strict=True)), (call, kernels)
+    assert not found
 
 
 @needs_gpu_code
 def test_other_gpus_launch_two(fake_driver: Path, tmp_path: Path) -> None:
     for capability, backend in (("80", "sm80"), ("90", "sm80"), ("100", "sm100"), ("120", "sm120")):
         log = tmp_path / f"{capability} {backend}"
-        found = launched("layer(1)", fake_driver, log, FAKE_CC=capability, NVFP4_BACKEND=backend)
+        found = launched(["layer(1)"], fake_driver, log, FAKE_CC=capability, NVFP4_BACKEND=backend)
         assert found[0] == "nvfp4_quantize_bf16" and found[1].startswith(f"nvfp4_{backend}_")

@@ -276,6 +276,23 @@ def run_fused(x: torch.Tensor, layout: str) -> None:
             sys.exit(f"{name} {layout}: differs from the CPU backend")
 
 
+def run_layers() -> int:
+    """quantize_gemm of one row, which is one kernel on Hopper, and of three, with the bits of two calls."""
+    import torch
+
+    import nvfp4
+
+    b, scale_b = map(gpu, nvfp4.quantize(torch.randn(200, 1056)))
+    for rows in (1, 3):
+        under_way.say(f"quantize_gemm of {rows} rows")
+        x = gpu(torch.randn(rows, 1056).bfloat16())
+        got = nvfp4.quantize_gemm(x, b, scale_b, global_scale=0.01)
+        a, scale_a = nvfp4.quantize(x, global_scale=0.01)
+        if not torch.equal(got, nvfp4.gemm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16)):
+            sys.exit(f"quantize_gemm of {rows} rows: differs from quantize and gemm")
+    return 6
+
+
 def run_steps() -> int:
     """The steps around experts: choices of one warp and of several, ragged columns; quantizers of groups, which need
     every block of their scales, with rows outside of x."""
@@ -394,7 +411,7 @@ def run_conversions(tool: str) -> int:
     import nvfp4
 
     under_way.say("the steps around experts")
-    calls = run_steps()
+    calls = run_steps() + run_layers()
     x = torch.randn(2, 129, 80)
     for layout in ("128x4", "linear"):
         under_way.say(f"quantize, swizzle, dequantize, {layout}")

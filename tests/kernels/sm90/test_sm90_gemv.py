@@ -111,20 +111,21 @@ def test_rule_of_the_schedule() -> None:
 @sass.needed
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 def test_machine_code(tmp_path: Path) -> None:
-    """No local memory; both variants contain exactly the dp4a of a step of 4 rows and 32 values. No cp.async with a
-    cache policy has a uniform register in its shared address: an H200 rejects that as an illegal instruction."""
+    """No local memory; both variants, or the one that quantizes, contain exactly the dp4a of a step of 4 rows and 32
+    values. No cp.async with a cache policy has a uniform register in its shared address: an H200 rejects that as an
+    illegal instruction."""
     cubin = tmp_path / "kernels.cubin"
     source = FAMILY.folder / "gemv.cu"
     subprocess.run(["nvcc", "-cubin", "-arch=sm_90a", f"-I{CSRC}", "-o", str(cubin), str(source)], check=True)
     kernels = sass.disassemble(cubin, "nvfp4_")
-    for name, config in CONFIGS.items():
+    for name, config in (CONFIGS | QUANTIZING).items():
         kernel = kernels[name]
         assert kernel.stack == kernel.local == 0 and not kernel.all("LDL|STL")
         products = 4 * 32 // 4 * (2 if config.rows == 1 else config.rows)
         in_steps = len(kernel.all(r"IDP\.4A")) - (
             0 if config.rows == 1 else 2 * 4
         )  # 4 dp4a for the sum of a block of A
-        assert in_steps == 2 * products
+        assert in_steps == (1 if name in QUANTIZING else 2) * products
         copies = kernel.all("LDGSTS.*128")
         assert copies and not any("+UR" in copy.operands.split("]")[0] for copy in copies)
 
