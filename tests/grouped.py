@@ -52,12 +52,12 @@ def takes(target: str, transpose_b: bool) -> bool:
     return not families(target) or transpose_b or "grouped_gemm_nn" in family_table.ROWS[FAMILY]["operations"]
 
 
-def own_family(target: str, a: str) -> str | None:
+def own_family(target: str, a: str, anywhere: bool = False) -> str | None:
     """The family of kernels for the target alone that take products of groups of such an A, with 128x4 scales and where
-    tensor maps reach the values."""
+    tensor maps reach the values; or with any scales and values anywhere."""
+    kind, listed = "uint8" if a == "nvfp4" else a, "linear_scales" if anywhere else "operations"
     own = [name for name in families(target) if name in family_table.OWN]
-    kind = "uint8" if a == "nvfp4" else a
-    return next((x for x in own if kind in family_table.ROWS[x]["operations"].get("grouped_gemm", [])), None)
+    return next((x for x in own if kind in family_table.ROWS[x][listed].get("grouped_gemm", [])), None)
 
 
 @dataclass(frozen=True)
@@ -166,10 +166,9 @@ def groupeds(draw: Draw, target: str, volume: float) -> Grouped:
         wrong = draw_broken(draw, l, count, row, unit, broken not in places)
         broken, at = (broken, at | {broken: wrong}) if wrong else ("", at)
     backends = [FAMILY] if families(target) else [None, "cpu"]
-    reached = odd not in (("b", "both") if a != "nvfp4" else ("a", "b", "both"))
-    reached = reached and (k % 32 == 0 or (n > 1 and (t > 1 or a != "nvfp4")))
-    own = own_family(target, a)
-    if own and transpose_b and layout == "128x4" and reached and not broken:
+    reached = layout == "128x4" and odd not in ("b", "both") and (n > 1 or k % 32 == 0)
+    own = own_family(target, a, anywhere=not reached)
+    if own and transpose_b and not broken:
         backends = [own]
     return Grouped(
         t,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Backend
-from family_table import OWN, ROWS
+from family_table import ROWS
 from test_experts import KINDS, E, H, keep, make, routing
 from torch import Tensor
 
@@ -103,12 +103,10 @@ def test_bits_of_a_token_depend_on_no_other(static: bool, generator: torch.Gener
 def test_equal_bits_on_every_backend(
     activation: str, gated: bool, static: bool, backend: Backend, generator: torch.Generator
 ) -> None:
-    """Where no sum rounds, whatever the order: few bits are left of an activation that is quantized. A family's own
-    kernels take rows on 16 bytes."""
+    """Where no sum rounds, whatever the order: few bits are left of an activation that is quantized."""
     if "uint8" not in ROWS[backend.name]["operations"].get("grouped_gemm", []):
         pytest.skip("has no such kernel")
-    form = {"inner": 96} if backend.name in OWN else {}
-    experts = quantizing(generator, static, activation, gated, integers=True, **form)
+    experts = quantizing(generator, static, activation, gated, integers=True)
     for stack in (experts.gate_up, experts.down) if static else ():
         stack.input_global_scale = torch.full_like(stack.weight_global_scale, 2.0**-4)
     hidden = torch.randint(-1, 2, (9, H), generator=generator).half()

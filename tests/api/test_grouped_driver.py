@@ -198,19 +198,18 @@ def test_sm120_grid_is_at_most_a_cta_an_sm(fake_driver: Path, tmp_path: Path) ->
     assert [grid for _, grid in rows] == [1, sms]
 
 
-def test_sm120_rejects_linear_scales_and_says_why(fake_driver: Path) -> None:
-    """Only with these may `rows` gather. Without a backend sm80's kernel takes the product."""
-    call = """
-    e, n, k, t = 3, 8, 64, 5
+@pytest.mark.parametrize(("k", "maps"), [(64, 2), (48, 0)])
+def test_sm120_gathers_rows(k: int, maps: int, fake_driver: Path, tmp_path: Path) -> None:
+    """They have linear scales. Rows of 24 bytes have no tensor map."""
+    call = f"""
+    e, n, k, t = 3, 8, {k}, 5
     a, b = np.zeros((t, k // 2), np.uint8), np.zeros((e, n, k // 2), np.uint8)
-    scales = {"scale_a": np.zeros((t, k // 16), np.uint8), "scale_b": np.zeros((e, n, k // 16), np.uint8)}
-    rows, ends = np.zeros(t, np.int32), np.zeros(e, np.int32)
-    form = {"scale_layout": "linear", "ends": ends, "rows": rows, "backend": BACKEND}
+    scales = {{"scale_a": np.zeros((t, k // 16), np.uint8), "scale_b": np.zeros((e, n, k // 16), np.uint8)}}
+    form = {{"scale_layout": "linear", "ends": hidden(e, np.int32), "rows": hidden(t, np.int32), "backend": "sm120"}}
     nvfp4.grouped_gemm(a, b, **scales, **form)
     """
-    said = run("BACKEND = 'sm120'" + call, fake_driver, FAKE_CC="120")
-    assert said.startswith("scale_a: has the linear layout, or rows of a or b lie otherwise than on 16 bytes")
-    assert said.endswith("must have the 128x4 layout, or the backend must be sm80")
+    found, rows = launched_by_sm120(call.strip(), fake_driver, tmp_path / "log")
+    assert len(found) == maps and [grid for _, grid in rows] == [3]  # a tile for each group
 
 
 @pytest.mark.parametrize(("a_dtype", "backend"), [(None, "sm120"), ("float16", "sm80"), ("bfloat16", "sm80")])

@@ -125,20 +125,19 @@ def test_enough_cases() -> None:
 
 
 def own_of(case: Grouped, target: str) -> str | None:
-    """The target's own kernels, if they take the case with 128x4 scales: rows lie on 16 bytes, or can be put there, and
-    an NVFP4 a has no others than its own."""
-    rows, reached = {"b": case.n}, case.transpose_b
-    if case.a == "nvfp4":
-        rows["a"], reached = case.t, reached and case.rows is None and "scale_a" not in case.at
-    reached = reached and all(x not in case.at and (count > 1 or case.k % 32 == 0) for x, count in rows.items())
-    return own_family(target, case.a) if reached else None
+    """The target's own kernels, if they take the case: as it is, or with 128x4 scales and rows of B on 16 bytes."""
+    if not case.transpose_b:
+        return None
+    reached = "b" not in case.at and (case.n > 1 or case.k % 32 == 0)  # or can be put there
+    return own_family(target, case.a, anywhere=case.a == "nvfp4" or not reached)
 
 
 def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
     """With data of this session, as the target takes it: by its own kernels where it has some. Rows of half of the
     matrices lie apart."""
     own = own_of(case, target)
-    if own:
+    moved = own is not None and not own_family(target, case.a, anywhere=True)
+    if moved:
         case = replace(case, layout="128x4")
     seed = int(torch.randint(2**20, (), generator=generator))
     names = ("a", "b", "scale_b", "ends", "rows", "row_scale", "alpha", "bias", "out", "result")
@@ -149,8 +148,8 @@ def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
     if case.layout == "linear":
         row_bytes |= dict.fromkeys(("scale_b", *(["scale_a"] if case.a == "nvfp4" else [])), case.k // 16)
     apart = {name for i, name in enumerate(row_bytes, 10) if seed >> i & 1}
-    if own and case.k % 32:
-        apart |= {"b", "a"} if case.a == "nvfp4" else {"b"}
+    if moved and case.k % 32:
+        apart.add("b")
     pitches = {name: up(row_bytes[name], 16) + 16 for name in apart}
     slack = {name: -row_bytes[name] % 16 for name, edge in zip(names, edges) if name in pitches and edge == "end"}
     at = {name: At(pitches.get(name), slack=slack.get(name, 0), edge=edge) for name, edge in zip(names, edges)}

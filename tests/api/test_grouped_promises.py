@@ -82,7 +82,7 @@ def swizzled(given: Given) -> Given:
 def product(given: Given, backend: Backend, **options: Any) -> torch.Tensor:
     form = {"out_dtype": torch.float32, "backend": backend.name}
     given = swizzled(given) if given["scale_layout"] == "128x4" else given
-    if backend.name in OWN and given["scale_layout"] == "linear":
+    if backend.name in OWN and given["scale_a"] is None:
         given = given | {"scale_layout": "128x4", "scale_b": nvfp4.swizzle(given["scale_b"].flatten(0, -3))}
     return nvfp4.grouped_gemm(**given, **form | options).cpu()
 

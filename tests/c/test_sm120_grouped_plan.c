@@ -45,7 +45,8 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     expect(!strcmp(kernel->fatbin, "sm120_grouped") && kernel->pdl && kernel->ctas_per_sm == 0,
            "it is one of groups, may start early, and has no clusters");
     expect(step->cluster == 0 && step->grid_y == 1 && c->split_k == 1 && c->swap_ab, "a CTA has all of K");
-    expect(p->scale_layout == NVFP4_128X4 && p->aligned16, "scales and rows that the kernel takes");
+    expect(s->values_by_tma == p->aligned16, "values by tensor maps where they are aligned");
+    expect(s->scales_by_tma == (p->aligned16 && p->scale_layout == NVFP4_128X4), "scales by bulk copies, of any K");
     const int64_t across = ceil_div(p->n, c->tile_n) * all->parts, hit = min_int(all->groups, p->m);
     const int64_t tiles = (hit + (p->m - hit) / c->tile_m) * across;
     expect(s->tiles_n * (int64_t)all->parts == across, "tiles cover N");
@@ -55,19 +56,18 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
                s->mma_a.scale_pitch == p->sfb_pitch && s->mma_a.scale_batch == p->sfb_batch,
            "B is the operand of the mma with 16 rows");
     expect(s->mma_b.data == p->a && s->mma_b.scale == p->sfa && s->mma_b.scale_pitch == p->sfa_pitch, "A the other");
-    expect(plan->tensor_maps == (p->k > 0 ? 2 : 0), "values have tensor maps");
-    if (p->k == 0) return;
+    expect(plan->tensor_maps == (p->k > 0 && s->values_by_tma ? 2 : 0), "values have tensor maps");
+    if (plan->tensor_maps == 0) return;
     check_map(p, plan, 1, &s->mma_a, c);
     check_map(p, plan, 0, &s->mma_b, c);
 }
 
 static int may_reject(const gpu *g, const gemm_problem *p) {
     const gemm_traits t = traits_of_product(p);
-    const int reached = p->scale_layout == NVFP4_128X4 && p->aligned16;
     expect(planner_of(NVFP4_BACKEND_SM120, OP_GROUPED, VALUES_E2M1)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
-               strstr(nvfp4_last_error(), reached ? "tiles" : "linear layout"),
+               strstr(nvfp4_last_error(), "tiles"),
            nvfp4_last_error());
-    return !reached || ceil_div(p->m, 128) * ceil_div(p->n, 128) > INT32_MAX / 8;
+    return ceil_div(p->m, 128) * ceil_div(p->n, 128) > INT32_MAX / 8;
 }
 
 static int32_t one(const gpu *g, const grouped_problem *p, variant v, int all) {
@@ -80,9 +80,7 @@ static void check_batch_invariant(const gpu *g, const grouped_problem *p) {
     const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM120, OP_GROUPED, VALUES_E2M1);
     gemm_candidate plain[FAMILY_MAX_CANDIDATES], invariant[FAMILY_MAX_CANDIDATES];
     const int32_t count = planner->candidates(&g->props, &t, plain);
-    const int reached = t.scale_layout == NVFP4_128X4 && t.tma_values;
-    expect(planner->batch_invariant(&g->props, &t, invariant) == (reached ? count : -1),
-           "as many candidates, or those of another family");
+    expect(planner->batch_invariant(&g->props, &t, invariant) == count, "as many candidates");
     for (int32_t i = 0; i < count; i++) expect(same_settings(&plain[i], &invariant[i]), "the same candidates");
 }
 

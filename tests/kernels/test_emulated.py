@@ -68,7 +68,7 @@ def promises_of_groups(family: str) -> Run:
     chosen = f"{family} and not bfloat16 and (plans or size or other or without or every_backend)"
     experts = ("api/test_experts_w4a4.py",) if "uint8" in ROWS[family]["operations"]["grouped_gemm"] else ()
     arguments = ("api/test_grouped_promises.py", *experts, "-k", chosen)
-    least = 14 if family == "sm80" else 3 + 4 * len(experts)
+    least = 14 if family == "sm80" else 10 if experts else 3
     return Run(f"promises of groups of {family}", device_of(family), arguments, least)
 
 

@@ -43,12 +43,6 @@ __device__ __forceinline__ uint32_t first_tile(const sm120_schedule &s) {
     return cta >> (__ffs(s.split_k) - 1);
 }
 
-__device__ __forceinline__ operand_form form_of(const gemm_problem &p, const sm120_schedule &s) {
-    const uint64_t bits = (uint64_t)s.mma_a.scale | (uint64_t)s.mma_b.scale | s.mma_a.scale_pitch |
-                          s.mma_b.scale_pitch | s.mma_a.scale_batch | s.mma_b.scale_batch;
-    return {p.k, p.scale_layout == NVFP4_LINEAR, bits % 4 == 0, s.values_by_tma != 0};
-}
-
 template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, const sm120_schedule &s) {
     extern __shared__ __align__(1024) uint8_t shared[];
     const cta_memory<C> cta{shared_address(shared)};

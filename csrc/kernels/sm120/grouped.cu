@@ -7,14 +7,15 @@
  *
  *   warp     role      waits for     work                                                    arrives on
  *   0-7      multiply  full[stage]   ldmatrix, mma.sync (tile.cuh); the epilogue (store.cuh) empty[stage]
- *   8        producer  empty[stage]  one thread: TMA loads of values, bulk copies of scales  full[stage]
+ *   8        producer  empty[stage]  TMA loads, or cp.async by all lanes (tile.cuh)          full[stage]
  *
  * Tiles are numbered in the order of groups; of a group, first along its rows, then along the columns, part by part. So
  * tiles that share columns of a matrix run at the same time, and it comes from memory once.
  *
- * The scales of a group begin with a block of 128 rows of their own, and a tile does not cross blocks. A tile whose
- * block does not exist has no scales loaded, and its results are NaN. Rows behind a group's last one are those of the
- * next group, or zeros; they reach only sums that are not stored. Scales behind the end of K are masked.
+ * 128x4 scales of a group begin with a block of 128 rows of their own, and a tile does not cross blocks. A tile whose
+ * block does not exist has no scales loaded, and its results are NaN, as are those of rows outside of A. Rows behind a
+ * group's last one are those of the next group, or zeros; they reach only sums that are not stored. Scales behind the
+ * end of K are masked.
  *
  * Shared memory of a CTA in KiB: 128x8 97, 128x16 83, 128x32 89, 128x64 87, 128x128 89, 256x128 98. */
 #include "kernels/common/batch_epilogue.cuh"
@@ -41,7 +42,7 @@ template <int... COLUMNS> struct grouped_config : config<COLUMNS...> {
 /* A tile of a group. mma_m: the first column of its part; mma_n: the first row of the group; l: the matrix. */
 struct group_coord : tile_coord {
     int32_t row, rows, part; /* the first row in the order of groups, and how many the group has from there on */
-    int64_t scale_row;       /* the first row of its scales; negative: they do not exist */
+    int64_t scale_row;       /* 128x4: the first row of its scales; negative: they do not exist */
 };
 
 /* The tiles of this CTA, one after the other. The calls of a warp are converged. */
@@ -57,6 +58,7 @@ template <class C> struct tiles_of_groups {
 
     /* Where the scales of a row of a group are. */
     __device__ __forceinline__ int64_t scale_row(int32_t group, int32_t row) const {
+        if (!p.scale_rows) return 0; /* they lie as the rows of A */
         const int32_t first = p.scale_rows[group];
         const int64_t at = (int64_t)first + row;
         return first >= 0 && first % SM120_ATOM_ROWS == 0 && at < p.sfa_rows ? at : -1;
@@ -107,6 +109,38 @@ __device__ __forceinline__ void load_tile(const gemm_problem &g, const sm120_gro
     }
 }
 
+/* All lanes: the same where threads load scales. Rows of A may lie anywhere then, and so they load its values too. */
+template <class C>
+__device__ __forceinline__ void load_tile_by_lanes(const grouped_problem &p, const sm120_grouped_schedule &s,
+                                                   const cta_memory<C> &cta, const group_coord &tile,
+                                                   const operand_form &form, pipeline_state<C::STAGES> &state) {
+    const operand_loader<C, C::MMA_TILE_M> mma_a{s.mma_a, 0, C::MMA_SFA_OFFSET};
+    const operand_loader<C, C::MMA_TILE_N> mma_b{s.mma_b, C::MMA_B_OFFSET, C::MMA_SFB_OFFSET};
+    const consecutive_rows rows_a{tile.mma_m};
+    const listed_rows rows_b{p.rows, tile.row, p.a_rows};
+    const listed_rows scales_b = form.linear ? rows_b : listed_rows{nullptr, tile.scale_row, INT64_MAX};
+    const int count_a = mma_a.count(tile.mma_m), count_b = min(C::MMA_TILE_N, tile.rows);
+    const int scales = tile.scale_row < 0 ? 0 : count_b, in_block = tile.mma_n % SM120_ATOM_ROWS;
+    const bool b_by_tma = form.values_by_tma && !p.rows;
+#pragma unroll 1
+    for (int32_t k = 0; k < tile.k_end; k++, state.advance()) {
+        const uint32_t stage = cta.stage(state.index), full = cta.full(state.index);
+        const int blocks = blocks_of<C>(form.k, k);
+        mbarrier_wait(cta.empty(state.index), state.phase ^ 1);
+        if (threadIdx.x % 32 == 0) {
+            mbarrier_arrive_expect_tx(full, b_by_tma ? C::MMA_SFA_OFFSET : form.values_by_tma ? C::MMA_B_OFFSET : 0);
+            if (form.values_by_tma) mma_a.values_by_tma(stage, full, tile.mma_m, tile.l, k);
+            if (b_by_tma) mma_b.values_by_tma(stage, full, tile.row, 0, k);
+        }
+        __syncwarp();
+        if (!form.values_by_tma) mma_a.values_by_lanes(stage, rows_a, count_a, tile.l, k, form.k / 2);
+        if (!b_by_tma) mma_b.values_by_lanes(stage, rows_b, count_b, 0, k, form.k / 2);
+        mma_a.scales_by_lanes(stage, rows_a, 0, count_a, tile.l, k, blocks, form);
+        mma_b.scales_by_lanes(stage, scales_b, in_block, scales, 0, k, blocks, form);
+        arrive_loaded(full, form.words);
+    }
+}
+
 /* The rows of the result that a tile has, as store_warp writes them. */
 struct group_output {
     const grouped_problem &p;
@@ -122,7 +156,8 @@ struct group_output {
     __device__ __forceinline__ void store(const four_column_epilogue &columns, int64_t row, float (&sums)[4]) const {
         const gemm_problem &g = p.g;
         const int64_t at = tile.row + row;
-        const float factor = tile.scale_row < 0 ? __int_as_float(0x7FFFFFFF) : p.row_scale ? p.row_scale[at] : 1.0f;
+        const bool exists = tile.scale_row >= 0 && (!p.rows || (p.rows[at] >= 0 && p.rows[at] < p.a_rows));
+        const float factor = !exists ? __int_as_float(0x7FFFFFFF) : p.row_scale ? p.row_scale[at] : 1.0f;
         scale_row(columns, g, factor, sums);
         char *out = (char *)g.out + at * g.out_pitch + tile.part * g.out_batch + columns.n * type_bytes(g.out_type);
         store_floats(out, g.out_type, sums, columns.count);
@@ -140,7 +175,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
             prefetch_tensormap(&s.mma_b.values);
         }
         for (int i = 0; i < C::STAGES; i++) {
-            mbarrier_init(cta.full(i), 1);
+            mbarrier_init(cta.full(i), s.scales_by_tma ? 1 : 1 + 32);
             mbarrier_init(cta.empty(i), C::WARPS);
         }
         fence_mbarrier_init();
@@ -156,9 +191,13 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
     group_coord tile;
     if (warp >= C::PRODUCER_WARP) {
         if constexpr (C::MOVES_REGISTERS) setmaxnreg_dec<PRODUCER_REGISTERS>();
+        const operand_form form = form_of(p.g, s);
         pipeline_state<C::STAGES> state;
         while (warp == C::PRODUCER_WARP && tiles.next(tile)) {
-            if (elect_one()) load_tile<C>(p.g, s, cta, tile, state);
+            if (!s.scales_by_tma)
+                load_tile_by_lanes<C>(p, s, cta, tile, form, state);
+            else if (elect_one())
+                load_tile<C>(p.g, s, cta, tile, state);
             __syncwarp();
         }
         return;

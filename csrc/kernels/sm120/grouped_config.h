@@ -26,7 +26,9 @@
 typedef struct sm120_grouped_schedule {
     sm120_operand mma_a, mma_b; /* B and A; the latter's rows of scales are where grouped_problem says */
     int32_t tiles_n;            /* of mma_tile_m columns, of a part */
-    int32_t padding_[15];
+    int32_t scales_by_tma;      /* 0: threads load the scales: they are linear, or values are not by TMA */
+    int32_t values_by_tma;      /* 0: threads load the values too, which no tensor map describes */
+    int32_t padding_[13];
 } sm120_grouped_schedule;
 
 #endif

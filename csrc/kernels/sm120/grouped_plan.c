@@ -1,8 +1,8 @@
 /* Candidates of sm120/grouped.cu, by the model of model.h under an even routing, and launches. Ends are on the device,
  * so a plan depends on T, E, N, K alone.
  *
- * The kernels take 128x4 scales and rows that tensor maps reach. Rows that lie anywhere (`rows`) need linear scales,
- * and one warp would issue 16 cp.async for each row of a stage: sm80's kernel has those products. */
+ * Rows that lie anywhere (`rows`) have linear scales, which threads load, as they do values that no tensor map
+ * describes. The plan knows the layout and not whether rows are gathered. */
 #include "common/group_blocks.h"
 #include "common/grouped_problem.h"
 #include "kernels/sm120/plan.h"
@@ -29,9 +29,11 @@ enum { CONFIGS = sizeof configs / sizeof *configs };
 typedef struct IS_TILING grouped_tiling {
     int32_t tiles_n;   /* of a part */
     int32_t read_once; /* 1: most matrices are read for one tile of rows */
+    int32_t scales_by_tma, values_by_tma;
 } grouped_tiling;
 
-int32_t sm120_grouped_takes(const gemm_traits *t) {
+/* Whether bulk copies take the scales: the kernels mask those behind the end of K. */
+static int scales_by_tma(const gemm_traits *t) {
     return t->scale_layout == NVFP4_128X4 && t->tma_values;
 }
 
@@ -45,8 +47,8 @@ static double single_us(const device_props *props, const gemm_traits *t, const g
         .mma_tile_n = c->mma_tile_n,
         .stage_k = c->stage_k,
         .split_k = 1,
-        .scales_by_tma = 1,
-        .values_by_tma = 1,
+        .scales_by_tma = scales_by_tma(t),
+        .values_by_tma = t->tma_values,
         .output_bytes = t->output_bytes,
         .group_m = 1,
     };
@@ -55,7 +57,6 @@ static double single_us(const device_props *props, const gemm_traits *t, const g
 
 int32_t sm120_grouped_candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     int32_t count = 0;
-    if (!sm120_grouped_takes(t)) return 0;
     for (int32_t i = 0; i < CONFIGS; i++) {
         const grouped_config *c = &configs[i];
         const int64_t tiles_n = ceil_div(t->n, c->mma_tile_m), across = tiles_n * (t->l / t->groups);
@@ -78,15 +79,12 @@ int32_t sm120_grouped_candidates(const device_props *props, const gemm_traits *t
             .tile_k = c->stage_k,
             .stages = c->stages,
         };
-        *TILING(grouped_tiling, x) =
-            (grouped_tiling){.tiles_n = (int32_t)tiles_n, .read_once = t->m <= (int64_t)t->groups * c->mma_tile_n / 2};
+        *TILING(grouped_tiling, x) = (grouped_tiling){.tiles_n = (int32_t)tiles_n,
+                                                      .read_once = t->m <= (int64_t)t->groups * c->mma_tile_n / 2,
+                                                      .scales_by_tma = scales_by_tma(t),
+                                                      .values_by_tma = t->tma_values};
     }
     return set_modelled_us(out, count);
-}
-
-/* All of them add in one order, whatever T is. */
-int32_t sm120_grouped_batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    return sm120_grouped_takes(t) ? sm120_grouped_candidates(props, t, out) : -1;
 }
 
 void sm120_grouped_build(const device_props *props, const gemm_problem *g, const gemm_candidate *candidate,
@@ -99,9 +97,11 @@ void sm120_grouped_build(const device_props *props, const gemm_problem *g, const
     sm120_grouped_schedule *s = add_param(out, step, sizeof *s);
     memset(s, 0, sizeof *s);
     s->tiles_n = tiling->tiles_n;
+    s->scales_by_tma = tiling->scales_by_tma;
+    s->values_by_tma = tiling->values_by_tma;
     sm120_fill_operand(g, 1, tiling->read_once ? L2_EVICT_FIRST : L2_EVICT_NORMAL, &s->mma_a);
     sm120_fill_operand(g, 0, L2_EVICT_NORMAL, &s->mma_b);
-    if (g->k == 0) return; /* nothing is loaded */
+    if (g->k == 0 || !s->values_by_tma) return;
     sm120_add_values_map(g, 1, g->l, c->stage_k, c->mma_tile_m, &s->mma_a, out);
     sm120_add_values_map(g, 0, 1, c->stage_k, c->mma_tile_n, &s->mma_b, out);
 }

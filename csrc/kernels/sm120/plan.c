@@ -4,7 +4,6 @@
  * What the kernel relies on is a rule here and not a model: partial sums have room, no split of K is empty. */
 #include "kernels/sm120/plan.h"
 
-#include "common/error.h"
 #include "plan/reject.h"
 
 typedef struct sm120_config {
@@ -253,13 +252,7 @@ static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
 static nvfp4_status reject_grouped(const device_props *props, const gemm_traits *t) {
     const nvfp4_status status =
         reject_shared_memory(sm120_name, &kernels[SM120_CONFIGS], SM120_KERNELS - SM120_CONFIGS, props);
-    if (status) return status;
-    if (!sm120_grouped_takes(t))
-        return REJECT_AS(NVFP4_UNSUPPORTED, "scale_a",
-                         ("has the linear layout, or rows of a or b lie otherwise than on 16 bytes, which the sm120 "
-                          "kernels of groups do not take"),
-                         ("must have the 128x4 layout, or the backend must be sm80"));
-    return reject_tiles(sm120_name, t);
+    return status ? status : reject_tiles(sm120_name, t);
 }
 
 static const gemm_planner gemm = {.a_types = TAKES_E2M1,
@@ -269,9 +262,8 @@ static const gemm_planner gemm = {.a_types = TAKES_E2M1,
                                   .build = build};
 static const gemm_planner grouped = {.a_types = TAKES_E2M1,
                                      .takes_by_batch = 1,
-                                     .tma_a_types = TAKES_E2M1,
                                      .candidates = sm120_grouped_candidates,
-                                     .batch_invariant = sm120_grouped_batch_invariant,
+                                     .batch_invariant = sm120_grouped_candidates,
                                      .reject = reject_grouped,
                                      .build = sm120_grouped_build};
 

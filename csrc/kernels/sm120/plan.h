@@ -24,10 +24,9 @@ extern const sm120_model sm120_published;
 int32_t sm120_candidates(const sm120_model *model, const device_props *props, const gemm_traits *traits,
                          gemm_candidate *out);
 
-/* The kernels of grouped.cu, for the gemm_planner of products of groups. */
-int32_t sm120_grouped_takes(const gemm_traits *traits); /* whether they read operands that lie so */
+/* The kernels of grouped.cu, for the gemm_planner of products of groups, batch-invariant or not: all add in one order.
+ */
 int32_t sm120_grouped_candidates(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
-int32_t sm120_grouped_batch_invariant(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
 void sm120_grouped_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
                          void *workspace, launch_plan *out);
 

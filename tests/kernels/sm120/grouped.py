@@ -16,6 +16,7 @@ CONFIGS = FAMILY.configs("grouped")
 Problem, Schedule = FAMILY.structs["grouped_problem"], FAMILY.structs["sm120_grouped_schedule"]
 MAX_GROUPS = FAMILY.value("SM120_MAX_GROUPS")
 ALPHA_BY_BATCH, BIAS_BY_BATCH = 1, 2  # gemm_problem.by_batch
+ADDRESSES = ("ends", "rows", "scale_rows", "row_scale")
 
 
 class Groups(launch.Product):
@@ -32,12 +33,15 @@ class Groups(launch.Product):
         parts: int = 1,
         out_type: int = FP32,
         behind: int = 0,  # rows behind the last group's
-        missing: Sequence[int] = (),  # groups whose scales do not exist
+        missing: Sequence[int] = (),  # groups whose scales do not exist; linear: of whose rows a has none
         integer: bool = True,
+        linear: bool = False,
+        gathers: bool = False,  # rows of a in another order; linear
+        pitch: int = 0,  # of values; 0: the next on 16 bytes
     ) -> None:
-        self.emulator, self.sizes, self.parts, self.linear = emulator, list(sizes), parts, False
+        self.emulator, self.sizes, self.parts, self.linear = emulator, list(sizes), parts, linear
         self.groups, self.m, self.n, self.k = len(sizes), sum(sizes) + behind, n, k
-        self.l, self.pitch = self.groups * parts, k // 2 + -k // 2 % 16
+        self.l, self.pitch = self.groups * parts, pitch or k // 2 + -k // 2 % 16
         self.data, self.scales = [], []
         for l, rows in ((1, self.m), (self.l, n)):
             self.data.append(generator.integers(0, 256, (l, rows, self.pitch), numpy.uint8))
@@ -45,18 +49,23 @@ class Groups(launch.Product):
             if not integer:
                 scales = generator.integers(0x28, 0x48, (l, rows, k // 16), numpy.uint8)
             self.scales.append(scales)
-        scale_rows, blocks = self.place_scales(generator, missing)
-        self.missing, self.sfa_rows = set(missing), 128 * len(blocks) if k else 2**63 - 1
-        placed = blocks if blocks.size else numpy.zeros(1, "u1")
-        scales_of_b = swizzle_scales(self.scales[1])
-        self.arrays = [
-            emulator.array(x) for x in (self.data[0], placed, self.data[1], scales_of_b if k else numpy.zeros(1, "u1"))
-        ]
+        self.missing, self.order = set(missing), numpy.arange(self.m)
+        kept = {"ends": numpy.cumsum(sizes, dtype="i4")}
+        if linear:
+            placed, scales_of_b, self.sfa_rows = *self.scales, 0
+            if gathers:
+                self.order = generator.permutation(self.m)
+                kept["rows"] = self.order.astype("i4")
+                for e in missing:
+                    own = slice(sum(sizes[:e]), sum(sizes[: e + 1]))
+                    kept["rows"][own] = generator.choice([-1, self.m, -(2**31), 2**31 - 1], sizes[e])
+        else:
+            kept["scale_rows"], placed = self.place_scales(generator, missing)
+            scales_of_b, self.sfa_rows = swizzle_scales(self.scales[1]), 128 * len(placed) if k else 2**63 - 1
+        operands = (self.data[0], placed, self.data[1], scales_of_b)
+        self.arrays = [emulator.array(x if x.size else numpy.zeros(1, "u1")) for x in operands]
         self.place_result(out_type, 16)
-        self.kept = {
-            "ends": emulator.array(numpy.cumsum(sizes, dtype="i4")),
-            "scale_rows": emulator.array(scale_rows),
-        }
+        self.kept = {name: emulator.array(x) for name, x in kept.items()}
         self.factors = numpy.ones(self.m)
         self.scaled: numpy.ndarray | float = 1.0  # alpha and bias of each matrix, [L, 1, N]
         self.biased: numpy.ndarray | float = 0.0
@@ -100,7 +109,7 @@ class Groups(launch.Product):
         g = super().problem()
         g.a_batch = g.sfa_batch = 0
         g.out_batch = self.n * self.item
-        addresses = {name: self.kept[name].address for name in ("ends", "scale_rows", "row_scale") if name in self.kept}
+        addresses = {name: self.kept[name].address for name in ADDRESSES if name in self.kept}
         return Problem(
             g=g, a_rows=self.m, sfa_rows=self.sfa_rows, groups=self.groups, parts=self.parts, **addresses
         )  # fmt: skip
@@ -113,7 +122,7 @@ class Groups(launch.Product):
             scale_pitch=g.sfb_pitch, scale_batch=(g.sfa_batch, g.sfb_batch)[which], rows=self.rows(which),
             cache_policy=cache_policy,
         )  # fmt: skip
-        if self.k:
+        if self.k and self.pitch % 16 == 0:
             row_bytes = config.stage_k // 2
             dims, strides = (self.k // 2, self.rows(which), (1, self.l)[which]), (self.pitch, max(g.b_batch, 16))
             swizzle = {128: SWIZZLE_128, 64: SWIZZLE_64}[row_bytes]
@@ -122,10 +131,11 @@ class Groups(launch.Product):
 
     def launch(self, module: Module, config: Config, grid: int = 0, wait: bool = True) -> None:
         """grid: CTAs; 0: one for each tile."""
-        tiles_n = ceil_div(self.n, config.mma_tile_m)
+        tiles_n, by_tma = ceil_div(self.n, config.mma_tile_m), self.pitch % 16 == 0
         schedule = Schedule(
             mma_a=self.operand(config, 1, config.mma_tile_m, EVICT_FIRST),
             mma_b=self.operand(config, 0, config.mma_tile_n, EVICT_LAST), tiles_n=tiles_n,
+            scales_by_tma=int(by_tma and not self.linear), values_by_tma=int(by_tma),
         )  # fmt: skip
         self.start(module, config, schedule, grid or max(1, self.tiles(config)), config.shared_bytes, wait=wait)
 
@@ -137,7 +147,7 @@ class Groups(launch.Product):
 
     def expected(self) -> numpy.ndarray:
         """[rows of groups, parts * N] in float64."""
-        a, b = self.decoded(0)[0], self.decoded(1)
+        a, b = self.decoded(0)[0][self.order], self.decoded(1)
         alpha = numpy.broadcast_to(self.scaled, (self.l, 1, 1))
         bias = numpy.broadcast_to(self.biased, (self.l, 1, self.n))
         made, ends = numpy.zeros((sum(self.sizes), self.parts * self.n)), numpy.cumsum([0, *self.sizes])

@@ -29,6 +29,8 @@ class Launch(verify.Launch):
     missing: tuple[int, ...] = ()  # groups without scales
     ends: tuple[int, ...] = ()  # instead of those of the sizes
     late: str = ""  # what a grid before writes late
+    linear: bool = False  # scales
+    gathers: bool = False  # rows of a in another order
 
     schedule = Schedule
     split_k = 1
@@ -44,9 +46,8 @@ class Launch(verify.Launch):
         return sum(self.sizes), self.n, self.k
 
     def start(self, emulator: Any, module: Any, generator: Generator) -> list[Groups]:
-        product = Groups(
-            emulator, generator, self.sizes, self.n, self.k, self.parts, behind=self.behind, missing=self.missing
-        )
+        form = {"behind": self.behind, "missing": self.missing, "linear": self.linear, "gathers": self.gathers}
+        product = Groups(emulator, generator, self.sizes, self.n, self.k, self.parts, **form)
         product.set_row_scale(generator)
         product.set_alpha_and_bias(generator)
         if self.ends:
@@ -68,6 +69,11 @@ BLOCKS = Launch("sm120_grouped_128x16", "two blocks of scales", (3, 140), 16, 64
 NARROW = Launch("sm120_grouped_128x32", "a block's second quarter", (70,), 16, 256)
 # The last group's tile reuses a stage that has scales of another.
 MISSING = Launch("sm120_grouped_128x8", "groups without scales", (4, 3, 5, 2, 6, 4), 16, 256, missing=(0, 5))
+GATHER = Launch("sm120_grouped_128x16", "gathered rows", (16, 3), 128, 6 * 256, linear=True, gathers=True)
+OUTSIDE = Launch(
+    "sm120_grouped_128x8", "rows outside", (4, 3, 5, 2, 6, 4), 16, 256, missing=(0, 5), linear=True, gathers=True
+)
+QUARTER = Launch("sm120_grouped_128x32", "a second quarter, linear", (70,), 16, 256, linear=True)
 TAIL = Launch("sm120_grouped_128x8", "K of 15 blocks", (5, 3), 16, 240)
 ODD = Launch("sm120_grouped_128x8", "K of 17 blocks", (5, 3), 16, 272)
 TALL = Launch("sm120_grouped_256x128", "tall", (130, 5), 300, 5 * 128)
@@ -75,6 +81,10 @@ LATE = Launch("sm120_grouped_128x8", "ends written late", (5, 3), 16, 256, late=
 
 EXPECT = "        mbarrier_arrive_expect_tx(full, C::"
 WAIT_EMPTY = "        mbarrier_wait(cta.empty(state.index), state.phase ^ 1);\n" + EXPECT
+LANES_EXPECT = "        if (threadIdx.x % 32 == 0) {\n            mbarrier_arrive_expect_tx(full, b_by_tma"
+LANES_WAIT_EMPTY = "        mbarrier_wait(cta.empty(state.index), state.phase ^ 1);\n" + LANES_EXPECT
+OF_A = "tile.row, 0, k);\n        mma_a.scales_by_tma("
+SKIP = "if (!LIST::ALL_EXIST && r < 0) continue;\n            const int chunk"
 CONSUMER, SUMS = "    tile_consumer<C> consumer(cta, p.g.k);\n", "        accumulators<C> acc = {};\n"
 GREATEST = "most = max(most, min(ends[e], m));"
 COLUMN = "column = in_group / (uint32_t)along;"
@@ -106,17 +116,28 @@ EDITS: list[tuple[Any, ...]] = [
     ("scales: from the block's first row", NARROW, "tile.mma_n % SM120_ATOM_ROWS +", "0 +"),
     ("scales: a group begins inside a block", MISSING, "first % SM120_ATOM_ROWS == 0 && ", ""),
     ("scales: blocks that do not exist", MISSING, "&& at < p.sfa_rows ?", "?"),
-    ("scales: results without them are not NaN", MISSING, "tile.scale_row < 0 ? __int_as_float(0x7FFFFFFF) : ", ""),
+    ("scales: results without them are not NaN", MISSING, "exists = tile.scale_row >= 0 &&", "exists ="),
     ("scales: bytes are expected that do not come", MISSING, "+ has_scales;", "+ 1;"),
     ("scales: bytes come that are not expected", TILES, "+ has_scales;", "+ 0;"),
     ("scales: those behind K count", ODD, "MASKS && tail ?", "false ?"),
     ("scales: a stage of whole blocks is not masked", TAIL, "(mask == ~0u || i + 1 < tile.k_end)", "true"),
     ("scales: of A alone are masked", ODD, "for (uint32_t &word : sfa) word &= mask;", ""),
+    # rows that lie anywhere
+    ("rows: they are taken in order", GATHER, "list ? list[first + i] : first + i;", "first + i;"),
+    ("rows: those of the first group", GATHER, "rows_b{p.rows, tile.row, p.a_rows}", "rows_b{p.rows, 0, p.a_rows}"),
+    ("rows: one behind the last is read", OUTSIDE, "return row < end ? row : -1;", "return row;"),
+    ("rows: one before the first is read", OUTSIDE, SKIP, SKIP.replace("!LIST::ALL_EXIST && r < 0", "false")),
+    ("rows: results of those outside are not NaN", OUTSIDE, "&& (!p.rows ||", "&& (true ||"),
+    ("rows: values by a tensor map all the same", GATHER, "form.values_by_tma && !p.rows;", "form.values_by_tma;"),
+    ("rows: scales of another quarter", QUARTER, "in_block = tile.mma_n % SM120_ATOM_ROWS;", "in_block = 0;"),
+    ("rows: bytes of both operands are expected", GATHER, "by_tma ? C::MMA_B_OFFSET", "by_tma ? C::MMA_SFA_OFFSET"),
+    ("rows: full counts one arrival less", GATHER, "1 : 1 + 32)", "1 : 32)"),
+    ("rows: no wait on empty", GATHER, LANES_WAIT_EMPTY, LANES_EXPECT),
     # the pipeline
     ("groups: no wait on empty", WRAP, WAIT_EMPTY, EXPECT),
     ("groups: phase of empty inverted", WRAP, WAIT_EMPTY, WAIT_EMPTY.replace(" ^ 1", "")),
     ("groups: a warp too few releases a stage", WRAP, "cta.empty(i), C::WARPS)", "cta.empty(i), C::WARPS - 1)"),
-    ("groups: A has a batch for each matrix", TILES, "tile.row, 0, k);", "tile.row, tile.l, k);"),
+    ("groups: A has a batch for each matrix", TILES, OF_A, OF_A.replace("0, k", "tile.l, k")),
     ("groups: one block of B's scales", TALL, "mma_a.scale_blocks(tile.mma_m) + has", "1 + has"),
     ("groups: no fence after mbarrier init", WRAP, "        fence_mbarrier_init();\n", ""),
     # results

@@ -22,6 +22,10 @@ import nvfp4
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
 SEEDS = int(os.environ.get("SM120_SEEDS", 4))
+# How operands are loaded; pitch: rows on 8 bytes.
+FORMS: list[dict[str, bool]] = [{}, {"linear": True, "gathers": True}, {"pitch": True}, {"linear": True}]
+FORMS += [{}, {"linear": True, "gathers": True, "pitch": True}]
+NONE_MISSING = [{"linear": True}]
 NAMES = pytest.mark.parametrize("name", CONFIGS)
 
 
@@ -38,22 +42,24 @@ def test_shared_memory_of_a_cta() -> None:
 
 @NAMES
 def test_ragged_groups(name: str, random: numpy.random.Generator) -> None:
-    """Any sizes, parts, K of no whole stage or K block, fewer CTAs than tiles and more: equal bits, rows behind the
-    last group and bytes behind a row as they were, NaN for groups without scales."""
+    """Any sizes, parts, K of no whole stage or K block, fewer CTAs than tiles and more, every way to load: equal bits,
+    rows behind the last group and bytes behind a row as they were, NaN for groups without scales or rows of a."""
     config = CONFIGS[name]
-    for case in range(SEEDS):
+    for case in range(2 * SEEDS):
         emulator, module = load(config, timing(random, case))
+        form = FORMS[case // 4 * 2 % len(FORMS) + case % 2]
         sizes, parts = sizes_of(config, random), int(random.integers(1, 3))
         n, k = int(random.integers(1, config.mma_tile_m * 5 // 2)), 16 * int(random.integers(1, 70))
-        missing = [e for e in range(len(sizes)) if case % 2 and random.random() < 0.3]
+        missing = [e for e in range(len(sizes)) if form not in NONE_MISSING and random.random() < 0.3]
+        how = form | ({"pitch": k // 2 + -k // 2 % 16 + 8} if form.get("pitch") else {})
         out_type = (FP32, FP16, BF16)[case % 3]
-        product = Groups(emulator, random, sizes, n, k, parts, out_type, int(random.integers(0, 5)), missing)
+        product = Groups(emulator, random, sizes, n, k, parts, out_type, int(random.integers(0, 5)), missing, **how)
         if case % 2:
             product.set_row_scale(random)
-        if case >= 2:
+        if case % 4 >= 2:
             product.set_alpha_and_bias(random)
         grid = int(random.integers(1, product.tiles(config) + 3))
-        print(f"sizes {sizes}, {n} x {k}, {parts} parts, without scales {missing}, {grid} CTAs")
+        print(f"sizes {sizes}, {n} x {k}, {parts} parts, {how}, missing {missing}, {grid} CTAs")
         product.launch(module, config, grid)
         product.check()
 
@@ -64,7 +70,8 @@ def test_a_pipeline_that_wraps(name: str, random: numpy.random.Generator) -> Non
     config = CONFIGS[name]
     for case in range(SEEDS):
         emulator, module = load(config, timing(random, case))
-        product = Groups(emulator, random, [3, 0, config.mma_tile_n + 2], 130, (config.stages + 2) * config.stage_k)
+        k, linear = (config.stages + 2) * config.stage_k, case % 2 == 1
+        product = Groups(emulator, random, [3, 0, config.mma_tile_n + 2], 130, k, linear=linear, gathers=linear)
         product.launch(module, config, grid=1)
         product.check()
 
@@ -114,14 +121,15 @@ def test_order_of_additions(name: str, random: numpy.random.Generator) -> None:
     assert (alone.result()[0] == results[0][: sizes[0]]).all()
 
 
-@pytest.mark.parametrize("late", ["ends", "scale_rows", "row_scale", "alpha", "a", "sfa", "b", "sfb"])
+@pytest.mark.parametrize("late", ["ends", "scale_rows", "rows", "row_scale", "alpha", "a", "sfa", "b", "sfb"])
 def test_operands_written_late(late: str, random: numpy.random.Generator) -> None:
     """By the grid before: nothing is read ahead of griddepcontrol.wait, the weights of a group that is not known yet
     neither."""
     config = list(CONFIGS.values())[int(random.integers(len(CONFIGS)))]
     for case in range(SEEDS):
         emulator, module = load(config, timing(random, case))
-        product = Groups(emulator, random, [3, 0, 9], 130, 320)
+        linear = late == "rows" or (late != "scale_rows" and case % 2 == 1)
+        product = Groups(emulator, random, [3, 0, 9], 130, 320, linear=linear, gathers=linear)
         product.set_row_scale(random)
         product.set_alpha_and_bias(random)
         before = Predecessor(emulator, "sm120")
