@@ -62,7 +62,7 @@ class Vllm:
     def fused_marlin_moe(self, x, w13, w2, bias1, bias2, scale13, scale2, weights, ids, kind, **more: Any) -> Tensor:
         assert bias1 is None and bias2 is None and kind == "e2m1" and ids.dtype == torch.int32
         assert more["global_num_experts"] == len(w13) == len(more["global_scale1"]) == len(more["global_scale2"])
-        y = torch.zeros(x.shape, dtype=torch.float32)
+        y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for t, (own, chosen) in enumerate(zip(weights, ids.tolist())):
             for weight, e in zip(own, chosen):
                 gate, up = (self.dense(w13[e], scale13[e]) @ x[t].float()).chunk(2)
