@@ -17,7 +17,7 @@
  * group's last one are those of the next group, or zeros; they reach only sums that are not stored. Scales behind the
  * end of K are masked.
  *
- * Shared memory of a CTA in KiB: 128x8 97, 128x16 83, 128x32 89, 128x64 87, 128x128 89, 256x128 98. */
+ * Shared memory of a CTA in KiB: 128x8 97, 128x16 83, 128x64 87, 128x128 89, 256x128 98. */
 #include "kernels/common/batch_epilogue.cuh"
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/group_table.cuh"

@@ -1,7 +1,7 @@
 /* The instantiations of sm120/grouped.cu. Plain C preprocessor: host C and device code include it.
  *
  * A tile is mma_tile_m columns of a part of the result, rows of B, by at most mma_tile_n rows of a group. All
- * instantiations add along K in one order. */
+ * instantiations add along K in one order. By the model one of 32 rows would gain 0.5 % at most, for 20 KB of code. */
 #ifndef NVFP4_SM120_GROUPED_CONFIG_H
 #define NVFP4_SM120_GROUPED_CONFIG_H
 
@@ -11,7 +11,6 @@
 #define SM120_GROUPED_CONFIGS(X)                                                                                       \
     X(sm120_grouped_128x8, 128, 8, 256, 4, 8, 1)                                                                       \
     X(sm120_grouped_128x16, 128, 16, 256, 3, 8, 1)                                                                     \
-    X(sm120_grouped_128x32, 128, 32, 256, 3, 4, 2)                                                                     \
     X(sm120_grouped_128x64, 128, 64, 128, 5, 4, 2)                                                                     \
     X(sm120_grouped_128x128, 128, 128, 128, 4, 2, 4)                                                                   \
     X(sm120_grouped_256x128, 256, 128, 128, 3, 4, 2)

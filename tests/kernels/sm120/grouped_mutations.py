@@ -66,14 +66,14 @@ ENDS = (0, 0, 0, 0, 0, 5, 2, 1, *([0] * 12), 9, *([3] * (MAX_GROUPS - 21)))
 MOST = Launch("sm120_grouped_128x8", "most groups", SIZES, 8, 64, ends=ENDS)
 WILD = Launch("sm120_grouped_128x8", "wild ends", (0, 5, 0, 4, 0), 8, 64, ends=(-7, 5, 2, 2**31 - 1, -(2**31)))
 BLOCKS = Launch("sm120_grouped_128x16", "two blocks of scales", (3, 140), 16, 64)
-NARROW = Launch("sm120_grouped_128x32", "a block's second quarter", (70,), 16, 256)
+NARROW = Launch("sm120_grouped_128x64", "a block's second half", (70,), 16, 256)
 # The last group's tile reuses a stage that has scales of another.
 MISSING = Launch("sm120_grouped_128x8", "groups without scales", (4, 3, 5, 2, 6, 4), 16, 256, missing=(0, 5))
 GATHER = Launch("sm120_grouped_128x16", "gathered rows", (16, 3), 128, 6 * 256, linear=True, gathers=True)
 OUTSIDE = Launch(
     "sm120_grouped_128x8", "rows outside", (4, 3, 5, 2, 6, 4), 16, 256, missing=(0, 5), linear=True, gathers=True
 )
-QUARTER = Launch("sm120_grouped_128x32", "a second quarter, linear", (70,), 16, 256, linear=True)
+HALF = Launch("sm120_grouped_128x64", "a second half, linear", (70,), 16, 256, linear=True)
 TAIL = Launch("sm120_grouped_128x8", "K of 15 blocks", (5, 3), 16, 240)
 ODD = Launch("sm120_grouped_128x8", "K of 17 blocks", (5, 3), 16, 272)
 TALL = Launch("sm120_grouped_256x128", "tall", (130, 5), 300, 5 * 128)
@@ -129,7 +129,7 @@ EDITS: list[tuple[Any, ...]] = [
     ("rows: one before the first is read", OUTSIDE, SKIP, SKIP.replace("!LIST::ALL_EXIST && r < 0", "false")),
     ("rows: results of those outside are not NaN", OUTSIDE, "&& (!p.rows ||", "&& (true ||"),
     ("rows: values by a tensor map all the same", GATHER, "form.values_by_tma && !p.rows;", "form.values_by_tma;"),
-    ("rows: scales of another quarter", QUARTER, "in_block = tile.mma_n % SM120_ATOM_ROWS;", "in_block = 0;"),
+    ("rows: scales of the other half", HALF, "in_block = tile.mma_n % SM120_ATOM_ROWS;", "in_block = 0;"),
     ("rows: bytes of both operands are expected", GATHER, "by_tma ? C::MMA_B_OFFSET", "by_tma ? C::MMA_SFA_OFFSET"),
     ("rows: full counts one arrival less", GATHER, "1 : 1 + 32)", "1 : 32)"),
     ("rows: no wait on empty", GATHER, LANES_WAIT_EMPTY, LANES_EXPECT),
