@@ -17,6 +17,7 @@ CONFIGS = {name: c for name, c in FAMILY.configs("gemm").items() if not c.bf16} 
 MmaAOperand, MmaBOperand = FAMILY.structs["sm90_mma_a_operand"], FAMILY.structs["sm90_mma_b_operand"]
 Schedule = FAMILY.structs["sm90_schedule"]
 STAGE_K = FAMILY.value("SM90_STAGE_K")
+FROM_STAGES = 2  # dequant_b: by a warpgroup
 PRELOAD_STAGES = FAMILY.value("SM90_PRELOAD_STAGES")
 SPLITS = range(1, 9)
 
@@ -48,9 +49,13 @@ class Product(Dequantizing):
             operand.values = self.values_map(which, (STAGE_K // 2, box_rows, 1))
         return operand
 
-    def mma_b_operand(self, which: int, box_rows: int) -> Struct:
+    def mma_b_operand(self, which: int, config: Config) -> Struct:
         operand = MmaBOperand(cache_policy=EVICT_LAST, rows=self.rows(which))
-        if self.k:
+        box_rows = config.mma_tile_n
+        if self.k and config.dequant_b == FROM_STAGES:
+            box_rows = FAMILY.value("SM90_RAW_BOX_ROWS", box_rows, operand.rows)
+            operand.values = self.values_map(which, (STAGE_K // 2, box_rows, 1))
+        elif self.k and not config.dequant_b_in_kernel:
             if which not in self.outputs:
                 self.outputs[which] = self.emulator.array(dequantized(self.decoded(which), self.span).astype("f2"))
             operand.values = self.fp16_map(which, self.outputs[which], box_rows)
@@ -66,7 +71,7 @@ class Product(Dequantizing):
         in_kernel = config.dequant_b_in_kernel
         made = Schedule(
             mma_a=self.mma_a_operand(mma_a, config.mma_tile_m),
-            mma_b=MmaBOperand(rows=self.rows(mma_b)) if in_kernel else self.mma_b_operand(mma_b, config.mma_tile_n),
+            mma_b=self.mma_b_operand(mma_b, config),
             mma_b_e2m1=DequantOperand(**self.placed(mma_b)) if in_kernel else DequantOperand(),
             tiles=tiles_mma_m * tiles_mma_n * self.l, tiles_mma_m=tiles_mma_m, tiles_mma_n=tiles_mma_n,
             split_k=split_k, stages_per_split=stages // split_k,
