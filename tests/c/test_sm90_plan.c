@@ -277,7 +277,7 @@ static void check_gemm(const gpu *g, const gemm_problem *p, const gemm_candidate
     const sm90_schedule *s = param_of(plan, gemm, 1);
     const config *c = &configs[candidate->kernel];
     const int32_t mma_tile_m = SM90_MMA_TILE_M(c->math_warpgroups, c->wgmmas_m);
-    const int mma_b_is_b = !s->swap_ab, in_kernel = c->dequant_b != 0, raw = c->dequant_b == 2;
+    const int mma_b_is_b = !s->swap_ab, in_kernel = c->dequant_b != 0, raw = SM90_DEQUANT_FROM_STAGES(c->dequant_b);
     const int64_t rows[2] = {s->mma_a.rows, s->mma_b.rows};
     expect(takes_type(c, p) && (p->a_type == VALUES_E2M1 || s->swap_ab), "A of 16 bits is mma_b, in its own type");
     check_gemm_schedule(g, p, candidate, c, s, gemm);
@@ -309,7 +309,7 @@ static void check_gemm(const gpu *g, const gemm_problem *p, const gemm_candidate
         expect(candidate->workspace == 0, "no workspace without a pre-pass");
     }
 
-    const int32_t maps = p->k == 0 ? 0 : c->dequant_b == 1 ? 1 : 2;
+    const int32_t maps = p->k == 0 ? 0 : in_kernel && !raw ? 1 : 2;
     expect(plan->tensor_maps == maps, "values have tensor maps, but for mma_b that is read by ordinary loads");
     const tensor_map *const places[2] = {&s->mma_a.values, &s->mma_b.values};
     for (int32_t i = 0; i < maps && i < plan->tensor_maps; i++) {

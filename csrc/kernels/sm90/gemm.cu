@@ -72,7 +72,8 @@ struct config {
      * one word would make ptxas serialize wgmma (measured: benchmarks/log/sm90_gemm.csv, rows 35 to 38). */
     static constexpr int READ_GROUP = MATH_WARPGROUPS == 2 && GROUP_WORDS == 2 ? 0 : GROUPS - 1;
     static constexpr int COLUMN_GROUPS = MMA_TILE_N / 8;
-    static constexpr bool DEQUANT_B_IN_KERNEL = SM90_DEQUANT_B_IN_KERNEL(DEQUANT_B_), RAW_B = DEQUANT_B_ == 2;
+    static constexpr bool DEQUANT_B_IN_KERNEL = SM90_DEQUANT_B_IN_KERNEL(DEQUANT_B_),
+                          RAW_B = SM90_DEQUANT_FROM_STAGES(DEQUANT_B_);
     static constexpr int DEQUANT_WARPS = RAW_B ? 4 : DEQUANT_B_IN_KERNEL ? 3 : 0;
     /* At a full barrier: each lane of one of three warps, or one of each of four. */
     static constexpr int DEQUANT_ARRIVALS = RAW_B ? DEQUANT_WARPS : DEQUANT_B_IN_KERNEL ? 32 : 0;

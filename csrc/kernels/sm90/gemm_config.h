@@ -47,8 +47,9 @@
 
 /* Up to 16 rows back-to-back calls are 7 to 14 % faster than with the pre-pass (H200). */
 #define SM90_DEQUANT_B_IN_KERNEL(dequant_b)        ((dequant_b) != 0)
+#define SM90_DEQUANT_FROM_STAGES(dequant_b)        ((dequant_b) == 2)
 #define SM90_MMA_TILE_M(math_warpgroups, wgmmas_m) ((math_warpgroups) * (wgmmas_m) * 64)
-#define SM90_THREADS(math_warpgroups, dequant_b)   (((math_warpgroups) + 1 + ((dequant_b) == 2)) * 128)
+#define SM90_THREADS(math_warpgroups, dequant_b)   (((math_warpgroups) + 1 + SM90_DEQUANT_FROM_STAGES(dequant_b)) * 128)
 /* Rows of mma_b that a stage's e2m1 values have: TMA takes some 10 clocks for each row past the end. */
 #define SM90_RAW_BOX_ROWS(mma_tile_n, rows) ((rows) < (mma_tile_n) ? CEIL_DIV(rows, 8) * 8 : (mma_tile_n))
 /* More of them delay the first mma_b loads after the pre-pass: 6 stages cost 0.3 to 1.5 us (H200, cold L2). */

@@ -26,12 +26,12 @@ typedef struct gemm_config {
 #define SPLIT       "; split along K over a cluster so that more SMs load"
 #define STREAMK     "; stream-K: CTAs without a tile compute the beginning of K for those that have one"
 #define REASON(registers, split, mma_tile_m, mma_tile_n, dequant_b, streamk)                                           \
-    ((streamk)            ? registers PRE_PASS split STREAMK                                                           \
-     : (dequant_b) == 2   ? registers IN_STAGES split                                                                  \
-     : (dequant_b) == 1   ? registers IN_KERNEL NARROW split                                                           \
-     : (mma_tile_n) <= 32 ? registers PRE_PASS NARROW split                                                            \
-     : (mma_tile_m) > 128 ? registers PRE_PASS TALL split                                                              \
-                          : registers PRE_PASS SQUARE split)
+    ((streamk)                             ? registers PRE_PASS split STREAMK                                          \
+     : SM90_DEQUANT_FROM_STAGES(dequant_b) ? registers IN_STAGES split                                                 \
+     : (dequant_b) == 1                    ? registers IN_KERNEL NARROW split                                          \
+     : (mma_tile_n) <= 32                  ? registers PRE_PASS NARROW split                                           \
+     : (mma_tile_m) > 128                  ? registers PRE_PASS TALL split                                             \
+                                           : registers PRE_PASS SQUARE split)
 
 enum {
     MAX_CLUSTER = 8,         /* CTAs, of a portable cluster */
@@ -187,7 +187,8 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
     sm90_model_input in = model_input(props, t, config, swap_ab, split_k, dequant_batches);
     if (!tile(model, props, t, config, &in, &tiling)) return 0;
     const double loss = config->type == NVFP4_BF16 ? model->bf16_loss : 1.0;
-    const double time = loss * sm90_gemm_time_us(model, &in);
+    const double graph_us = config->streamk && t->a_type == VALUES_E2M1 ? model->streamk_graph_us : 0.0;
+    const double time = loss * sm90_gemm_time_us(model, &in) + graph_us;
     if (!(time < INFINITY)) return 0;
     const int64_t streamk_bytes =
         config->streamk ? partial_tiles_bytes(config, &tiling, split_k) + flags_bytes(&tiling, split_k) : 0;
@@ -293,8 +294,8 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     if (p->k == 0) return;
     const tensor_layout values = values_layout(p, mma_a_is_b, p->l, SM90_STAGE_K / 2, config->mma_tile_m, 0);
     add_tensor_map(out, &values, &s->mma_a.values);
-    if (config->dequant_b == 1) return;
-    const tensor_layout mma_b_values = config->dequant_b == 2
+    if (config->dequant_b && !SM90_DEQUANT_FROM_STAGES(config->dequant_b)) return;
+    const tensor_layout mma_b_values = SM90_DEQUANT_FROM_STAGES(config->dequant_b)
                                            ? values_layout(p, !mma_a_is_b, p->l, SM90_STAGE_K / 2,
                                                            SM90_RAW_BOX_ROWS(config->mma_tile_n, mma_b->rows), 0)
                                            : sm90_fp16_layout(p, !mma_a_is_b, mma_b_fp16, mma_b, config->mma_tile_n);

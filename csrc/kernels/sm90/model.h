@@ -36,12 +36,11 @@
     X(decode_16, 29.29)         /* values a clock that 16 warps of an SM decode */                                     \
     X(in_kernel_us, 0.9526)     /* added to fixed_us where mma_b is dequantized in the kernel */                       \
     X(in_kernel_per_clk, 3.169) /* values of mma_b a clock that the warps which dequantize it in the kernel decode */  \
-    /* The _raw kernels beside those with the pre-pass in CUDA graphs on an H100: 8, 19 and 64 stages a CTA, off by    \
-     * 0.3 us */                                                                                                       \
-    X(raw_us, 0.15)       /* added to fixed_us */                                                                      \
-    X(raw_32_clk, 119.0)  /* clocks that a stage takes longer where a warpgroup dequantizes up to 32 rows of mma_b */  \
-    X(raw_64_clk, 386.0)  /* up to 64 rows */                                                                          \
-    X(hidden_mma, 0.4557) /* share of wgmma's clocks that longer decoding does not hide */                             \
+    /* The _raw kernels beside those with the pre-pass, in CUDA graphs on an H100, M = 17 to 64 of nine (N, K): the    \
+     * difference is off by 0.7 us (rms), with 64 rows and long K by 3 */                                              \
+    X(raw_32_clk, 230.0)        /* clocks that a stage takes longer where a warpgroup dequantizes mma_b, of 32 rows */ \
+    X(raw_64_clk, 470.0)        /* of 64 */                                                                            \
+    X(hidden_mma, 0.4557)       /* share of wgmma's clocks that longer decoding does not hide */                       \
     X(hidden_decode, 0.2221)    /* share of decoding's clocks that longer wgmma does not hide */                       \
     X(ingress_b_clk, 56.0)      /* bytes a clock to one SM; more than any measured plan took */                        \
     X(l2_tb_s, 8.0)             /* rate of the L2 to all SMs */                                                        \
@@ -56,6 +55,7 @@
     X(unaligned_split, 0.97) /* an unaligned split must be at least so much faster (sm90_distribute) */                \
     X(worker_us, 1.598)      /* time from a worker's last stage until its sums are visible */                          \
     X(streamk_us, 1.07)      /* added to fixed_us */                                                                   \
+    X(streamk_graph_us, 0.5) /* and with an NVFP4 A, for CUDA graphs: single calls do not need it (sm90_gemm.csv) */   \
     /* dequant.cu */                                                                                                   \
     X(dequant_us, 1.913) /* a launch before another */                                                                 \
     X(bf16_loss, 1.06)   /* times as long with bf16 A: median of 1,866 calls beside the same in fp16 */                \
@@ -184,7 +184,9 @@ static inline double sm90_stage_us(const sm90_model *m, const sm90_model_input *
     const double rows_a = (double)min_int(in->mma_m, in->mma_tile_m);
     const double rows_b = (double)min_int(in->mma_n, in->mma_tile_n);
     const double arriving = (rows_a * SM90_RAW_BYTES + rows_b * sm90_mma_b_value_bytes(in)) * in->stage_k;
-    const double raw = in->dequant_b != 2 ? 0.0 : in->mma_tile_n <= 32 ? m->raw_32_clk : m->raw_64_clk;
+    const double raw = !SM90_DEQUANT_FROM_STAGES(in->dequant_b) ? 0.0
+                       : in->mma_tile_n <= 32                   ? m->raw_32_clk
+                                                                : m->raw_64_clk;
     return sm90_clocks_us(m, max_double(both + raw, arriving / m->ingress_b_clk));
 }
 
@@ -303,8 +305,8 @@ static inline double sm90_gemm_time_us(const sm90_model *m, const sm90_model_inp
     const double from_l2 = l * (bytes_a * (double)tiles_n + bytes_b * (double)tiles_m);
     const double memory = max_double(sm90_memory_us(m, dram, rows_at_once), from_l2 / m->l2_tb_s * 1e-6);
     const double values = (double)in->dequant_batches * (double)in->mma_n * k;
-    const double in_kernel = in->dequant_b == 1 ? m->in_kernel_us : in->dequant_b == 2 ? m->raw_us : 0.0;
-    const double fixed = m->fixed_us + in_kernel + (in->streamk.worker_clusters ? m->streamk_us : 0.0);
+    const double fixed = m->fixed_us + (in->dequant_b == 1 ? m->in_kernel_us : 0.0) +
+                         (in->streamk.worker_clusters ? m->streamk_us : 0.0);
     return fixed + sm90_dequant_time_us(m, values) + overlapped(busy, memory, m->overlap);
 }
 

@@ -17,7 +17,6 @@ CONFIGS = {name: c for name, c in FAMILY.configs("gemm").items() if not c.bf16} 
 MmaAOperand, MmaBOperand = FAMILY.structs["sm90_mma_a_operand"], FAMILY.structs["sm90_mma_b_operand"]
 Schedule = FAMILY.structs["sm90_schedule"]
 STAGE_K = FAMILY.value("SM90_STAGE_K")
-FROM_STAGES = 2  # dequant_b: by a warpgroup
 PRELOAD_STAGES = FAMILY.value("SM90_PRELOAD_STAGES")
 SPLITS = range(1, 9)
 
@@ -52,7 +51,7 @@ class Product(Dequantizing):
     def mma_b_operand(self, which: int, config: Config) -> Struct:
         operand = MmaBOperand(cache_policy=EVICT_LAST, rows=self.rows(which))
         box_rows = config.mma_tile_n
-        if self.k and config.dequant_b == FROM_STAGES:
+        if self.k and config.dequant_from_stages:
             box_rows = FAMILY.value("SM90_RAW_BOX_ROWS", box_rows, operand.rows)
             operand.values = self.values_map(which, (STAGE_K // 2, box_rows, 1))
         elif self.k and not config.dequant_b_in_kernel:

@@ -14,7 +14,7 @@ import pytest
 from harness import sass
 from harness.launch import SHARED_LIMIT
 from harness.sass import Instruction, Kernel
-from sm90.gemm import FAMILY, FROM_STAGES
+from sm90.gemm import FAMILY
 
 import nvfp4
 
@@ -107,7 +107,7 @@ def test_order_of_the_start(name: str, kernels: dict[str, Kernel]) -> None:
     copies = [i.address for i in kernel.all("UTMALDG")]
     loader = max((i for i in kernel.all("USETMAXREG.DEALLOC") if i.address < copies[0]), key=lambda i: i.address)
     waits = [i.address for i in kernel.all("ACQBULK") if i.address > loader.address]
-    if config.dequant_b_in_kernel and config.dequant_b != FROM_STAGES:
+    if config.dequant_b_in_kernel and not config.dequant_from_stages:
         # Its warps have a wait of their own, and ordinary loads.
         loads = [i.address for i in kernel.all("LDG") if i.address > loader.address]
         assert waits.pop(waits.index(max(waits))) < min(loads), "mma_b is loaded before griddepcontrol.wait"
@@ -123,7 +123,7 @@ def test_resources(name: str, kernels: dict[str, Kernel]) -> None:
     (taken,), given = (
         [int(i.operands.split()[-1], 16) for i in kernel.all(f"USETMAXREG.{kind}")] for kind in ("TRY_ALLOC", "DEALLOC")
     )
-    raw = config.dequant_b == FROM_STAGES
+    raw = config.dequant_from_stages
     assert len(given) == 1 + raw, "the producer's warpgroup, and that which dequantizes"
     math = 128 * config.math_warpgroups
     assert math + 128 * len(given) == config.threads
