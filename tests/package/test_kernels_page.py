@@ -36,7 +36,7 @@ PROGRAM = r"""
     if (!(bf16))                                                                                                      \
         printf("w4a16 | %s | %d | %d | %d | %d | %d |\n", #id + sizeof "sm80_w4a16_fp16_" - 1, warps,                 \
                chunks * SM80_CHUNK, stages, KIB(SM80_W4A16_SHARED_BYTES(m, octets, chunks, stages, warps)), ctas);
-#define SM90(id, groups, tiles, y, words, stages, streamk, bf16)                                                      \
+#define SM90(id, groups, tiles, y, words, stages, dequant_b, streamk, bf16)                                           \
     if (!(bf16)) printf("sm90 | %s | %d | %d | %d |\n", NAME(id), 4 * groups, stages,                                 \
            KIB(SM90_SHARED_BYTES(groups, tiles, y, stages)));
 #define PREFILL(id, raw, stages, bf16)                                                                                \
