@@ -118,9 +118,10 @@ def test_one_module_for_every_python_from_3_10() -> None:
 
 
 def test_import_is_fast_and_light(tmp_path: Path) -> None:
+    """7 ms of processor time without byte code. Beside other programs the time that passes is three times as long."""
     code = (
-        "import sys, time; before = set(sys.modules); start = time.perf_counter(); import nvfp4; "
-        "print(time.perf_counter() - start, *({'torch', 'numpy', 'rich'} & set(sys.modules) - before))"
+        "import sys, time; before = set(sys.modules); start = time.process_time(); import nvfp4; "
+        "print(time.process_time() - start, *({'torch', 'numpy', 'rich'} & set(sys.modules) - before))"
     )
     seconds = []
     for _ in range(7):
@@ -128,7 +129,7 @@ def test_import_is_fast_and_light(tmp_path: Path) -> None:
         first, *imported = done.stdout.split()
         assert imported == []
         seconds.append(float(first))
-    assert statistics.median(seconds) < 0.020, seconds
+    assert statistics.median(seconds) < 0.015, seconds
 
 
 def test_imports_where_there_is_no_torch_or_numpy(tmp_path: Path) -> None:
