@@ -81,10 +81,14 @@ def marlin() -> str:
 
 
 def vllm() -> str:
-    """Two runs of ours."""
-    names = ("nvfp4 W4A4", "the same again", "Marlin", "bf16")
+    """Milliseconds of whole-model steps: the median of the rounds (least to most), a column for each engine."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for row in read("vllm_h100.csv"):
+        cell = "{ms} ({least}..{most})".format_map({key: f"{float(row[key]):.2f}" for key in ("ms", "least", "most")})
+        found.setdefault((row["model"], row["what"]), {})[row["run"]] = cell
+    names = list(dict.fromkeys(name for row in found.values() for name in row))
     return show.markdown(
-        ["<", *names], [[row["what"], *(row[name] for name in names)] for row in read("vllm_h100.csv")]
+        ["<model", "<step", *names], [[*key, *(row.get(name, "-") for name in names)] for key, row in found.items()]
     )
 
 
