@@ -68,7 +68,7 @@ class Library:
             rows = " ".join(f"X(config_{i}, {', '.join(map(str, row[1:]))})" for i, row in enumerate(configs))
             options.append(f"-DSM100_GEMM_CONFIGS(X)={rows}")
         else:
-            sources += [*sorted((CSRC / "kernels/sm90").glob("*.c")), CSRC / "common/error.c"]
+            sources += [*sorted((CSRC / "kernels/sm90").glob("*.c")), CSRC / "common/error.c", CSRC / "plan/reject.c"]
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / "c_model.so"
             command = ["gcc", "-std=c11", "-O1", "-shared", "-fPIC", "-Wl,--no-undefined", f"-I{CSRC}", *options]

@@ -38,6 +38,9 @@ KEPT = {
     "nn_bf16_loss",
     "nn_hidden_mma",
     "nn_store_b_clk",
+    "streamk_graph_us",  # single calls do not need it
+    "raw_32_clk",  # of measurements of their own, as the following
+    "raw_64_clk",
     "units_fixed_us",  # of a fit of its own: units.cu is not among the measured plans
     "units_pair_clk",
     "units_rows_clk",

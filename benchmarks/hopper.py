@@ -81,10 +81,14 @@ def marlin() -> str:
 
 
 def vllm() -> str:
-    """Two runs of ours."""
-    names = ("nvfp4 W4A4", "the same again", "Marlin", "bf16")
+    """Milliseconds of whole-model steps: the median of the rounds (least to most), a column for each engine."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for row in read("vllm_h100.csv"):
+        cell = "{ms} ({least}..{most})".format_map({key: f"{float(row[key]):.2f}" for key in ("ms", "least", "most")})
+        found.setdefault((row["model"], row["what"]), {})[row["run"]] = cell
+    names = list(dict.fromkeys(name for row in found.values() for name in row))
     return show.markdown(
-        ["<", *names], [[row["what"], *(row[name] for name in names)] for row in read("vllm_h100.csv")]
+        ["<model", "<step", *names], [[*key, *(row.get(name, "-") for name in names)] for key, row in found.items()]
     )
 
 
@@ -98,8 +102,8 @@ def experts() -> str:
 
 
 def experts_sm90() -> str:
-    """Layers of experts by the kernels of either family, of one run."""
-    names = ("floor us", "sm80 us", "sm90 us", "torch bf16 us")
+    """Layers of experts by the kernels of either family, and as before sm90_grouped_units, of one run."""
+    names = ("floor us", "sm80 us", "before us", "sm90 us", "torch bf16 us")
     rows = [[row[name] for name in ("experts of", "tokens", *names)] for row in read("experts_sm90_h100.csv")]
     return show.markdown(["<experts of", "tokens", *names], rows)
 

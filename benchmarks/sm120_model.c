@@ -1,6 +1,6 @@
-/* The modelled times of the sm120 and sm80 kernels, for sm120_model.py, which compiles it. Reads lines "GPU M N K", GPU
- * an index of gpus[], and prints for each the single-call times and the kernels that the two families rank first.
- * Nothing was measured on these GPUs. */
+/* The modelled times of the sm120 and sm80 kernels, for sm120_model.py, which compiles it. Reads lines "GPU M N K
+ * GROUPS PARTS", GPU an index of gpus[] and GROUPS 0 for a plain product, and prints for each the single-call times and
+ * the kernels that the two families rank first. Nothing was measured on these GPUs. */
 #include <stdio.h>
 
 #include "kernels/sm120/plan.h"
@@ -34,7 +34,7 @@ static const device_props gpus[] = {
 
 static gemm_candidate first_of(const gemm_family *family, const device_props *props, const gemm_traits *traits) {
     static gemm_candidate all[FAMILY_MAX_CANDIDATES];
-    const int32_t count = family->planners[OP_GEMM]->candidates(props, traits, all);
+    const int32_t count = family->planners[traits->operation]->candidates(props, traits, all);
     gemm_candidate first = all[0];
     for (int32_t i = 1; i < count; i++)
         if (candidate_precedes(&all[i], &first)) first = all[i];
@@ -43,10 +43,17 @@ static gemm_candidate first_of(const gemm_family *family, const device_props *pr
 
 int main(void) {
     long long m, n, k;
-    int gpu;
-    while (scanf("%d %lld %lld %lld", &gpu, &m, &n, &k) == 4) {
-        const gemm_traits traits = {
-            .m = m, .n = n, .k = k, .l = 1, .output_bytes = 2, .tma_values = 1, .a_type = VALUES_E2M1};
+    int gpu, groups, parts;
+    while (scanf("%d %lld %lld %lld %d %d", &gpu, &m, &n, &k, &groups, &parts) == 6) {
+        const gemm_traits traits = {.m = m,
+                                    .n = n,
+                                    .k = k,
+                                    .l = groups ? (int64_t)groups * parts : 1,
+                                    .output_bytes = 2,
+                                    .tma_values = 1,
+                                    .a_type = VALUES_E2M1,
+                                    .operation = groups ? OP_GROUPED : OP_GEMM,
+                                    .groups = groups};
         const gemm_candidate own = first_of(&sm120_family, &gpus[gpu], &traits);
         const gemm_candidate portable = first_of(&sm80_family, &gpus[gpu], &traits);
         printf("%.17g %s %.17g %s\n", own.single_us, own.name, portable.single_us, portable.name);

@@ -43,6 +43,12 @@ PUBLISHED = (
     (2, 64, 7168, 5120, 162.0, "CUTLASS"),
 )
 
+# Qwen3-30B-A3B: experts, choices of a token, layers; rows of gate and of up, and H.
+EXPERTS, CHOICES, LAYERS, INNER, HIDDEN = 128, 8, 48, 768, 2048
+# Tokens a second while decoding one sequence, by others, of the whole model.
+DECODED = ((0, 268.0, "imp"), (2, 37.0, "a user's report"))
+BACK_TO_BACK_US = 3.5  # SINGLE_CALL_US of csrc/plan/launch_plan.h
+
 
 def floor_us(gpu: Gpu, m: int, n: int, k: int) -> float:
     """The time that memory and tensor cores need at their peaks, for values, scales and a C of 16 bits, once each."""
@@ -50,17 +56,54 @@ def floor_us(gpu: Gpu, m: int, n: int, k: int) -> float:
     return max(moved / gpu.gb_s * 1e-3, 2 * m * n * k / gpu.tflop_s * 1e-6)
 
 
-def modelled(cases: list[tuple[int, int, int, int]]) -> list[tuple[float, str, float, str]]:
-    """For (GPU, M, N, K) the single-call times of sm120 and sm80, and their kernels."""
-    sources = [HERE / "sm120_model.c", CSRC / "kernels/sm120/plan.c", CSRC / "common/error.c"]
-    sources += sorted((CSRC / "kernels/sm80").glob("*.c"))
+def experts_floor_us(gpu: Gpu, tokens: int) -> float:
+    """The same of a layer's experts, both products, where each token takes any CHOICES of them; without C, as in the
+    model, since the kernel behind may find it in L2."""
+    hit, weights, rows = EXPERTS * (1 - (1 - CHOICES / EXPERTS) ** tokens), 3 * INNER * HIDDEN, tokens * CHOICES
+    moved = (hit * weights + rows * (HIDDEN + INNER)) * (1 / 2 + 1 / 16)
+    return max(moved / gpu.gb_s * 1e-3, 2 * rows * weights / gpu.tflop_s * 1e-6)
+
+
+def modelled(cases: list[tuple[int, ...]]) -> list[tuple[float, str, float, str]]:
+    """For (GPU, M, N, K), or of groups (GPU, M, N, K, groups, parts), the single-call times of sm120 and of sm80, each
+    with its kernel."""
+    sources = [HERE / "sm120_model.c", CSRC / "common/error.c", CSRC / "plan/reject.c"]
+    sources += sorted(path for name in ("sm120", "sm80") for path in (CSRC / "kernels" / name).glob("*.c"))
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, "model")
         subprocess.run(["gcc", "-std=gnu11", "-O1", f"-I{CSRC}", "-o", made, *sources, "-lm"], check=True)
-        asked = "".join(" ".join(map(str, case)) + "\n" for case in cases)
+        asked = "".join(" ".join(map(str, (*case, 0, 1)[:6])) + "\n" for case in cases)
         done = subprocess.run([made], input=asked, capture_output=True, text=True, check=True)
     lines = [line.split() for line in done.stdout.splitlines()]
     return [(float(own), kernel, float(portable), other) for own, kernel, portable, other in lines]
+
+
+def experts(tokens: tuple[int, ...] = ROWS) -> list[list[tuple[float, float]]]:
+    """For each GPU and number of tokens the back-to-back times of sm120 and sm80 for both products of a layer."""
+    products = ((INNER, HIDDEN, EXPERTS, 2), (HIDDEN, INNER, EXPERTS, 1))
+    cases = [(i, t * CHOICES, *product) for i in range(len(GPUS)) for t in tokens for product in products]
+    found = modelled(list(cases))
+    pairs = [
+        (x[0] + y[0] - 2 * BACK_TO_BACK_US, x[2] + y[2] - 2 * BACK_TO_BACK_US) for x, y in zip(found[::2], found[1::2])
+    ]
+    return [pairs[i * len(tokens) : (i + 1) * len(tokens)] for i in range(len(GPUS))]
+
+
+def experts_tables() -> list[str]:
+    lines = ["| experts of Qwen3-30B-A3B | kernels | " + " | ".join(f"T = {t}" for t in ROWS) + " |"]
+    lines += ["|:--|:--|" + "--:|" * len(ROWS)]
+    times = experts()
+    for gpu, pairs in zip(GPUS, times):
+        floors = (experts_floor_us(gpu, t) for t in ROWS)
+        own = " | ".join(f"{own:.1f} ({floor:.1f})" for (own, _), floor in zip(pairs, floors))
+        lines += [f"| {gpu.name} | sm120 | {own} |"]
+        lines += [f"| {gpu.name} | sm80 | " + " | ".join(f"{portable:.1f}" for _, portable in pairs) + " |"]
+    lines += ["", "| Qwen3-30B-A3B, one sequence | published tokens/s | us a layer | its experts, modelled | floor |"]
+    lines += ["|:--|:--|--:|--:|--:|"]
+    for i, rate, by in DECODED:
+        layer, floor = 1e6 / rate / LAYERS, experts_floor_us(GPUS[i], 1)
+        lines += [f"| {GPUS[i].name} | {rate:.0f} ({by}) | {layer:.1f} | {times[i][0][0]:.1f} | {floor:.1f} |"]
+    return lines
 
 
 def tables() -> str:
@@ -79,7 +122,7 @@ def tables() -> str:
         lines.append(
             f"| {m}x{n}x{k} | {GPUS[i].name} | {us:.1f} ({kernel}) | {own:.1f} | {portable:.1f} | {floor:.1f} |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *experts_tables()]) + "\n"
 
 
 def main() -> int:

@@ -205,6 +205,18 @@ def name_of(source: Path) -> str:
     return f"{source.parent.name}_{source.stem}"
 
 
+def options_of(archs: list[str], flags: list[str]) -> list[str]:
+    """nvcc's, of a fat binary."""
+    return ["-fatbin", "--compress-mode=size", "-O3", "-std=c++17", *flags, *map(gencode, archs)]
+
+
+def made_before(output: Path, key: str | None) -> bool:
+    """Whether a build has left this fat binary, with its note, and from what the key identifies."""
+    note = output.with_suffix(".key")
+    known = key is not None and output.is_file() and note.is_file()
+    return known and note.read_text() == f"{key} {sha256(output.read_bytes())}"
+
+
 def compile_fatbin(
     source: Path, archs: list[str], folder: Path, flags: list[str], threads: int = 1, root: Path | None = None
 ) -> Path:
@@ -215,9 +227,9 @@ def compile_fatbin(
         sys.exit(f"{NOT_FOUND}: {REMEDY}")
     source = source.resolve()
     output = folder / f"{name_of(source)}.fatbin"
-    options = ["-fatbin", "--compress-mode=size", "-O3", "-std=c++17", *flags, *map(gencode, archs)]
+    options = options_of(archs, flags)
     key, note = key_of(source, options, flags, nvcc, root), output.with_suffix(".key")
-    if key and output.is_file() and note.is_file() and note.read_text() == f"{key} {sha256(output.read_bytes())}":
+    if made_before(output, key):
         return output
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:

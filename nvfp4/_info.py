@@ -6,7 +6,7 @@ import os
 from sys import modules
 
 from nvfp4 import _C
-from nvfp4._api import reject_switch
+from nvfp4._products import reject_switch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from nvfp4 import _C
 from nvfp4._adapters import prepare_adapters
 from nvfp4._pretrained import check_dtype, register
 from nvfp4._saving import prepare_saving
-from nvfp4.experts import Experts, Stack
+from nvfp4.experts import Experts
+from nvfp4.experts_stack import Stack
 from nvfp4.invariance import set_batch_invariant
 from nvfp4.linear import Linear
 from nvfp4.mixture import Description, check_finite

@@ -41,7 +41,7 @@ from nvfp4.checkpoints.common import (
     strings,
     table,
 )
-from nvfp4.checkpoints.experts import DOWN, GATE, UP, Container, Place
+from nvfp4.checkpoints.experts import Container, Place
 from nvfp4.checkpoints.files import check_file, read_json
 from nvfp4.checkpoints.fit import is_head, left_out
 from nvfp4.checkpoints.mixtures import described, gatherer, placeholder
@@ -57,7 +57,8 @@ from nvfp4.checkpoints.save import (
     routers,
 )
 from nvfp4.dense import dequantize_model
-from nvfp4.experts import Experts, left_out_of_state
+from nvfp4.experts import Experts
+from nvfp4.experts_stack import left_out_of_state
 from nvfp4.fp8 import Fp8Linear
 from nvfp4.invariance import set_batch_invariant
 from nvfp4.linear import Linear
@@ -75,17 +76,15 @@ except ModuleNotFoundError as error:
 try:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers import CompressedTensorsConfig as OriginalConfig
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import (
-        WeightConverter,
-        WeightRenaming,
-        rename_source_key,
-        revert_weight_conversion,
-    )
     from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
     from transformers.utils.hub import cached_file
     from transformers.utils.quantization_config import QuantizationConfigMixin
+
+    from nvfp4._renaming import expert_names as expert_names
+    from nvfp4._renaming import names_in, saved_name, saved_names
+    from nvfp4._renaming import rename as rename
+    from nvfp4._renaming import renamer as renamer
 except ImportError as error:
     raise ImportError(
         f"transformers: is version {transformers.__version__}, which lacks what nvfp4.transformers needs "
@@ -273,6 +272,7 @@ class ModelOptQuantizer(HfQuantizer):
         self.attached = False  # whether it belongs to a model that was not loaded with it
         self.experts: dict[str, tuple[Container, bool]] = {}  # to load, and whether gate and up alternate
         self.modes: dict[str, Mode] = {}  # the mode of each layer that the configuration describes, by its name here
+        self.dtypes: dict[str, torch.dtype] = {}  # those that the parameters of the model should have
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return check_dtype(dtype)
@@ -290,7 +290,7 @@ class ModelOptQuantizer(HfQuantizer):
         for name, experts in checkpoint.experts.items():
             raise _C.Error(f"{name}: cannot be put into the model: is a stack of {len(experts)} experts")
         self._await_experts(model, checkpoint)
-        names, given = _names(model, checkpoint)
+        names, given = names_in(model, checkpoint)
         modules = dict(model.named_modules(remove_duplicate=False))
         for name, packed in checkpoint.all_layers.items():
             check_layer(name, packed, {name: modules[names[name]]} if names[name] in modules else {})
@@ -303,6 +303,7 @@ class ModelOptQuantizer(HfQuantizer):
                     raise _C.Error(f"{name}: is {kind} by the configuration but not in the checkpoint")
                 warnings.warn(f"{name}: is not in the checkpoint and stays dense", stacklevel=2)
 
+        self.dtypes = {name: p.dtype for name, p in model.named_parameters() if p.is_floating_point()}
         activations = self.quantization_config.activations
         stored: dict[int, _Stored | fp8.StoredFp8] = {}
         for name, packed in checkpoint.all_layers.items():
@@ -384,8 +385,18 @@ class ModelOptQuantizer(HfQuantizer):
             for stack in (experts.gate_up, experts.down):
                 stack._non_persistent_buffers_set.clear()
         self.experts = {}
+        self._cast(model)
         prepare_adapters(model)
         return model
+
+    def _cast(self, model: Any) -> None:
+        """Gives parameters the dtype that was asked for. transformers 5.17 leaves those of a quantized checkpoint as
+        they are stored where it renames them, such as Mixtral's routers."""
+        in_fp32 = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
+        for name, p in model.named_parameters():
+            wanted = self.dtypes.get(name, p.dtype)
+            if p.dtype != wanted and not any(part in name for part in in_fp32):
+                p.data = p.data.to(wanted)
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The state dict with the format's tensors of each NVFP4 layer, for save_pretrained. Where the layers are not
@@ -420,14 +431,14 @@ class ModelOptQuantizer(HfQuantizer):
         layers, ignore, mixtures = {}, [], list[str]()
         for name, module in model.named_modules(remove_duplicate=False):
             if isinstance(module, Experts):
-                mixtures.append(_saved_name(model, name))
+                mixtures.append(saved_name(model, name))
                 layers[mixtures[-1]] = modes[name]
             elif name in modes:
-                (stored,) = _saved_names(model, name, module)
+                (stored,) = saved_names(model, name, module)
                 layers[stored] = modes[name]
             elif isinstance(module, torch.nn.Linear) and not isinstance(module, Linear):  # not the one in a FusedPart
-                ignore += _saved_names(model, name, module)
-        ignore += [_saved_name(model, name) for name in routers(model)]
+                ignore += saved_names(model, name, module)
+        ignore += [saved_name(model, name) for name in routers(model)]
         format = self.quantization_config.format.NAME
         content, _ = quantization_configs(format, layers, ignore, mixtures)
         cache = kv_cache.of(model)
@@ -492,69 +503,6 @@ class _Stored(Linear):
     _apply = torch.nn.Module._apply
 
 
-def renamer(model: Any) -> Callable[[str], tuple[str, str | None]]:
-    """Returns a function that renames a tensor of a checkpoint as transformers does. It returns the name in the model
-    and, where transformers joins or splits the tensor, the pattern of the conversion.
-    """
-    conversions = get_model_conversion_mapping(model)
-    renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
-    converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
-    state = model.state_dict()
-
-    def renamed(key: str) -> tuple[str, str | None]:
-        new, source = rename_source_key(key, renamings, converters, model.base_model_prefix, state)
-        return (key, None) if new not in state and key in state else (new, source)
-
-    return renamed
-
-
-def _names(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]]:
-    """Maps each layer of the checkpoint to its name in the model, by the renamings with which transformers loads.
-    Returns also the names of all weights that the model is given.
-    """
-    conversions = get_model_conversion_mapping(model)
-    converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
-    by_source = {pattern: converter for converter in converters for pattern in converter.source_patterns}
-    renamed = renamer(model)
-    names, given = {}, set()
-    for name in checkpoint.all_layers:
-        key, source = renamed(f"{name}.weight")
-        if source is not None:
-            raise _C.Error(f"{name}: is joined with other layers by transformers, which quantized layers cannot be yet")
-        names[name] = key.removesuffix(".weight")
-        given.add(key)
-    for name in checkpoint.tensors:
-        key, source = renamed(name)
-        targets = [] if source is None else by_source[source].target_patterns  # one name there, several here
-        given |= {key, *(key.replace(targets[0], target) for target in targets)}
-    return names, given
-
-
-def rename(model: Any, checkpoint: Checkpoint) -> None:
-    """Gives a checkpoint's layers and tensors their names in a model of transformers.
-
-    Raises:
-        nvfp4.Error: transformers joins or splits a tensor while it loads.
-    """
-    renamed, state = renamer(model), model.state_dict()
-
-    def new(name: str) -> str:
-        key, source = renamed(name)
-        if source is not None and name not in state:
-            raise _C.Error(f"{name}: is joined or split by transformers while it loads; use nvfp4.transformers.load")
-        return name if source is not None else key
-
-    names = {name: new(f"{name}.weight").removesuffix(".weight") for name in checkpoint.all_layers}
-    tensors = {name: new(name) for name in checkpoint.tensors}
-    checkpoint.layers = {names[name]: packed for name, packed in checkpoint.layers.items()}
-    checkpoint.fp8 = {names[name]: packed for name, packed in checkpoint.fp8.items()}
-    if checkpoint.kv_cache is not None:
-        checkpoint.kv_cache = checkpoint.kv_cache.renamed(lambda name: renamed(name)[0])
-    checkpoint.why |= {names[name]: checkpoint.why[name] for name in names if name in checkpoint.why}
-    checkpoint.tensors = {tensors[name]: t for name, t in checkpoint.tensors.items()}
-    checkpoint.kept = {tensors[name]: layer for name, layer in checkpoint.kept.items()}
-
-
 def _layers(model: torch.nn.Module) -> dict[str, Linear | FusedPart | Fp8Linear]:
     """The NVFP4 and FP8 layers by name. A joined layer is listed by its parts."""
     modules = model.named_modules(remove_duplicate=False)
@@ -563,22 +511,6 @@ def _layers(model: torch.nn.Module) -> dict[str, Linear | FusedPart | Fp8Linear]
 
 def _experts(model: torch.nn.Module) -> dict[str, Experts]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
-
-
-def expert_names(model: Any, name: str, gated: bool) -> dict[str, str] | None:
-    """The names of an expert's layers in the model's checkpoints, with {} for its number, as transformers joins them;
-    None where it joins none."""
-    found: dict[str, str] = {}
-    for converter in get_model_conversion_mapping(model):
-        if not isinstance(converter, WeightConverter):
-            continue
-        for i, source in enumerate(converter.source_patterns):
-            local = re.fullmatch(r".*experts\\?\.(?:\*|\.\*)\\?\.(\w+)\\?\.weight", source)
-            target = converter.target_patterns[0].rpartition(".")[2]
-            roles = {"gate_up_proj": (GATE, UP), "up_proj": (UP,), "down_proj": (DOWN,)}.get(target, ())
-            if local and i < len(roles):
-                found.setdefault(roles[i], f"{{}}.{local[1]}")
-    return found if found.keys() == ({GATE, UP, DOWN} if gated else {UP, DOWN}) else None
 
 
 def attach(model: Any) -> None:
@@ -605,23 +537,6 @@ def attach(model: Any) -> None:
     config = (CompressedTensorsConfig if theirs else ModelOptConfig)(**content | {"quant_method": method})
     quantizer = (CompressedTensorsQuantizer if theirs else ModelOptQuantizer)(config, pre_quantized=True)
     quantizer.attached, model.hf_quantizer = True, quantizer
-
-
-def _saved_names(model: Any, name: str, module: Any) -> list[str]:
-    """The names of a layer in a file that save_pretrained writes: several, if transformers splits its weight."""
-    key, whole = f"{name}.weight", torch.empty(module.out_features, module.in_features, device="meta")
-    saved = revert_weight_conversion(model, {key: whole})
-    if isinstance(module, (Linear, FusedPart)) and [t is whole for t in saved.values()] != [True]:
-        raise _C.Error(
-            f"{name}: is changed by transformers when it is saved, which NVFP4 layers cannot be; use nvfp4.save"
-        )
-    return [key.removesuffix(".weight") for key in saved]
-
-
-def _saved_name(model: Any, name: str) -> str:
-    """The name of a module in a file that save_pretrained writes."""
-    (key,) = revert_weight_conversion(model, {f"{name}.weight": torch.empty(0, device="meta")})
-    return str(key).removesuffix(".weight")
 
 
 def register(method: str, config: type[QuantizationConfigMixin], quantizer: type[HfQuantizer]) -> None:

@@ -36,6 +36,7 @@ from nvfp4.mixture import Description
 from nvfp4.packed import BLOCK
 
 SWITCH = "NVFP4_VLLM_MOE"
+MEASURED = 90  # the compute capability of GPUs on which ours was measured to be faster than Marlin
 # The activations of vLLM with the same formula in nvfp4.gated. vLLM takes a limit with the first alone.
 ACTIVATIONS = {
     MoEActivation.SILU: "silu",
@@ -50,7 +51,8 @@ logger = init_logger("vllm.plugins.nvfp4")
 
 
 def takes(layer: RoutedExperts, name: str, least: int) -> bool:
-    """Whether vLLM's settings give a layer's NVFP4 experts to nvfp4: on a CPU, and on CUDA if NVFP4_VLLM_MOE=1.
+    """Whether vLLM's settings give a layer's NVFP4 experts to nvfp4: on a CPU, on a GPU of the MEASURED kind where
+    nvfp4.Experts has what the layer needs, and with NVFP4_VLLM_MOE=1 on every GPU.
 
     Args:
         least: the least compute capability that nvfp4 runs on.
@@ -58,20 +60,40 @@ def takes(layer: RoutedExperts, name: str, least: int) -> bool:
     Raises:
         nvfp4.Error: NVFP4_VLLM_MOE=1 asks for what cannot run here.
     """
-    on_cpu = current_platform.is_cpu()
-    wanted = os.environ.get(SWITCH, "1" if on_cpu else "0")
-    if wanted not in ("0", "1"):
-        raise _C.Error(f"{SWITCH}: is {wanted!r}; must be 0 or 1")
-    if wanted == "0" or layer.moe_config.moe_backend != "auto":
+    if layer.moe_config.moe_backend != "auto" or not wanted(SWITCH, name, least):
         return False
-    if on_cpu:
-        return True
+    if SWITCH in os.environ or current_platform.is_cpu():
+        return True  # where something is missing, its message says what
+    moe = layer.moe_config
+    try:
+        activation_of(layer, name)
+        reject_unsupported(layer, name)
+        check_sizes(name, moe.num_local_experts, moe.hidden_dim, moe.intermediate_size_per_partition)
+    except _C.Error as error:
+        logger.info_once("vLLM runs NVFP4 experts: %s", error)
+        return False
+    return True
+
+
+def wanted(switch: str, name: str, least: int, most: int | None = None) -> bool:
+    """Whether a layer, by its name, is to run with nvfp4: as the environment variable `switch` says, which is 0 or 1.
+    Without it on a CPU, and on a GPU of the MEASURED kind. `least` and `most` are compute capabilities."""
+    given = os.environ.get(switch)
+    if given not in (None, "0", "1"):
+        raise _C.Error(f"{switch}: is {given!r}; must be 0 or 1")
+    if given == "0" or current_platform.is_cpu():
+        return given != "0"
+    found = current_platform.get_device_capability() if current_platform.is_cuda() else None
+    capability = 0 if found is None else found.to_int()
+    runs = bool(_C.archs) and least <= capability <= (capability if most is None else most)
+    if given is None:
+        return runs and capability == MEASURED
     if not current_platform.is_cuda():
-        raise _C.Error(f"{SWITCH}: is 1 on {current_platform.device_name}; must be 0 where there is no CPU or CUDA")
-    found = current_platform.get_device_capability()
-    if not _C.archs or found is None or found.to_int() < least:
-        built = "for the CPU alone" if not _C.archs else f"for compute capability {least} and more"
-        raise _C.Error(f"{SWITCH}: is 1 on {found}, but nvfp4 is built {built}; {name} cannot run")
+        raise _C.Error(f"{switch}: is 1 on {current_platform.device_name}; must be 0 where there is no CPU or CUDA")
+    if not runs:
+        kinds = f"compute capability {least} and more" if most is None else f"compute capability {least} to {most}"
+        built = f"for {kinds}" if _C.archs else "for the CPU alone"
+        raise _C.Error(f"{switch}: is 1 on {found}, but nvfp4 is built {built}; {name} cannot run")
     return True
 
 
@@ -113,11 +135,7 @@ class _Experts(FusedMoEMethodBase):
         """Registers the format's tensors of gate and up ("w13_", or of up alone) and of down ("w2_")."""
         gated, interleaved = self.moe.is_act_and_mul, layer.activation is MoEActivation.SWIGLUOAI
         inner, loader = intermediate_size_per_partition, extra_weight_attrs["weight_loader"]
-        for what, size in (("hidden size", hidden_size), ("intermediate size on each device", inner)):
-            if size % BLOCK:
-                raise _C.Error(f"{self.name}: the {what} is {size}; must be a multiple of {BLOCK}")
-        if not 1 <= num_experts <= MOST:
-            raise _C.Error(f"{self.name}: has {num_experts} experts on each device; must have 1 to {MOST}")
+        check_sizes(self.name, num_experts, hidden_size, inner)
         self.about = Description(
             num_experts,
             hidden_size,
@@ -263,6 +281,15 @@ def activation_of(layer: RoutedExperts, name: str) -> tuple[str, float | None, f
     if kind is MoEActivation.SILU or (kind in ACTIVATIONS and limit is None):
         return ACTIVATIONS[kind], limit, None
     raise _C.Error(f"{given}, which nvfp4.Experts does not have; {SWITCH}=0 leaves experts to vLLM")
+
+
+def check_sizes(name: str, experts: int, hidden: int, inner: int) -> None:
+    """Raises an error message if nvfp4.Experts cannot take a rank's part of a layer."""
+    for what, size in (("hidden size", hidden), ("intermediate size on each device", inner)):
+        if size % BLOCK:
+            raise _C.Error(f"{name}: the {what} is {size}; must be a multiple of {BLOCK}")
+    if not 1 <= experts <= MOST:
+        raise _C.Error(f"{name}: has {experts} experts on each device; must have 1 to {MOST}")
 
 
 def reject_unsupported(layer: RoutedExperts, name: str) -> None:

@@ -3,25 +3,13 @@ global scale of their expert, or each with its own where there is none."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nvfp4 import _api
-
-
-class Matrices(Protocol):
-    """The tensors and methods of an nvfp4.experts.Stack that the functions below use."""
-
-    kept: list[tuple[list[Tensor], list[Tensor]]] | None
-    weight: Tensor | None
-    weight_scale: Tensor | None
-    bias: Tensor | None
-
-    def input_scales(self) -> tuple[Tensor | None, Tensor]: ...
-
-    def used(self, ends: Tensor) -> tuple[list[int], Tensor]: ...
+from nvfp4.experts_stack import Stack
 
 
 class Rows(NamedTuple):
@@ -40,11 +28,11 @@ class Rows(NamedTuple):
     factors: Tensor | None
 
 
-def layout_of(stack: Matrices) -> str:
+def layout_of(stack: Stack) -> str:
     return "linear" if stack.kept is not None else "128x4"
 
 
-def quantized(stack: Matrices, x: Tensor, ends: Tensor, rows: Tensor | None) -> Rows:
+def quantized(stack: Stack, x: Tensor, ends: Tensor, rows: Tensor | None) -> Rows:
     """Row i from row rows[i] of x."""
     x = x.detach() if x.stride(-1) == 1 else x.detach().contiguous()
     scales, _ = stack.input_scales()
@@ -58,7 +46,7 @@ def quantized(stack: Matrices, x: Tensor, ends: Tensor, rows: Tensor | None) -> 
 
 
 def activated(
-    stack: Matrices,
+    stack: Stack,
     gate: Tensor,
     up: Tensor | None,
     ends: Tensor,
@@ -68,18 +56,17 @@ def activated(
 ) -> Rows:
     """The results of an activation, which are not rounded before they are quantized."""
     scales, _ = stack.input_scales()
-    options = {"limit": limit, "alpha": alpha}
     if scales is None:
-        return quantized(stack, _api.gated(gate, up, activation, **options, out_dtype=torch.float32), ends, None)
+        h = _api.gated(gate, up, activation, limit=limit, alpha=alpha, out_dtype=torch.float32)
+        return quantized(stack, h, ends, None)
+    layout = layout_of(stack)
     made = _api.gated_quantize(
-        gate, up, activation, **options, global_scale=scales, ends=ends, scale_layout=layout_of(stack)
+        gate, up, activation, limit=limit, alpha=alpha, global_scale=scales, ends=ends, scale_layout=layout
     )
     return Rows(made[0], made[1], made[2] if len(made) > 2 else None, None)
 
 
-def product(
-    stack: Matrices, a: Rows, ends: Tensor, dtype: torch.dtype, batch_invariant: bool, constant_b: bool
-) -> Tensor:
+def product(stack: Stack, a: Rows, ends: Tensor, dtype: torch.dtype, batch_invariant: bool, constant_b: bool) -> Tensor:
     """The rows times their experts' matrices, [T, P * N] in dtype. constant_b: as of grouped_gemm."""
     _, alpha = stack.input_scales()
     bias = stack.bias if stack.bias is None or stack.bias.dtype == dtype else stack.bias.float()

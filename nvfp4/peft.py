@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4.experts import Experts, Stack
+from nvfp4.experts import Experts
 from nvfp4.experts_gradient import Adapter
+from nvfp4.experts_stack import Stack
 from nvfp4.linear import Linear
 from nvfp4.mixture import divided
 from nvfp4.modules import FusedPart, keep_hooks

@@ -238,7 +238,7 @@ def _count(t: Tensor) -> Any:
 
 
 def _default(scalar: dict[str, Any]) -> Any:
-    """What torch leaves out of a call."""
+    """The default of a scalar, with which torch leaves it out of a call."""
     return int(scalar["default"]) if scalar["kind"] == "flags" else scalar["default"]
 
 

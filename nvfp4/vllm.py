@@ -5,9 +5,9 @@ vLLM calls `register` through the entry point `vllm.general_plugins`. Registered
 - ExactNvFp4LinearKernel, a kernel for W4A4: the only one on a CPU; on CUDA the first for compute capability 8.0 to 9.0.
 - vLLM's configurations "compressed-tensors", "modelopt_fp4" and "modelopt_mixed", each as a subclass. vLLM reduces the
   global scales of a fused layer (q, k, v) to the largest before a kernel sees them, which changes weights. The
-  subclasses give NVFP4 layers a Scheme, which keeps one for each part. They also run W4A16 on a CPU, where vLLM has
-  Marlin alone, which needs CUDA. On CUDA, W4A16 stays with vLLM: ours has not been measured beside Marlin there.
-  They also give NVFP4 experts to nvfp4.Experts: on a CPU, and on CUDA if NVFP4_VLLM_MOE=1 (nvfp4/_vllm_experts.py).
+  subclasses give NVFP4 layers a Scheme, which keeps one for each part. They run W4A16 on a CPU, where vLLM has
+  nothing, and on CUDA 9.0, where ours was measured to be faster than Marlin; with NVFP4_VLLM_W4A16=1 on CUDA from 8.0
+  on, with 0 nowhere. They also give NVFP4 experts to nvfp4.Experts, likewise by NVFP4_VLLM_MOE (_vllm_experts.py).
 
 Which kernel runs W4A4 is vLLM's choice, logged as "Using ... for NVFP4 GEMM". These leave a layer to vLLM:
 VLLM_DISABLED_KERNELS=ExactNvFp4LinearKernel, --linear-backend with the name of another kernel. NVFP4_VLLM=0 registers
@@ -74,6 +74,7 @@ LEAST = min(row["least_capability"] for row in _C.families() if row["least_capab
 MOST = 90  # compute capability: above, vLLM has kernels for tensor cores with NVFP4
 ACTIVATIONS = {W4A4: "nvfp4", W4A4_DYNAMIC: "nvfp4", W4A16: None}
 WEIGHTS = {compressed_tensors: "weight_packed", modelopt: "weight"}
+W4A16_SWITCH = "NVFP4_VLLM_W4A16"
 GLOBAL_SCALES = {compressed_tensors: "weight_global_scale", modelopt: "weight_scale_2"}
 
 logger = init_logger("vllm.plugins.nvfp4")  # vLLM shows what is logged under its own name
@@ -200,8 +201,12 @@ def batch_invariant() -> bool:
     return bool(envs.VLLM_BATCH_INVARIANT)
 
 
-def chosen(mode: str) -> bool:
-    """Whether vLLM's settings give a layer of this mode to nvfp4."""
+def chosen(mode: str, layer_name: str) -> bool:
+    """Whether vLLM's settings give a layer of this mode to nvfp4.
+
+    Raises:
+        nvfp4.Error: NVFP4_VLLM_W4A16=1 asks for what cannot run here.
+    """
     name = ExactNvFp4LinearKernel.__name__
     if batch_invariant():  # vLLM's choice would be its own CUTLASS or emulation
         supported, _ = ExactNvFp4LinearKernel.is_supported()
@@ -209,7 +214,11 @@ def chosen(mode: str) -> bool:
             return False
     elif mode != W4A16:
         return isinstance(kernels.init_nvfp4_linear_kernel(), ExactNvFp4LinearKernel)
-    elif not current_platform.is_cpu() or name in envs.VLLM_DISABLED_KERNELS:
+    elif (
+        name in envs.VLLM_DISABLED_KERNELS
+        or kernels._get_linear_backend(quantization="nvfp4_w4a16") != "auto"
+        or not _vllm_experts.wanted(W4A16_SWITCH, layer_name, LEAST, MOST)
+    ):
         return False
     activations = "16-bit activations" if mode == W4A16 else "NVFP4 activations"
     logger.info_once("Using nvfp4.Linear for NVFP4 weights with %s", activations)
@@ -322,7 +331,7 @@ class ExactCompressedTensorsConfig(CompressedTensorsConfig):
 
     def get_scheme(self, layer: torch.nn.Module, layer_name: str | None = None) -> CompressedTensorsScheme | None:
         mode = self._mode(layer, layer_name)
-        if mode is not None and chosen(mode):
+        if mode is not None and chosen(mode, layer_name or ""):
             return Scheme(compressed_tensors, mode, layer_name or "")
         return super().get_scheme(layer, layer_name)
 
@@ -362,7 +371,7 @@ class _ModelOpt:
         if not isinstance(method, ModelOptLinearMethod) or method.spec.weight != kNvfp4Static:
             return method
         mode = W4A16 if method.spec.activation is None else W4A4
-        ours = method.ctx.group_size == BLOCK and chosen(mode)
+        ours = method.ctx.group_size == BLOCK and chosen(mode, prefix)
         return ExactNvFp4LinearMethod(Scheme(modelopt, mode, prefix)) if ours else method
 
     def _experts_config(self, prefix: str) -> ModelOptNvFp4Config | None:

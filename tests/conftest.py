@@ -251,6 +251,25 @@ def cuda() -> Backend:
 
 
 @pytest.fixture
+def candidate() -> Iterator[None]:
+    """For tests that choose plans: afterwards the first one counts again."""
+    from nvfp4 import _C
+
+    yield
+    _C.set_candidate(0)
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where a layer lies, which chooses its backends itself."""
+    if request.param == "cuda" and not gpu():
+        pytest.skip(NO_GPU)
+    if request.param == "cpu" and request.config.getoption("--emulate"):
+        pytest.skip("is not what --emulate asks for")
+    return request.param
+
+
+@pytest.fixture
 def generator(request: pytest.FixtureRequest) -> torch.Generator:
     """Random numbers that differ from session to session and from test to test."""
     salt = f"{os.environ['NVFP4_TEST_SEED']} {request.node.nodeid}"

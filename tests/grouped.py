@@ -52,11 +52,12 @@ def takes(target: str, transpose_b: bool) -> bool:
     return not families(target) or transpose_b or "grouped_gemm_nn" in family_table.ROWS[FAMILY]["operations"]
 
 
-def own_family(target: str) -> str | None:
-    """The family of kernels for the target alone that take products of groups, with 128x4 scales and where tensor maps
-    reach B."""
+def own_family(target: str, a: str, anywhere: bool = False) -> str | None:
+    """The family of kernels for the target alone that take products of groups of such an A, with 128x4 scales and where
+    tensor maps reach the values; or with any scales and values anywhere."""
+    kind, listed = "uint8" if a == "nvfp4" else a, "linear_scales" if anywhere else "operations"
     own = [name for name in families(target) if name in family_table.OWN]
-    return next((name for name in own if "grouped_gemm" in family_table.ROWS[name]["operations"]), None)
+    return next((x for x in own if kind in family_table.ROWS[x][listed].get("grouped_gemm", [])), None)
 
 
 @dataclass(frozen=True)
@@ -165,9 +166,10 @@ def groupeds(draw: Draw, target: str, volume: float) -> Grouped:
         wrong = draw_broken(draw, l, count, row, unit, broken not in places)
         broken, at = (broken, at | {broken: wrong}) if wrong else ("", at)
     backends = [FAMILY] if families(target) else [None, "cpu"]
-    reached = odd not in ("b", "both") and (n > 1 or k % 32 == 0)
-    if own_family(target) and a != "nvfp4" and transpose_b and layout == "128x4" and reached and not broken:
-        backends = [own_family(target)]
+    reached = layout == "128x4" and odd not in ("b", "both") and (n > 1 or k % 32 == 0)
+    own = own_family(target, a, anywhere=not reached)
+    if own and transpose_b and not broken:
+        backends = [own]
     return Grouped(
         t,
         n,
@@ -392,15 +394,15 @@ def definition(args: dict[str, Any]) -> torch.Tensor:
     return v.flatten(1).to(args["out_dtype"])
 
 
-def judge(target: str, args: dict[str, Any], result: torch.Tensor) -> str:
-    """The verdict on the rows up to the last end."""
+def judge(target: str, args: dict[str, Any], result: torch.Tensor, family: str | None = FAMILY) -> str:
+    """The verdict on the rows up to the last end. family: of a GPU's kernels."""
     group, x, inside, y = operands_of_rows(args)
     expected = definition(args)
     result = result[: len(expected)]
     finite, x = y.nan_to_num(0.0), x.nan_to_num(0.0)
     if reference.sums_are_exact(x, finite.flatten(0, 2)):
         return reference.compare(result, expected, exact=True)[1].removeprefix("every bit is equal")
-    kernel = _C.cpu_kernel() if target.startswith("cpu") else FAMILY
+    kernel = _C.cpu_kernel() if target.startswith("cpu") else family
     bound = Bounded(
         sums_of_rows(group, x, finite),
         sums_of_rows(group, x.abs(), finite.abs()),
@@ -443,7 +445,7 @@ def run_grouped(target: str, case: Grouped) -> str:
     past = len(groups_of_rows(given["ends"], case.t))
     same = torch.equal(*(x[past:].contiguous().view(torch.uint8) for x in (result, before)))
     return (
-        judge(target, given, result.cpu())
+        judge(target, given, result.cpu(), case.backend)
         or ("" if same else "a row past the last end was written")
         or wrongly_written()
     )

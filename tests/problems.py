@@ -135,10 +135,10 @@ def draw_at(draw: Draw, l: int | None, rows: int, row: int, unit: int, align: in
         return At(edge=edge)
     step = max(align, unit)
     kind = one_of(draw, "dense", "dense", "padded", "padded", "inner", *(() if written else ("shared", "overlapping")))
-    pitch, batch = row, None
-    if kind == "padded" or (kind != "inner" and step == 16 and row % 16):
+    pitch, batch, inside = row, None, kind == "inner" and (l or 1) > 1  # batches lie inside rows
+    if kind == "padded" or (not inside and step == 16 and row % 16):
         pitch = up(row, 16) + 16 * draw(st.integers(0, 3))
-    if kind == "inner" and (l or 1) > 1:  # batches lie inside rows
+    if inside:
         batch = up(row, step) + step * draw(st.integers(0, 3))
         pitch = up(l * batch, 16) + 16 * draw(st.integers(0, 1))
     elif kind == "shared":

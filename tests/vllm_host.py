@@ -1,4 +1,4 @@
-"""vLLM on a CPU for tests: an engine, its tokens beside transformers', and the surroundings that its layers need."""
+"""vLLM for tests: checkpoints, an engine, its tokens beside transformers', and what surrounds its layers."""
 
 from __future__ import annotations
 
@@ -24,15 +24,31 @@ pytest.importorskip("transformers", reason="comes with vLLM")
 if not importlib.metadata.entry_points(group="vllm.general_plugins", name="nvfp4"):
     pytest.skip("nvfp4 is not installed, so that vLLM finds no plugin", allow_module_level=True)
 
+import transformers  # noqa: E402
 import vllm  # noqa: E402
 from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
 from vllm.platforms import PlatformEnum  # noqa: E402
 from vllm.platforms.interface import DeviceCapability  # noqa: E402
 from vllm.plugins import load_general_plugins  # noqa: E402
 
+import nvfp4  # noqa: E402
+
 load_general_plugins()  # the entry point is what registers the plug-in, whatever loads it first
 
 TOKENS = 64
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 500,  # vLLM pads it to 512
+    "max_position_embeddings": 128,
+    "initializer_range": 0.1,  # 0.02 gives tokens of nearly equal probability
+    "eos_token_id": None,  # Phi3's and its padding are beyond the vocabulary
+    "pad_token_id": 0,
+    "dtype": "bfloat16",
+}
 FOUR = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group", "symmetric": True}
 
 
@@ -67,6 +83,30 @@ def parallel_state(folder: Path, config: VllmConfig | None = None) -> Iterator[N
             vllm.distributed.cleanup_dist_env_and_memory()
 
 
+def dense_checkpoint(
+    folder: Path, format_name: str, activations: str | None, architecture: str, head: bool = False, **sizes: Any
+) -> Path:
+    """A random model as a checkpoint. The parts of a fused layer have other weight scales, and k other input scales,
+    unless the architecture (Phi3) has them as one."""
+    torch.manual_seed(0)
+    more = SIZES | sizes | {"architectures": [f"{architecture}ForCausalLM"]}
+    if architecture in ("Qwen2", "Phi3"):  # which compute it
+        more.pop("head_dim", None)
+    config = getattr(transformers, f"{architecture}Config")(**more)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.05)
+    ids = torch.tensor(prompts(config.vocab_size - 1)[2:])
+    calibrate = None if activations is None else (lambda model: model(ids))
+    nvfp4.quantize_model(model, ignore=() if head else ("lm_head",), activations=activations, calibrate=calibrate)
+    if activations is not None and architecture != "Phi3":
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.input_global_scale *= 1.5
+    nvfp4.save(model.bfloat16(), folder, format_name)
+    return folder
+
+
 def prompts(vocabulary: int) -> list[list[int]]:
     return [(torch.arange(length) * factor % vocabulary).tolist() for length, factor in ((8, 37), (13, 91), (21, 5))]
 
@@ -81,17 +121,20 @@ def generate(llm: Any, given: list[list[int]]) -> list[Any]:
 
 def reference(model: Any, prompt: list[int]) -> list[int]:
     """transformers' tokens, without a token that ends."""
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=model.device)
     more = {"min_new_tokens": TOKENS, "max_new_tokens": TOKENS, "eos_token_id": None, "pad_token_id": 0}
     out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **more)
     return out[0, len(prompt) :].tolist()
 
 
-def log_probabilities(model: Any, prompt: list[int], tokens: list[int]) -> Tensor:
-    """[tokens, vocabulary], of each given token's place, by transformers."""
+def log_probabilities(model: Any, prompt: list[int], tokens: list[int], chunk: int | None = None) -> Tensor:
+    """[tokens, vocabulary], of each given token's place, by transformers: at once, or in chunks of so many tokens."""
+    ids = torch.tensor([prompt + tokens], device=model.device)
+    cache = None if chunk is None else transformers.DynamicCache(config=model.config)
+    more = {} if chunk is None else {"past_key_values": cache, "use_cache": True}
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + tokens])).logits[0]
-    return logits[len(prompt) - 1 : -1].float().log_softmax(-1)
+        parts = [model(part, **more).logits[0] for part in ids.split(chunk or ids.shape[1], 1)]
+    return torch.cat(parts)[len(prompt) - 1 : -1].float().log_softmax(-1).cpu()
 
 
 def difference(outputs: Any, expected: Tensor) -> float:

@@ -64,6 +64,14 @@ static inline int32_t batch_invariant_split_k(const device_props *props, const g
     return 2 * ceil_div(t->n, tile) <= props->sm_count && t->k > stage_k ? 2 : 1;
 }
 
+/* Keeps the candidates with this split_k, in their order; returns how many. */
+static inline int32_t keep_split_k(gemm_candidate *all, int32_t count, int32_t split_k) {
+    int32_t kept = 0;
+    for (int32_t i = 0; i < count; i++)
+        if (all[i].split_k == split_k) all[kept++] = all[i];
+    return kept;
+}
+
 /* The first members of a gemm_family: `const gemm_family sm90_family = {FAMILY_ROW(sm90), .kernels = ...};`. */
 #define NVFP4_FAMILY(ID, name, runs_on, architectures)                                                                 \
     static const char name##_name[] = #name, name##_runs_on[] = runs_on, name##_architectures[] = architectures;

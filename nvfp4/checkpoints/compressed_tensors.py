@@ -108,6 +108,7 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     if sparse != "dense":
         raise _C.Error(f"sparsity_config.format: is {shown(sparse)}; must be 'dense'")
     ignored = strings(config, "ignore")
+    ignores_all = LINEAR in ignored
     work = Work()
     ignore = Names([name for name in ignored if name != LINEAR], "ignore", work)
     groups = Groups(work)
@@ -126,7 +127,7 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
 
     def look(name: str) -> Verdict:
         match = ignore.find(name)
-        if match is None and LINEAR not in ignored:
+        if match is None and not ignores_all:
             return groups.look(name)
         mode = groups.look(name).mode or AUTO
         subtree = mode if match is not None and match.subtree else None

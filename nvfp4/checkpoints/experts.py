@@ -21,7 +21,8 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4.checkpoints import compressed_tensors, modelopt
 from nvfp4.checkpoints.common import AUTO, W4A4, W4A4_DYNAMIC, W4A16, check_names, upright
-from nvfp4.experts import Experts, Stack, swizzled
+from nvfp4.experts import Experts
+from nvfp4.experts_stack import Stack, swizzled
 from nvfp4.mixture import Description, of_experts
 from nvfp4.packed import BLOCK, PackedLinear, check_block_scales, check_tensor, prefix_errors, short
 

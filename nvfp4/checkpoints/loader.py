@@ -21,7 +21,7 @@ from nvfp4.checkpoints.files import file_errors
 from nvfp4.checkpoints.fit import is_head, is_pretrained, left_out
 from nvfp4.checkpoints.mixtures import described, gatherer, made
 from nvfp4.checkpoints.reader import check_layer, read, report_dense
-from nvfp4.experts import Stack
+from nvfp4.experts_stack import Stack
 from nvfp4.fp8 import Fp8Linear, Fp8Tensors
 from nvfp4.invariance import check_invariant, set_batch_invariant
 from nvfp4.linear import Linear

@@ -29,7 +29,8 @@ from nvfp4.checkpoints.common import W4A4, W4A4_AWQ, W4A4_DYNAMIC, W4A16, W4A16_
 from nvfp4.checkpoints.output import check_target, copy, target
 from nvfp4.checkpoints.parts import INDEX
 from nvfp4.checkpoints.reader import FORMATS
-from nvfp4.experts import Experts, left_out_of_state
+from nvfp4.experts import Experts
+from nvfp4.experts_stack import left_out_of_state
 from nvfp4.fp8 import Fp8Linear, Fp8Tensors
 from nvfp4.linear import Linear
 from nvfp4.modules import FusedPart

@@ -1,7 +1,8 @@
-"""The products that `nvfp4 bench` compares on one shape: ours, on one backend or several, and torch's as baselines.
+"""The products that `nvfp4 bench` compares on one shape: ours, on one backend or several, and torch's and vLLM's as
+baselines.
 
 All implementations multiply the same values. Operands of torch's plain products are dequantized in advance, outside the
-timing; "dequantize + matmul" starts from the NVFP4 bytes, like ours.
+timing, and so is Marlin's A; "dequantize + matmul" starts from the NVFP4 bytes, like ours.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .. import gemm, swizzle
+from . import marlin
 from .machine import free_memory, has_bf16, kernel, last_level_cache, need_torch
 from .shapes import Shape
 from .show import Failure
@@ -29,13 +31,14 @@ AGREEMENT_FP8 = 2**-4  # e4m3 has three bits of mantissa: no operand is off by m
 L2_MULTIPLE = 4  # a GPU's input sets together take this many times its L2
 MAX_SETS = 1000
 BYTES = {"nvfp4": 9 / 16, "fp16": 2, "bf16": 2, "fp32": 4, "fp8": 1}  # of a value
-KINDS = ("fp16", "bf16", "fp32", "fp8", "dequant")
+KINDS = ("fp16", "bf16", "fp32", "fp8", "dequant", "marlin")
 NAMES = {
     "fp16": "torch fp16 matmul",
     "bf16": "torch bf16 matmul",
     "fp32": "torch fp32 matmul",
     "fp8": "torch fp8 matmul",
     "dequant": "torch dequantize + matmul",
+    "marlin": marlin.NAME,
 }
 NOTES = {"fp8": "not exact: rounds to e4m3"}
 
@@ -100,6 +103,12 @@ class Bench:
     left_out: dict[str, str] = field(default_factory=dict)  # baselines that cannot run this shape, and why
 
 
+def input_bytes(kind: str, shape: Shape) -> int:
+    """Bytes of both operands."""
+    of_a, of_b = ("fp16", "nvfp4") if kind == "marlin" else (kind, kind)
+    return int(shape.m * shape.k * BYTES[of_a] + shape.n * shape.k * BYTES[of_b])
+
+
 def title(backend: str | None) -> str:
     return "nvfp4" if backend is None else f"nvfp4 {backend}"
 
@@ -116,9 +125,8 @@ def prepare(
     """Makes the inputs and the implementations, and checks that all compute the same product."""
     torch = need_torch()
     generator = torch.Generator(device).manual_seed(seed)
-    wide = [kind for kind in kinds if kind != "dequant"]
-    values = (shape.m + shape.n) * shape.k
-    sets, cold = rotation({kind: int(values * BYTES[kind]) for kind in ("nvfp4", *wide)}, device, max_sets)
+    own_sets = [kind for kind in kinds if kind != "dequant"]
+    sets, cold = rotation({kind: input_bytes(kind, shape) for kind in ("nvfp4", *own_sets)}, device, max_sets)
 
     a, b = (operands(sets["nvfp4"], rows, shape.k, device, generator) for rows in (shape.m, shape.n))
     packed = list(zip(a, b))
@@ -140,7 +148,7 @@ def prepare(
             table = pair_table(dequantized_type(device), device)
             call, count = partial(dequantize_and_matmul, packed, table), len(packed)
         else:
-            call, count = WIDE[kind](packed, sets[kind], results, device), sets[kind]
+            call, count = OWN_SETS[kind](packed, sets[kind], results, device), sets[kind]
         implementations.append(Implementation(NAMES[kind], call, run, note=NOTES.get(kind, ""), sets=count))
     left_out = agree(shape, implementations)
     return Bench([c for c in implementations if c.name not in left_out], cold, left_out)
@@ -209,11 +217,28 @@ def scaled(packed: Packed, count: int, results: Results, device: torch.device) -
     return call
 
 
-WIDE: dict[str, Callable[..., Callable[[int], Tensor]]] = {
+def by_marlin(packed: Packed, count: int, results: Results, device: torch.device) -> Callable[[int], Tensor]:
+    """vLLM's product of A's dequantized values in fp16 and B's bytes. It allocates its results."""
+    torch = need_torch()
+    table = pair_table(torch.float16, device)
+    pairs = [
+        (dequantized(a, table), marlin.linear(b.data, b.linear, torch.float16))
+        for a, b in (packed[i % len(packed)] for i in range(count))
+    ]
+
+    def call(i: int) -> Tensor:
+        x, product = pairs[i % count]
+        return product(x)
+
+    return call
+
+
+OWN_SETS: dict[str, Callable[..., Callable[[int], Tensor]]] = {  # kinds that rotate through inputs of their own
     "fp16": partial(plain, "float16"),
     "bf16": partial(plain, "bfloat16"),
     "fp32": partial(plain, "float32"),
     "fp8": scaled,
+    "marlin": by_marlin,
 }
 
 

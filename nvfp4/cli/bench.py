@@ -1,4 +1,4 @@
-"""Time the product against torch on the same device, in the same run.
+"""Time the product against torch, or vLLM's Marlin, on the same device, in the same run.
 
 Shapes are a set (--set) or a list (--shapes). Sets:
   ranked           the competition's three shapes at M = 1, 16 and 128
@@ -7,10 +7,11 @@ Shapes are a set (--set) or a list (--shapes). Sets:
   linear           the ranked (N, K) at M = 1 to 1024, as layers
   monotone         layers of four models at M = 1 to 512; benchmarks/monotone.py finds where fewer rows take longer
   models           all linear layers of one decoder block of four models, with their sums, as layers
+  readme           the table of README.md, as layers: with --against marlin as it stands there
   experts          layers of experts of four models, whole; --m are tokens
 --m replaces the M of a set. "As layers" means that nvfp4.Linear with bf16 activations is timed instead of the product,
-against torch's bf16 layer: once in W4A4, where each call quantizes the activations with a static scale, and once in
-W4A16.
+against torch's bf16 layer (and Marlin, with --against marlin): once in W4A4, where each call quantizes the activations
+with a static scale, and once in W4A16.
 
 Our product, on each --backend, alternates with the baselines of --against on the same values. A ratio divides the time
 of a baseline by that of the first implementation in the same round; above 1 ours is faster. There are two figures:
@@ -39,7 +40,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from . import experts, files, layers, limits, machine, plot, report, show, timing, tune
+from . import experts, files, layers, limits, machine, marlin, plot, report, show, timing, tune
 from .baselines import KINDS, L2_MULTIPLE, NAMES, Bench, default_kinds, prepare, unavailable
 from .shapes import OF_LAYERS, SETS, Shape, layer_of, task_shapes
 
@@ -148,12 +149,15 @@ def run(args: argparse.Namespace) -> int:
             raise show.CommandError("--from times nothing: only --markdown, --json, --csv and --plot go with it")
         deliver(report.load(args.stored), args)
         return 0
-    if args.set in OF_LAYERS and (args.backend or args.against is not None):
+    if args.set in OF_LAYERS and (args.backend or args.against not in (None, ["marlin"])):
         raise show.CommandError(
-            f"--set {args.set} times nvfp4.Linear against torch's bf16 layer: --backend and --against do not go with it"
+            f"--set {args.set} times nvfp4.Linear against torch's bf16 layer: --backend does not go with it, and "
+            "--against only with marlin"
         )
     backends = args.backend or [None]
     device = pick_target(backends).device
+    if "marlin" in (args.against or []):
+        marlin.need(device)
     shapes = args.shapes or SETS[args.set or "ranked"](args.m)
     check_memory(shapes, device)
     with machine.need_torch().cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -176,7 +180,8 @@ def preparation(
 ) -> Prepare:
     """The function that makes the implementations of a shape."""
     if args.set in OF_LAYERS:
-        return partial(layers.prepare, device=device, seed=args.seed)
+        of_layers = partial(layers.prepare, device=device, seed=args.seed)
+        return partial(of_layers, beside_marlin=True) if args.against else of_layers
     return partial(prepare, device=device, backends=backends, kinds=kinds, seed=args.seed)
 
 

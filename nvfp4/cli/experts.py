@@ -3,7 +3,7 @@
 Ours is the whole layer in W4A16: moe_route, grouped_gemm of gate and up, gated, grouped_gemm of down, moe_combine; and
 in W4A4, with quantize and gated_quantize of the rows of all experts. The baseline is the two products and the
 activation alone, with the same weights in bf16: torch._grouped_mm on a GPU, on a CPU a loop over the experts that have
-rows. The ratio is that of W4A16.
+rows. The ratio is that of W4A16. With --against marlin vLLM's whole layer is another baseline.
 
 Calls rotate through routings drawn at random, and nearly all weights are read from memory: caches hold little of them.
 On a GPU they are in one CUDA graph, as the layers of a model would be, and a time is the graph's over their number.
@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import dequantize, gated, gated_quantize, grouped_gemm, moe_combine, moe_route, quantize, swizzle
-from . import machine, show, timing
+from . import machine, marlin, show, timing
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +32,7 @@ AGREEMENT = 2e-2  # relative Frobenius norm: bf16 results round at 2^-9, between
 AGREEMENT_W4A4 = 0.25  # an input in NVFP4 is off by some 0.1, twice
 ROUTINGS = 8
 ROUNDS, CPU_ROUNDS = 50, 10
+BUDGET_S, CPU_BUDGET_S = 2.0, 10.0  # of the slowest implementation for a model and a number of tokens
 TOKENS, CPU_TOKENS = (1, 4, 16, 64, 128, 1024), (1, 4, 16)
 NAMES = ("layer", "route and combine", "torch bf16", "layer W4A4")
 Call = Callable[[], "Tensor"]
@@ -80,27 +81,35 @@ class Routing:
 
 
 def run(args: argparse.Namespace) -> int:
-    for option in ("backend", "against", "csv", "plot", "markdown"):
+    beside_marlin = args.against == ["marlin"]
+    for option in ("backend", "csv", "plot", "markdown", *([] if beside_marlin else ["against"])):
         if getattr(args, option):
-            raise show.CommandError(f"--set experts has its own baseline and table: --{option} does not go with it")
+            raise show.CommandError(
+                f"--set experts has its own baseline and table: --{option} does not go with it"
+                + (", but for --against marlin" if option == "against" else "")
+            )
     torch = machine.need_torch()
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    if beside_marlin:
+        marlin.need(device)
     on_gpu = device.type == "cuda"
     tokens = args.m or (TOKENS if on_gpu else CPU_TOKENS)
     clock: timing.Clock = timing.DeviceClock(device) if on_gpu else timing.HostClock()
     rate, found, left_out = clock.copy_bandwidth(20), [], {}
     with show.progress(len(MODELS) * len(tokens)) as step:
         for model in MODELS:
-            needed, free = int(model.experts * model.values * (2 + 9 / 16)), machine.free_memory(device)
+            copies = 2 + 9 / 16 * (3 if beside_marlin else 1)  # vLLM makes its own from one in another layout
+            needed, free = int(model.experts * model.values * copies), machine.free_memory(device)
             if needed > free * 0.8:
                 left_out[model.name] = f"needs {show.si(needed, 'B')}, {show.si(free, 'B')} are free"
                 continue
             generator = torch.Generator(device).manual_seed(args.seed)
             weights = make_weights(model, device, generator)
+            theirs = marlin.experts(weights.data, weights.scale) if beside_marlin else None
             for count in tokens:
                 step(f"bench {model.name}, {count} tokens")
-                found.append(measure(model, weights, count, device, clock, rate, args.repeat, generator))
-            del weights
+                found.append(measure(model, weights, theirs, count, device, clock, rate, args.repeat, generator))
+            del weights, theirs
     conditions = {
         "hardware": machine.describe(device),
         "copy": show.si(rate, "B/s"),
@@ -119,10 +128,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def display(found: list[dict[str, Any]], conditions: dict[str, str], left_out: dict[str, str]) -> None:
-    columns = ["<experts of", "tokens", "hit", "floor us", *(f"{name} us" for name in NAMES), "ratio"]
+    names = list(found[0]["seconds"]) if found else [*NAMES]
+    columns = ["<experts of", "tokens", "hit", "floor us", *(f"{name} us" for name in names), "ratio"]
     rows = []
     for one in found:
-        times = [one["seconds"][name]["median"] for name in NAMES]
+        times = [one["seconds"][name]["median"] for name in names]
         cells = [show.digits(t * 1e6) for t in (one["floor"], *times)]
         rows.append([one["model"], str(one["tokens"]), str(one["hit"]), *cells, f"{one['ratio']['median']:.2f}"])
     print("; ".join(f"{name}: {value}" for name, value in conditions.items()))
@@ -233,6 +243,7 @@ def captured(calls: list[Call]) -> Call:
 def measure(
     model: Model,
     weights: Weights,
+    theirs: Callable[[Tensor, Tensor, Tensor], Tensor] | None,
     tokens: int,
     device: torch.device,
     clock: timing.Clock,
@@ -250,20 +261,23 @@ def measure(
         NAMES[2]: [partial(baseline, model, weights, routing) for routing in routings],
         NAMES[3]: [partial(layer_w4a4, model, weights, routing) for routing in routings],
     }
-    for ours, theirs, quantized, routing in zip(*(calls[NAMES[i]] for i in (0, 2, 3)), routings):
-        wanted = route_and_combine(model, theirs(), routing)
-        check_agreement(model, tokens, ours(), wanted)
-        check_agreement(model, tokens, quantized(), wanted, AGREEMENT_W4A4)
+    if theirs is not None:
+        calls[marlin.NAME] = [partial(theirs, each.x, each.weights, each.ids.int()) for each in routings]
+    for i, routing in enumerate(routings):
+        wanted = route_and_combine(model, calls[NAMES[2]][i](), routing)
+        check_agreement(model, tokens, calls[NAMES[0]][i](), wanted)
+        check_agreement(model, tokens, calls[NAMES[3]][i](), wanted, AGREEMENT_W4A4)
+        if theirs is not None:
+            check_agreement(model, tokens, calls[marlin.NAME][i](), wanted, name=marlin.NAME)
     each_call = 1 / ROUTINGS if on_gpu else 1.0
     if on_gpu:
         calls = {name: [captured(own)] for name, own in calls.items()}
     implementations = [
-        timing.Implementation(name, partial(nth, own), "this", ours=name != NAMES[2], sets=len(own))
+        timing.Implementation(name, partial(nth, own), "this", ours=name not in (NAMES[2], marlin.NAME), sets=len(own))
         for name, own in calls.items()
     ]
     with torch.cuda.device(device) if on_gpu else nullcontext():
-        timing.run_single_call_rounds(implementations, clock, timing.MIN_ROUNDS)
-        timing.run_back_to_back_rounds(implementations, clock, repeat or (ROUNDS if on_gpu else CPU_ROUNDS), 10.0)
+        time_all(implementations, clock, repeat, on_gpu)
     hit = sum(routing.hit for routing in routings) / len(routings)
     spreads = {
         each.name: timing.Spread.of([seconds * each_call for seconds in each.back_to_back.values()])
@@ -279,11 +293,21 @@ def measure(
     }
 
 
+def time_all(
+    implementations: list[timing.Implementation], clock: timing.Clock, repeat: int | None, on_gpu: bool
+) -> None:
+    rounds, budget = (ROUNDS, BUDGET_S) if on_gpu else (CPU_ROUNDS, CPU_BUDGET_S)
+    timing.run_single_call_rounds(implementations, clock, timing.MIN_ROUNDS)
+    timing.run_back_to_back_rounds(implementations, clock, repeat or rounds, budget)
+
+
 def nth(calls: list[Call], i: int) -> Tensor:
     return calls[i % len(calls)]()
 
 
-def check_agreement(model: Model, tokens: int, ours: Tensor, theirs: Tensor, most: float = AGREEMENT) -> None:
-    error = float((ours.float() - theirs.float()).norm() / theirs.float().norm())
+def check_agreement(
+    model: Model, tokens: int, result: Tensor, wanted: Tensor, most: float = AGREEMENT, name: str = "our layer"
+) -> None:
+    error = float((result.float() - wanted.float()).norm() / wanted.float().norm())
     if not error <= most:
-        raise show.Failure(f"{model.name}, {tokens} tokens: our layer and torch's differ by {error:.2g} of the norm")
+        raise show.Failure(f"{model.name}, {tokens} tokens: {name} and torch's differ by {error:.2g} of the norm")

@@ -1,10 +1,10 @@
 """The layers that the sets `linear` and `models` of `nvfp4 bench` compare on one shape.
 
 They are nvfp4.Linear with activations in NVFP4 (W4A4: quantize and product), nvfp4.Linear with activations as they are
-(W4A16), and torch's layer with the same weights in bf16.
+(W4A16), torch's layer with the same weights in bf16, and on request vLLM's Marlin (W4A16).
 
 All take bf16 activations and give bf16 results. Each block of 16 activations holds values of e2m1 times a scale of
-e4m3, one of them 6 times the scale: quantizing loses nothing, so all three layers must compute the same.
+e4m3, one of them 6 times the scale: quantizing loses nothing, so all layers must compute the same.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from . import marlin
 from .baselines import BYTES, MAX_SETS, Bench, Operand, agree, dequantized, operands, pair_table, rotation
 from .machine import kernel, need_torch
 from .shapes import Shape
@@ -25,7 +26,14 @@ W4A4, W4A16, BF16 = "nvfp4.Linear W4A4", "nvfp4.Linear W4A16", "torch bf16 linea
 SIX = 7  # the nibble of 6, the largest value of e2m1
 
 
-def prepare(shape: Shape, device: torch.device, seed: int, run: str = "", max_sets: int = MAX_SETS) -> Bench:
+def prepare(
+    shape: Shape,
+    device: torch.device,
+    seed: int,
+    run: str = "",
+    max_sets: int = MAX_SETS,
+    beside_marlin: bool = False,
+) -> Bench:
     """Makes the activations and the layers, and checks that all compute the same."""
     torch = need_torch()
     generator = torch.Generator(device).manual_seed(seed)
@@ -49,8 +57,11 @@ def prepare(shape: Shape, device: torch.device, seed: int, run: str = "", max_se
     ]
     wide = [partial(torch.nn.functional.linear, weight=dequantized(w[i % len(w)], table)) for i in range(sets["bf16"])]
     implementations.append(Implementation(BF16, partial(call, inputs, wide), run, sets=len(wide)))
-    agree(shape, implementations)
-    return Bench(implementations, cold)
+    if beside_marlin:
+        theirs = [marlin.linear(each.data, each.linear, torch.bfloat16) for each in w]
+        implementations.append(Implementation(marlin.NAME, partial(call, inputs, theirs), run, sets=len(theirs)))
+    left_out = agree(shape, implementations)
+    return Bench([each for each in implementations if each.name not in left_out], cold, left_out)
 
 
 def linears(weights: list[Operand], activations: str | None) -> list[torch.nn.Module]:

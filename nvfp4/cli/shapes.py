@@ -82,6 +82,11 @@ LINEAR_M = (1, 16, 128, 1024)
 BLOCKS_M = (1, 8, 32, 128, 2048)
 MONOTONE_M = (*range(1, 33), *range(40, 129, 8), *range(160, 513, 32))
 HOPPER_M = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+README_SHAPES = [  # layers of LAYERS: few rows, many, and both
+    *(Shape(*size) for size in ((1, 7168, 16384), (8, 7168, 16384), (16, 28672, 4096), (1, 6144, 4096))),
+    *(Shape(*size) for size in ((1, 7168, 2048), (64, 4096, 7168), (128, 7168, 16384), (1024, 4096, 7168))),
+    Shape(4096, 28672, 4096),
+]
 HOPPER_LARGE = [Shape(2304, 4608, 7168), Shape(8192, 8192, 8192)]  # the first: of the competition's tests
 
 
@@ -132,6 +137,13 @@ def models(rows: list[int] | None) -> list[Shape]:
     return shapes_of(BLOCKS, rows or BLOCKS_M)
 
 
+def readme(rows: list[int] | None) -> list[Shape]:
+    """The shapes of the table; with other M each of its layers once for each."""
+    if rows is None:
+        return [*README_SHAPES]
+    return [Shape(m, n, k) for n, k in dict.fromkeys((shape.n, shape.k) for shape in README_SHAPES) for m in rows]
+
+
 SETS: dict[str, Callable[[list[int] | None], list[Shape]]] = {
     "ranked": ranked,
     "decode": decode,
@@ -140,5 +152,6 @@ SETS: dict[str, Callable[[list[int] | None], list[Shape]]] = {
     "monotone": monotone,
     "linear": linear,
     "models": models,
+    "readme": readme,
 }
-OF_LAYERS = ("linear", "models")  # sets that time nvfp4.Linear in place of the product
+OF_LAYERS = ("linear", "models", "readme")  # sets that time nvfp4.Linear in place of the product

@@ -40,6 +40,7 @@ def output(program: str) -> str:
     ("module", "least"),
     [
         ("_api", 20),
+        ("_products", 8),
         ("_info", 4),
         ("_tuning", 2),
         ("linear", 3),
@@ -66,6 +67,7 @@ def test_import_brings_neither_torch_nor_numpy() -> None:
         "nvfp4._C",
         "nvfp4._api",
         "nvfp4._info",
+        "nvfp4._products",
         "nvfp4._tuning",
     }
 

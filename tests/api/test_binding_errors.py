@@ -235,7 +235,8 @@ def test_signatures_are_those_that_others_write_against() -> None:
         "gemm": "a, b, scale_a, scale_b, *, alpha=None, bias=None, c=None, beta=0.0, out=None, out_dtype=None, "
         "scale_layout='128x4', backend=None, batch_invariant=False, constant_b=False, transpose_b=True",
         "custom_kernel": "a, b, sfa_permuted, sfb_permuted, c",
-        "quantize": "x, *, global_scale=None, scale_layout='128x4', block_scale='amax6', ends=None, rows=None",
+        "quantize": "x, *, global_scale=None, scale_layout='128x4', block_scale='amax6', ends=None, rows=None, "
+        "out=None",
         "dequantize": "data, scale, *, global_scale=None, scale_layout='128x4', out_dtype=None",
         "rms_norm_quantize": "x, weight, eps, *, residual=None, global_scale=None, scale_layout='128x4', out=None",
         "silu_mul_quantize": "gate_up, *, global_scale=None, scale_layout='128x4', out=None",
@@ -247,7 +248,7 @@ def test_signatures_are_those_that_others_write_against() -> None:
         "unswizzle": "scale, rows, columns",
         "gated": "gate, up=None, activation='silu', *, limit=None, alpha=None, out=None, out_dtype=None",
         "gated_quantize": "gate, up=None, activation='silu', *, limit=None, alpha=None, global_scale=None, ends=None, "
-        "scale_layout='128x4'",
+        "scale_layout='128x4', out=None",
         "moe_route": "ids, E, expert_map=None",
         "moe_combine": "y, places, weights=None, *, out=None, out_dtype=None",
     }

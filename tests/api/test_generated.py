@@ -1,8 +1,8 @@
 """Calls in guarded memory (guarded.py), generated (problems.py), on every CPU kernel and on the emulated GPUs.
 
-The sequence of generated calls follows from NVFP4_TEST_SEED; the time says how many of them run. A minute in all by
-default; NVFP4_GENERATED_SECONDS=3600 is an hour for each target. A failure prints the smallest call that fails, which
-`python tests/problems.py TARGET 'CALL'` repeats.
+The sequence of generated calls follows from NVFP4_TEST_SEED; the time says how many of them run. Half a minute in all
+by default, with CI_FULL=1 a minute; NVFP4_GENERATED_SECONDS=3600 is an hour for each target. A failure prints the
+smallest call that fails, which `python tests/problems.py TARGET 'CALL'` repeats.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import random
 import time
 
 import pytest
+from conftest import FULL
 from grouped import Grouped, groupeds
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from problems import Conversion, Gemm, conversions, gemms
 from sorted_rows import Sorted, sorteds
 from worker import Workers
 
-SECONDS = 10.0  # of an emulated GPU; a third of that of a CPU kernel
+SECONDS = 10.0 if FULL else 5.0  # of an emulated GPU; a third of that of a CPU kernel
 VOLUME = {"cpu-reference": 5e5, "cpu-portable": 2e6}  # M * N * K * L; of others 4e6
 ROUND = 100  # examples of a hypothesis run, which remembers all of them
 

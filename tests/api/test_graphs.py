@@ -143,8 +143,8 @@ def test_one_graph_quantizes_every_routing(cuda: Backend, generator: torch.Gener
         of_last = last - int(changing["ends"][-2])
         blocks = int(expected[3][-1]) + -(-of_last // 128) * 128  # rows of scales that groups have
         for j, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
-            end = {1: last, 4: last, 2: blocks, 5: blocks}.get(j, len(theirs))
             mine, theirs = mine.cpu().view(torch.uint8), theirs.view(torch.uint8)
+            end = {1: last, 4: last, 2: blocks, 5: blocks}.get(j, len(theirs))
             assert torch.equal(mine[:end], theirs[:end]), (i, j)
             assert (mine[end:] == 0xA5).all(), (i, j)
 

@@ -113,23 +113,29 @@ def test_info_shows_what_is_launched(nvfp4_a: bool, a_dtype: str | None, fake_dr
     assert run(code, fake_driver, FAKE_CC="100").split() == ["sm80", name, str(grid)]
 
 
-# ---- sm90: a pre-pass over A, then a CTA an SM ----
+REORDER = "nvfp4_sm90_reorder"
+
+
+# ---- sm90: a CTA an SM, behind a pre-pass over A where groups have many rows ----
 
 
 def launched_by_sm90(code: str, fake_driver: Path, log: Path) -> list[tuple[str, int]]:
-    """Pairs of launches, each dependent on the one before."""
+    """Products, each dependent on the launch before: sm90/grouped.cu on its pre-pass."""
     call = CALL.strip().replace('"sm80"', '"sm90"')
     rows = [row for row in launches(f"{call}\n    {code}", fake_driver, log, FAKE_CC="90") if row[0] != "map"]
     assert all(row[5:] == ["0", "1"] for row in rows)
-    assert [row[0] for row in rows[::2]] == ["nvfp4_sm90_reorder"] * (len(rows) // 2)
-    return [(row[0], int(row[1])) for row in rows[1::2]]
+    names = [row[0] for row in rows]
+    for before, name in zip(["", *names], names):
+        assert name == REORDER or ("_units_" not in name) == (before == REORDER)
+    return [(row[0], int(row[1])) for row in rows if row[0] != REORDER]
 
 
-def test_sm90_has_two_launches(fake_driver: Path, tmp_path: Path) -> None:
-    """There are two for any number of groups. Ends, rows and their factors are in memory that is not accessible."""
+def test_sm90_has_one_launch_or_two(fake_driver: Path, tmp_path: Path) -> None:
+    """The number of groups does not matter. Ends, rows and their factors are in memory that is not accessible."""
     code = "for e in (1, 8, 1024): [call(t, 200, 96, e, parts) for t in (1, 37, 2000) for parts in (1, 2)]"
     rows = launched_by_sm90(code, fake_driver, tmp_path / "log")
-    assert len(rows) == 18 and all(name.startswith("nvfp4_sm90_grouped_fp16_128x") for name, _ in rows)
+    kinds = {name.removeprefix("nvfp4_sm90_grouped_").partition("fp16_")[0] for name, _ in rows}
+    assert len(rows) == 18 and kinds == {"units_", ""}
 
 
 def test_sm90_grid_does_not_depend_on_the_ends(fake_driver: Path, tmp_path: Path) -> None:
@@ -151,7 +157,63 @@ def test_sm90_rejects_what_tensor_maps_do_not_reach(fake_driver: Path) -> None:
     assert said.startswith("b: has linear scales, or rows of a or b lie otherwise than on 16 bytes")
 
 
-@pytest.mark.parametrize(("t", "backend"), [(8, "sm80"), (8192, "sm90")])
-def test_a_plan_for_few_and_for_many_rows(t: int, backend: str, fake_driver: Path) -> None:
+@pytest.mark.parametrize(("t", "kernel"), [(128, "units_bf16_8"), (512, "units_bf16_8"), (8192, "bf16_128x64")])
+def test_a_plan_for_few_and_for_many_rows(t: int, kernel: str, fake_driver: Path) -> None:
     plan = f"nvfp4.info({t}, 512, 2048, groups=256, a_dtype='bfloat16', device=0)['plan']"
-    assert run(f"print({plan}['backend'])", fake_driver, FAKE_CC="90") == backend
+    assert run(f"print({plan}['kernel'])", fake_driver, FAKE_CC="90") == f"nvfp4_sm90_grouped_{kernel}"
+
+
+# ---- sm120: a CTA an SM, NVFP4 a ----
+
+
+def launched_by_sm120(code: str, fake_driver: Path, log: Path) -> tuple[list[list[str]], list[tuple[str, int]]]:
+    """Tensor maps, and launches that may start early."""
+    call = CALL.strip().replace('"sm80"', '"sm120"')
+    rows = launches(f"{call}\n    {code}", fake_driver, log, FAKE_CC="120")
+    own = [row for row in rows if row[0] != "map"]
+    assert all(row[5:] == ["0", "1"] for row in own)  # cluster, programmatic dependent launch
+    return [row for row in rows if row[0] == "map"], [(row[0], int(row[1])) for row in own]
+
+
+def test_sm120_has_one_launch(fake_driver: Path, tmp_path: Path) -> None:
+    """Ends and where scales begin are in memory that is not accessible. There is a tensor map of all matrices, and one
+    of A."""
+    calls = "[call(t, 200, 96, e, p, nvfp4_a=True) for t in (1, 37, 2000) for p in (1, 2)]"
+    maps, rows = launched_by_sm120(f"for e in (1, 8, 1024): {calls}", fake_driver, tmp_path / "log")
+    assert len(rows) == 18 and all(name.startswith("nvfp4_sm120_grouped_") for name, _ in rows)
+    sizes = [(e * p, t) for e in (1, 8, 1024) for t in (1, 37, 2000) for p in (1, 2)]
+    wanted = [dims for l, t in sizes for dims in (f"48,200,{l}", f"48,{t},1")]
+    assert [row[3] for row in maps] == wanted and all(row[6] in ("64", "128") for row in maps)
+
+
+def test_sm120_grid_is_at_most_a_cta_an_sm(fake_driver: Path, tmp_path: Path) -> None:
+    """It does not depend on the ends."""
+    routings = "([37] * 4, [0] * 4, [1, 2, 3, 37], [9, -1, 50, 2])"
+    code = f"[call(37, 200, 96, 4, ends=ends, nvfp4_a=True) for ends in {routings}]"
+    _, rows = launched_by_sm120(code, fake_driver, tmp_path / "ends")
+    assert len(rows) == 4 and len(set(rows)) == 1
+    code = "call(1, 100, 96, 8, nvfp4_a=True); call(30000, 300, 96, 8, nvfp4_a=True)"
+    _, rows = launched_by_sm120(code, fake_driver, tmp_path / "sizes")
+    sms = int(run("print(nvfp4.info()['devices'][0]['sm_count'])", fake_driver, FAKE_CC="120"))
+    assert [grid for _, grid in rows] == [1, sms]
+
+
+@pytest.mark.parametrize(("k", "maps"), [(64, 2), (48, 0)])
+def test_sm120_gathers_rows(k: int, maps: int, fake_driver: Path, tmp_path: Path) -> None:
+    """They have linear scales. Rows of 24 bytes have no tensor map."""
+    call = f"""
+    e, n, k, t = 3, 8, {k}, 5
+    a, b = np.zeros((t, k // 2), np.uint8), np.zeros((e, n, k // 2), np.uint8)
+    scales = {{"scale_a": np.zeros((t, k // 16), np.uint8), "scale_b": np.zeros((e, n, k // 16), np.uint8)}}
+    form = {{"scale_layout": "linear", "ends": hidden(e, np.int32), "rows": hidden(t, np.int32), "backend": "sm120"}}
+    nvfp4.grouped_gemm(a, b, **scales, **form)
+    """
+    found, rows = launched_by_sm120(call.strip(), fake_driver, tmp_path / "log")
+    assert len(found) == maps and [grid for _, grid in rows] == [3]  # a tile for each group
+
+
+@pytest.mark.parametrize(("a_dtype", "backend"), [(None, "sm120"), ("float16", "sm80"), ("bfloat16", "sm80")])
+def test_plans_of_groups_on_12_0(a_dtype: str | None, backend: str, fake_driver: Path) -> None:
+    for t in (8, 128, 8192):
+        plan = f"nvfp4.info({t}, 768, 2048, groups=128, a_dtype={a_dtype!r}, device=0)['plan']"
+        assert run(f"print({plan}['backend'])", fake_driver, FAKE_CC="120") == backend

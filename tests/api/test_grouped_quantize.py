@@ -4,6 +4,7 @@ row by itself (reference.py), in guarded memory; amax_scale of rows."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -199,6 +200,37 @@ def test_what_is_returned(backend: Backend) -> None:
     assert len(nvfp4.gated_quantize(x, ends=ends, scale_layout="linear")) == 2
 
 
+CALLS: dict[str, Callable[..., Any]] = {
+    "ends": lambda x, ends, rows, **how: nvfp4.quantize(x, ends=ends, **how),
+    "rows": lambda x, ends, rows, **how: nvfp4.quantize(x, rows=rows, **how),
+    "both": lambda x, ends, rows, **how: nvfp4.quantize(x, ends=ends, rows=rows, **how),
+    "gated": lambda x, ends, rows, **how: nvfp4.gated_quantize(x, ends=ends, **how),
+    "gated alone": lambda x, ends, rows, **how: nvfp4.gated_quantize(x, **how),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("call", CALLS)
+def test_into_tensors_that_exist(backend: Backend, call: str, layout: str, generator: torch.Generator) -> None:
+    """The bytes of a call that makes tensors; what is returned are the given ones."""
+    x = torch.randn(150, 64, generator=generator).to(backend.device)
+    ends, rows = (torch.tensor(v, dtype=torch.int32).to(backend.device) for v in ([70, 150], list(range(149, -1, -1))))
+    wanted = CALLS[call](x, ends, rows, scale_layout=layout)
+    groups = 2 if call in ("ends", "both", "gated") else 1
+    out = (*map(torch.empty_like, wanted[:2]), torch.full((groups,), -1, dtype=torch.int32, device=x.device))
+    got = CALLS[call](x, ends, rows, scale_layout=layout, out=out)
+    assert len(got) == len(wanted) and all(t.data_ptr() == own.data_ptr() for t, own in zip(got, out))
+    for t, right in zip(got, wanted):  # a third block of 128x4 scales would be that of no group
+        assert torch.equal(t[:256].view(torch.uint8), right[:256].view(torch.uint8))
+    assert out[2].tolist() == ([0] if groups == 1 else [0, 70 if layout == "linear" else 128])
+    if backend.device == "cpu" and not backend.emulated:
+        again = tuple(torch.full_like(t, 1) for t in out)
+        torch._dynamo.reset()
+        run = torch.compile(CALLS[call], fullgraph=True, backend="aot_eager")
+        run(x, ends, rows, scale_layout=layout, out=again)
+        assert all(torch.equal(t[:256].view(torch.uint8), own[:256].view(torch.uint8)) for t, own in zip(again, out))
+
+
 # --- gated_quantize -----------------------------------------------------------------------------------------------
 
 ACTIVATIONS: list[tuple[str, dict[str, Any]]] = [
@@ -387,6 +419,7 @@ ERRORS = {
     ),
     "scale_rows: shares memory with ends; must not overlap it, it is written": lambda: raw(out=(DATA, SCALE, OF_TWO)),
     "out: has 2 elements; must be a tuple of data, scale and scale_rows": lambda: raw(out=(DATA, SCALE)),
+    "out: is given without ends and rows; must be None then": lambda: nvfp4.quantize(X, out=(DATA, SCALE, PLACES)),
     "gate: is missing; must be a tensor": lambda: gate(None),
     "gate: has 3 dimensions; must have 2 ([R, N]) with ends": lambda: gate(X[None], X[None]),
     "gate: K is 24; must be a multiple of 16": lambda: gate(torch.ones(4, 24), None),

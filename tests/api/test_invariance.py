@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import NO_GPU, gpu
 from paths import ROOT
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,13 +39,6 @@ def layer(activations: str | None) -> nvfp4.Linear:
 
 
 # ---- layers ----
-
-
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not gpu():
-        pytest.skip(NO_GPU)
-    return request.param
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import sys
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from paths import ROOT
+from paths import ROOT, module_at
 
 for package in ("gguf", "tokenizers"):
     pytest.importorskip(package, reason=".ci/full installs it")
@@ -24,11 +23,7 @@ TOKENS = 256
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("language_model", ROOT / "examples" / "language_model.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / "examples/language_model.py")
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 
 import nvfp4  # noqa: E402
 import nvfp4.transformers  # noqa: E402
+from nvfp4 import _pretrained  # noqa: E402
 from nvfp4.experts import Experts  # noqa: E402
 from nvfp4.mixture import describe, is_mixture, matrices  # noqa: E402
 from nvfp4.packed import PackedLinear  # noqa: E402
@@ -123,6 +124,22 @@ def compare(module: nn.Module, given: Any, keywords: Any, y: Tensor, own: nn.Mod
     """A hook that runs another module on the same inputs."""
     with torch.no_grad():
         errors.append(error(own(*given, **keywords).float(), y.float()))
+
+
+def test_what_transformers_leaves_in_fp32_gets_the_dtype(
+    mixture: Callable[..., Mixture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers 5.17 casts no parameter of a quantized checkpoint that it renames, such as Mixtral's router. Later
+    versions ask the quantizer, which is made to answer in that way here."""
+    folder = mixture("mixtral").write(tmp_path / "read", "modelopt")
+    monkeypatch.setattr(_pretrained.ModelOptQuantizer, "get_new_dtype", lambda *_: None, raising=False)
+    model = nvfp4.transformers.load(folder, dtype=torch.bfloat16)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert logits(model).isfinite().all()
+    monkeypatch.setattr(transformers.MixtralForCausalLM, "_keep_in_fp32_modules_strict", {"post_attention_layernorm"})
+    model = nvfp4.transformers.load(folder, dtype=torch.bfloat16)
+    in_fp32 = {name for name, p in model.named_parameters() if p.dtype == torch.float32}
+    assert in_fp32 == {f"model.layers.{i}.post_attention_layernorm.weight" for i in range(2)}
 
 
 def test_gradients_reach_the_router(mixture: Callable[..., Mixture], tmp_path: Path) -> None:

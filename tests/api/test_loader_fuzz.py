@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
+from interpreter import python
 from paths import ROOT
 
 pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
@@ -16,14 +15,9 @@ SECONDS = 50  # begin no further file then, where this is not given
 SEED = os.environ["NVFP4_TEST_SEED"]
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])}
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT, env=env)
-
-
 def test_mutated_checkpoints_raise_nvfp4_errors() -> None:
     limit = [] if "NVFP4_FUZZED_FILES" in os.environ else ["--seconds", str(SECONDS)]
-    done = run("tools/fuzz_loader.py", "--files", str(FILES), "--seed", SEED, *limit)
+    done = python(ROOT / "tools/fuzz_loader.py", "--files", str(FILES), "--seed", SEED, *limit)
     print(done.stdout)  # with the seed
     assert done.returncode == 0, done.stdout + done.stderr
     tried = int(done.stdout.splitlines()[-1].split()[0])
@@ -59,5 +53,5 @@ fuzz_loader.CPU_SECONDS = 1
 fuzz_loader.mutate_kind = lambda path, draw: None
 print(fuzz_loader.fuzz(1, 1, 100)[1])
 """
-    done = run("-c", code)
+    done = python("-c", code, cwd=ROOT)
     assert fault in done.stdout, done.stdout + done.stderr

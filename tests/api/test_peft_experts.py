@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import NO_GPU, gpu
 from torch import Tensor, nn
 
 import nvfp4
@@ -67,7 +68,7 @@ def adapted(model: Any, name: str, seed: int = 0, **options: Any) -> Any:
 
 def logits(model: Any) -> Tensor:
     with torch.no_grad():
-        return model.eval()(IDS).logits.float()
+        return model.eval()(IDS.to(model.device)).logits.float().cpu()
 
 
 def error(y: Tensor, wanted: Tensor) -> float:
@@ -186,13 +187,16 @@ def test_several_adapters(mixture: Callable[[str], Mixture], tmp_path: Path) -> 
 # ---- training ----
 
 
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss", "nemotron-h"])
 def test_the_trainer_of_transformers_lowers_the_loss(
-    name: str, dtype: torch.dtype, mixture: Callable[[str], Mixture], tmp_path: Path
+    name: str, dtype: torch.dtype, place: str, mixture: Callable[[str], Mixture], tmp_path: Path
 ) -> None:
     """20 steps of the adapters of experts alone; the packed bytes stay, and what was trained loads again."""
     pytest.importorskip("accelerate", reason="Trainer needs it")
+    if place == "cuda" and not gpu():
+        pytest.skip(NO_GPU)
     own = mixture(name)
     base = loaded(own, tmp_path / "base", dtype)
     before = {key: t.clone() for key, t in base.state_dict().items() if ".experts." in key}
@@ -206,7 +210,7 @@ def test_the_trainer_of_transformers_lowers_the_loss(
         per_device_train_batch_size=2,
         save_strategy="no",
         report_to=[],
-        use_cpu=True,
+        use_cpu=place == "cpu",
         disable_tqdm=True,
         bf16=False,
     )
@@ -217,9 +221,10 @@ def test_the_trainer_of_transformers_lowers_the_loss(
     assert len(losses) == 20 and losses[-1] < losses[0] - 0.1
     after = {key.replace("base_layer.", ""): t for key, t in model.state_dict().items()}
     for key, t in before.items():
-        assert torch.equal(after[f"base_model.model.{key}"].view(torch.uint8), t.view(torch.uint8)), key
+        assert torch.equal(after[f"base_model.model.{key}"].cpu().view(torch.uint8), t.view(torch.uint8)), key
     model.save_pretrained(tmp_path / "adapter")
-    again = PeftModel.from_pretrained(loaded(own, tmp_path / "base", dtype), tmp_path / "adapter")
+    again = PeftModel.from_pretrained(loaded(own, tmp_path / "base", dtype), tmp_path / "adapter").to(place)
+    assert model.device.type == again.device.type == place
     assert torch.equal(logits(again), logits(model))
 
 

@@ -18,6 +18,7 @@ from vllm_host import (
     Cuda,
     check_probabilities,
     check_tokens,
+    dense_checkpoint,
     engines,
     parallel_state,
     prompts,
@@ -31,6 +32,7 @@ from nvfp4.packed import PackedLinear
 transformers = pytest.importorskip("transformers", reason="comes with vLLM")
 
 import vllm  # noqa: E402
+from vllm.config import KernelConfig, VllmConfig  # noqa: E402
 from vllm.model_executor.kernels import linear as kernels  # noqa: E402
 from vllm.model_executor.layers.linear import QKVParallelLinear  # noqa: E402
 from vllm.model_executor.layers.quantization import get_quantization_config  # noqa: E402
@@ -44,39 +46,10 @@ import nvfp4.transformers  # noqa: E402
 from nvfp4 import vllm as plugin  # noqa: E402
 
 FORMATS = {"compressed-tensors": compressed_tensors, "modelopt": modelopt}
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 192,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 500,  # vLLM pads it to 512
-    "max_position_embeddings": 128,
-    "initializer_range": 0.1,  # 0.02 gives tokens of nearly equal probability
-    "dtype": "bfloat16",
-}
 PROMPTS = prompts(499)
 
 
 # ---- whole models ----
-
-
-def checkpoint(folder: Path, format_name: str, activations: str | None, architecture: str, head: bool = False) -> Path:
-    """A random model as a checkpoint. The parts of a fused layer have other weight scales, and k other input scales."""
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{architecture}Config")(**SIZES, architectures=[f"{architecture}ForCausalLM"])
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(parameter, std=0.05)
-    ids = torch.tensor(PROMPTS[2:])
-    calibrate = None if activations is None else (lambda model: model(ids))
-    nvfp4.quantize_model(model, ignore=() if head else ("lm_head",), activations=activations, calibrate=calibrate)
-    if activations is not None:
-        for layer in model.model.layers:
-            layer.self_attn.k_proj.input_global_scale *= 1.5
-    nvfp4.save(model.bfloat16(), folder, format_name)
-    return folder
 
 
 @pytest.fixture
@@ -90,13 +63,14 @@ CASES = {
     "compressed-tensors W4A16": ("compressed-tensors", None, "Qwen2"),  # Qwen2's q, k and v have a bias
     "ModelOpt W4A4": ("modelopt", "nvfp4", "Qwen2"),
     "ModelOpt W4A16": ("modelopt", None, "Llama"),
+    "ModelOpt W4A4, fused in the file": ("modelopt", "nvfp4", "Phi3"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_of_transformers(case: str, engine: Callable[..., Any], tmp_path: Path) -> None:
     format_name, activations, architecture = CASES[case]
-    folder = checkpoint(tmp_path / "model", format_name, activations, architecture, head="ModelOpt" in case)
+    folder = dense_checkpoint(tmp_path / "model", format_name, activations, architecture, head="ModelOpt" in case)
     check_tokens(engine(folder, "float32"), nvfp4.transformers.load(folder, dtype="float32"), PROMPTS)
 
 
@@ -108,7 +82,7 @@ def test_probabilities_of_transformers_in_bf16(
     Given vLLM's tokens, transformers' probabilities are near, and its choice is the same wherever it is clear. In W4A4
     a last bit of an activation may move its 4-bit value by a whole step."""
     format_name, activations, architecture = CASES[case]
-    folder = checkpoint(tmp_path / "model", format_name, activations, architecture)
+    folder = dense_checkpoint(tmp_path / "model", format_name, activations, architecture)
     model = nvfp4.transformers.load(folder, dtype="bfloat16")
     clear = check_probabilities(engine(folder, "bfloat16"), model, PROMPTS, bound)
     assert clear > 0 or activations is not None
@@ -246,17 +220,36 @@ def test_the_entry_point_registers() -> None:
 
 @pytest.mark.parametrize("capability", [75, 80, 86, 89, 90, 100, 120])
 def test_the_choice_on_cuda(capability: int, parallel: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By vLLM's own function, on a CPU: nothing runs. W4A16 stays with vLLM."""
-    monkeypatch.setattr(plugin, "current_platform", Cuda(capability))
-    monkeypatch.setattr(kernels, "current_platform", Cuda(capability))
+    """By vLLM's own function, on a CPU: nothing runs. W4A16 is ours where it was measured, and elsewhere on request."""
+    for module in (plugin, plugin._vllm_experts, kernels):
+        monkeypatch.setattr(module, "current_platform", Cuda(capability))
     monkeypatch.setattr(_C, "archs", "sm_80")
     for kernel in kernels._POSSIBLE_NVFP4_KERNELS[PlatformEnum.CUDA][1:]:
         monkeypatch.setattr(kernel, "is_supported", classmethod(lambda cls, *_: (True, None)))
-    assert plugin.chosen("W4A4") == (80 <= capability <= 90) and not plugin.chosen("W4A16")
+    runs = 80 <= capability <= 90
+    assert plugin.chosen("W4A4", PREFIX) == runs and plugin.chosen("W4A16", PREFIX) == (capability == 90)
     supported, reason = plugin.ExactNvFp4LinearKernel.is_supported(capability)
     assert supported or reason == f"the compute capability is {capability}; must be 80 to 90"
-    monkeypatch.setattr(_C, "archs", "")
-    assert not plugin.chosen("W4A4")
+    with monkeypatch.context() as changed:
+        changed.setattr(_C, "archs", "")
+        assert not plugin.chosen("W4A4", PREFIX) and not plugin.chosen("W4A16", PREFIX)
+    monkeypatch.setenv(plugin.W4A16_SWITCH, "0")
+    assert plugin.chosen("W4A4", PREFIX) == runs and not plugin.chosen("W4A16", PREFIX)
+    monkeypatch.setenv(plugin.W4A16_SWITCH, "1")
+    if runs:
+        assert plugin.chosen("W4A16", PREFIX)
+    else:
+        with pytest.raises(nvfp4.Error, match=rf"^{plugin.W4A16_SWITCH}: is 1 on .*, but .* 80 to 90; {PREFIX} cannot"):
+            plugin.chosen("W4A16", PREFIX)
+
+
+def test_w4a16_with_another_backend_of_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (plugin, plugin._vllm_experts):
+        monkeypatch.setattr(module, "current_platform", Cuda(90))
+    monkeypatch.setattr(_C, "archs", "sm_80")
+    for options in ({"linear_backend": "marlin"}, {"linear_backend_per_quant": {"nvfp4_w4a16": "marlin"}}):
+        with parallel_state(tmp_path, VllmConfig(kernel_config=KernelConfig(**options))):
+            assert not plugin.chosen("W4A16", PREFIX)
 
 
 @pytest.mark.parametrize("capability", [None, 75, 80, 90, 100])
@@ -268,7 +261,7 @@ def test_the_choice_if_batch_invariant(capability: int | None, parallel: None, m
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     ours = capability is None or 80 <= capability <= 90
     assert plugin.batch_invariant()
-    assert [plugin.chosen(mode) for mode in ("W4A4", "W4A16", "W4A4 dynamic")] == [ours, ours, False]
+    assert [plugin.chosen(mode, PREFIX) for mode in ("W4A4", "W4A16", "W4A4 dynamic")] == [ours, ours, False]
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
     assert not plugin.batch_invariant()
 
@@ -293,14 +286,14 @@ def test_layers_that_are_batch_invariant(
 def test_what_turns_it_off(parallel: None, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[tuple[str, ...]] = []
     monkeypatch.setattr(plugin.logger, "info_once", lambda *given: messages.append(given))
-    assert plugin.chosen("W4A4") and plugin.chosen("W4A16")
+    assert plugin.chosen("W4A4", PREFIX) and plugin.chosen("W4A16", PREFIX)
     assert messages == [("Using nvfp4.Linear for NVFP4 weights with %s", "16-bit activations")]
     monkeypatch.setenv("VLLM_DISABLED_KERNELS", "ExactNvFp4LinearKernel")
-    assert not plugin.chosen("W4A16")
+    assert not plugin.chosen("W4A16", PREFIX)
     with pytest.raises(ValueError, match="ExactNvFp4LinearKernel disabled by environment variable"):
-        plugin.chosen("W4A4")  # vLLM has no other kernel on a CPU
+        plugin.chosen("W4A4", PREFIX)  # vLLM has no other kernel on a CPU
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    assert not plugin.chosen("W4A16") and not plugin.chosen("W4A4")
+    assert not plugin.chosen("W4A16", PREFIX) and not plugin.chosen("W4A4", PREFIX)
     monkeypatch.setenv("NVFP4_VLLM", "0")
     monkeypatch.setattr(kernels, "_POSSIBLE_NVFP4_KERNELS", {})
     monkeypatch.setattr(plugin, "register_quantization_config", None)

@@ -471,9 +471,20 @@ def test_what_turns_it_on_and_off(parallel: None, monkeypatch: pytest.MonkeyPatc
         assert not takes()
     monkeypatch.setattr(plugin, "current_platform", Cuda(90))
     monkeypatch.setattr(_C, "archs", "sm_80")
+    assert takes()
+    for capability in (75, 80, 89, 100):  # on which no one has measured it beside vLLM's
+        monkeypatch.setattr(plugin, "current_platform", Cuda(capability))
+        assert not takes()
+    monkeypatch.setattr(plugin, "current_platform", Cuda(90))
+    with monkeypatch.context() as changed:
+        changed.setattr(_C, "archs", "")
+        assert not takes()
+    monkeypatch.setenv(plugin.SWITCH, "0")
     assert not takes()
     monkeypatch.setenv(plugin.SWITCH, "1")
-    assert takes()
+    for capability in (80, 90, 120):
+        monkeypatch.setattr(plugin, "current_platform", Cuda(capability))
+        assert takes()
     monkeypatch.setattr(plugin, "current_platform", Cuda(75))
     with pytest.raises(
         nvfp4.Error, match=rf"^{plugin.SWITCH}: is 1 on .*7.*5.*capability 80 and more; {PREFIX} cannot"
@@ -486,6 +497,33 @@ def test_what_turns_it_on_and_off(parallel: None, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(plugin.SWITCH, "yes")
     with pytest.raises(nvfp4.Error, match=f"^{plugin.SWITCH}: is 'yes'; must be 0 or 1$"):
         takes()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("is_lora_enabled", True, "has no LoRA adapters"),
+        ("hidden_dim", 72, "hidden size is 72"),
+        ("num_local_experts", 1025, "has 1025 experts"),
+        ("swiglu_beta", 1.0, None),
+    ],
+)
+def test_what_is_missing_is_vllms_on_cuda(
+    name: str, value: Any, message: str | None, parallel: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has asked for ours there, so that a layer runs that needs more: with a message, and not as an error."""
+    messages: list[str] = []
+    monkeypatch.setattr(plugin.logger, "info_once", lambda text, *given: messages.append(text % given))
+    layer = layer_of(configuration("modelopt", "W4A16"))
+    monkeypatch.setattr(_C, "archs", "sm_80")
+    monkeypatch.setattr(plugin, "current_platform", Cuda(90))
+    messages.clear()
+    monkeypatch.setattr(layer.moe_config, name, value)
+    assert plugin.takes(layer, PREFIX, 80) == (message is None)
+    assert len(messages) == (message is not None)
+    assert all(text.startswith(f"vLLM runs NVFP4 experts: {PREFIX}: ") and message in text for text in messages)
+    monkeypatch.setenv(plugin.SWITCH, "1")
+    assert plugin.takes(layer, PREFIX, 80)
 
 
 @pytest.mark.parametrize("format_name", ["compressed-tensors", "modelopt", "mixed"])

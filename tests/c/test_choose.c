@@ -247,11 +247,11 @@ int main(int argc, char **argv) {
     expect(found == (SM80 | SM90 | SM100), "every family is ranked");
     expect(mixed == 3, "together with sm80");
     expect(first == (SM80 | SM90), "either may be first on an H200");
-    check_override(B200, 128, 7168, 16384, PLAIN, SM100, 1);
+    check_override(B200, 128, 7168, 16384, PLAIN, SM100, 5);
     check_override(B200, 3, 500, 96, LINEAR, SM100, 1);
     check_override(H200, 2, 500, 1040, LINEAR, SM90, 1);
-    check_override(H200, 128, 7168, 16384, PLAIN, SM80 | SM90, 5);
-    check_override(B200, 128, 7168, 2048, PLAIN, SM80 | SM100, 7);
+    check_override(H200, 128, 7168, 16384, PLAIN, SM80 | SM90, 11);
+    check_override(B200, 128, 7168, 2048, PLAIN, SM80 | SM100, 17);
     check_override(A100, 16, 4096, 7168, PLAIN, SM80, 1);
     return report();
 }

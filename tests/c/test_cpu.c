@@ -19,6 +19,7 @@
 #include "cpu/cpu.h"
 #include "cpu/gemm.h"
 #include "cpu/threads.h"
+#include "draw.h"
 
 static int passed, failed;
 
@@ -26,17 +27,6 @@ static void check(int ok, const char *what) {
     passed += ok;
     failed += !ok;
     if (!ok) printf("FAILED: %s\n", what);
-}
-
-static uint64_t state;
-static uint64_t draw(void) { /* splitmix64 */
-    uint64_t z = state += 0x9E3779B97F4A7C15;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;
-    z = (z ^ z >> 27) * 0x94D049BB133111EB;
-    return z ^ z >> 31;
-}
-static int64_t below(int64_t n) {
-    return (int64_t)(draw() % (uint64_t)n);
 }
 
 /* Memory whose end is followed by a page that faults, filled with one byte. */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cpu/quantize.h"
+#include "draw.h"
 
 static int passed, failed;
 
@@ -16,17 +17,6 @@ static void check(int ok, const char *what, cpu_isa isa, int type, int64_t rows,
     failed += !ok;
     if (!ok)
         printf("FAILED: %s, %s, type %d, %lld x %lld\n", what, cpu_isa_name(isa), type, (long long)rows, (long long)k);
-}
-
-static uint64_t state;
-static uint64_t draw(void) { /* splitmix64 */
-    uint64_t z = state += 0x9E3779B97F4A7C15;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;
-    z = (z ^ z >> 27) * 0x94D049BB133111EB;
-    return z ^ z >> 31;
-}
-static int64_t below(int64_t n) {
-    return (int64_t)(draw() % (uint64_t)n);
 }
 
 enum { POISON = 0xA5, BATCHES = 2, GAP = 34, EDGE = 64 }; /* GAP: bytes between rows, which unalign them */

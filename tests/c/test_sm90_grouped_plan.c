@@ -8,12 +8,18 @@ static const int64_t columns[] = {1, 7, 128, 130, 704, 1856, 7168};
 static const int64_t depths[] = {0, 16, 32, 48, 464, 2048, 7168};
 static const int32_t groups_of[] = {1, 2, 60, 128, 1024};
 static const int on[] = {H200, H100_PCIE, H200_SLICE};
-enum { FIRST = KERNEL_sm90_grouped_fp16_128x64, END = KERNEL_SM90_DEQUANT };
+enum {
+    FIRST_UNITS = KERNEL_sm90_grouped_units_fp16_8,
+    FIRST = KERNEL_sm90_grouped_fp16_128x64,
+    END = KERNEL_SM90_DEQUANT
+};
 
 static long times_first[SM90_KERNELS], times_listed[SM90_KERNELS];
 
 static size_t param_bytes(int32_t kernel, int32_t index) {
     if (kernel == KERNEL_SM90_REORDER) return index == 0 ? sizeof(sm90_reorder_schedule) : 0;
+    if (kernel < FIRST)
+        return index == 0 ? sizeof(grouped_problem) : index == 1 ? sizeof(sm90_grouped_units_schedule) : 0;
     return index == 0 ? sizeof(grouped_problem) : index == 1 ? sizeof(sm90_grouped_schedule) : 0;
 }
 
@@ -32,6 +38,41 @@ static void check_reorder(const grouped_problem *p, const gemm_candidate *c, con
     expect(step->grid_x * SM90_REORDER_THREADS >= count * stages * 4, "a thread for each 32 values");
 }
 
+/* What few rows a group have: one launch, teams that share K, tiles of pairs of units. */
+static void check_units(const gpu *g, const grouped_problem *all, const gemm_candidate *c, const launch_plan *plan,
+                        const launch_step *step) {
+    const gemm_problem *p = &all->g;
+    const sm90_grouped_units_schedule *s = param_of(plan, step, 1);
+    const int64_t blocks = p->n / 128, tail = p->n % 128, pairs = blocks * 8 + ceil_div(min_int(tail, 32), 4);
+    expect(plan->steps == 1 && c->workspace == 0, "one launch");
+    expect(p->k > 0 && s->steps == ceil_div(p->k, 256) && 1 << s->team_log2 <= s->steps && s->team_log2 <= 3,
+           "each warp of a team has a step");
+    expect(s->pairs == pairs && s->full_pairs == blocks * 8, "pairs cover N");
+    expect(s->tile_pairs >= 1 && s->tile_pairs * (c->tile_m / 8) <= SM90_GROUPED_UNITS_PAIRS, "sums have room");
+    expect((s->tiles_n - 1) * (int64_t)s->tile_pairs < pairs && s->tiles_n * (int64_t)s->tile_pairs >= pairs,
+           "tiles cover the pairs");
+    expect(c->tile_n == 16 * s->tile_pairs && c->tile_k == 256 << s->team_log2, "as info shows it");
+    const int64_t hit = min_int(all->groups, p->m), tiles_m = (p->m + hit * (c->tile_m - 1)) / c->tile_m;
+    const int64_t tiles = tiles_m * s->tiles_n * all->parts;
+    expect(c->grid == min_int(tiles, g->props.sm_count) && step->grid_x == c->grid, "a CTA an SM, if it has a tile");
+    expect(tiles <= INT32_MAX - g->props.sm_count * (8 >> s->team_log2),
+           "the number behind a team's last tile does not overflow");
+    int32_t maps = 0;
+    if (blocks) {
+        const tensor_layout *b = &plan->tensor_map[maps++].layout;
+        expect(b->data == p->b && b->rank == 4 && (int64_t)b->dims[2] == blocks * 4 && (int64_t)b->dims[3] == p->l,
+               "a tensor map of whole blocks of B");
+        expect(b->box[0] == 128 && b->box[1] == 4 && b->box[2] == 4, "by pairs");
+    }
+    if (tail) {
+        const tensor_layout *b = &plan->tensor_map[maps++].layout;
+        expect(b->data == p->b && (int64_t)b->dims[1] == p->n && b->box[1] == 4, "one of the rest");
+    }
+    const tensor_layout *scales = &plan->tensor_map[maps++].layout;
+    expect(scales->data == p->sfb && (int64_t)scales->dims[3] == p->l && scales->box[0] == 64, "one of the scales");
+    expect(plan->tensor_maps == maps, "and no other");
+}
+
 static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_candidate *c, const launch_plan *plan,
                   const launch_step *step) {
     const grouped_problem *all = (const grouped_problem *)p;
@@ -40,10 +81,14 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     (void)v;
     times_listed[c->kernel]++;
     expect(!memcmp(param_of(plan, step, 0), all, sizeof *all), "the kernel gets the problem");
-    expect(!strcmp(kernel->fatbin, "sm90_grouped"), "it is one of groups");
+    expect(!strcmp(kernel->fatbin, c->kernel < FIRST ? "sm90_grouped_units" : "sm90_grouped"), "it is one of groups");
     expect(strstr(kernel->name, p->a_type == NVFP4_FP16 ? "_fp16_" : "_bf16_") != NULL, "and of this type of A");
     expect(kernel->pdl && step->cluster == 0 && step->grid_y == 1, "a dependent launch");
     expect(p->scale_layout == NVFP4_128X4 && p->aligned16, "scales and rows that the kernel takes");
+    if (c->kernel < FIRST) {
+        check_units(g, all, c, plan, step);
+        return;
+    }
     expect(c->split_k == 1 && c->tile_n == 128 && c->tile_k == 128 && c->swap_ab, "a CTA has all of K");
     const int64_t across = ceil_div(p->n, 128) * all->parts, hit = min_int(all->groups, p->m);
     const int64_t tiles = (p->m + hit * (c->tile_m - 1)) / c->tile_m * across;
@@ -75,12 +120,14 @@ static int32_t one(const gpu *g, const grouped_problem *p, variant v, int all) {
     return check_product(NVFP4_BACKEND_SM90, g, &p->g, v, all, param_bytes, check, may_reject);
 }
 
-/* All candidates add in one order, so each serves batch-invariant products. */
+/* All candidates of sm90/grouped.cu add in one order, so each serves batch-invariant products. */
 static void check_batch_invariant(const grouped_problem *p) {
     const gemm_traits t = traits_of_product(&p->g);
     const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM90, t.operation, t.a_type);
     gemm_candidate plain[FAMILY_MAX_CANDIDATES], invariant[FAMILY_MAX_CANDIDATES];
-    const int32_t count = planner->candidates(&gpus[H200].props, &t, plain);
+    int32_t count = 0;
+    for (int32_t i = 0, all = planner->candidates(&gpus[H200].props, &t, plain); i < all; i++)
+        if (plain[i].kernel >= FIRST) plain[count++] = plain[i];
     const int reached = t.scale_layout == NVFP4_128X4 && t.tma_values;
     expect(planner->batch_invariant(&gpus[H200].props, &t, invariant) == (reached ? count : -1),
            "as many candidates, or those of another family");
@@ -101,9 +148,10 @@ static int32_t first_tile(int64_t m, int64_t n, int64_t k, int32_t groups, int32
 static void check_choices(void) {
     int32_t family;
     snprintf(about, sizeof about, "choices");
-    first_tile(8, 512, 2048, 256, 2, &family);
-    expect(family == NVFP4_BACKEND_SM80, "one token of a small model has sm80's kernels");
-    expect(first_tile(1024, 2048, 7168, 256, 2, &family) == 64 && family == NVFP4_BACKEND_SM90,
+    expect(first_tile(128, 768, 2048, 128, 2, &family) == 8 && family == NVFP4_BACKEND_SM90,
+           "one row a group or two have tiles of 8 rows");
+    expect(first_tile(512, 2048, 7168, 256, 2, &family) == 8 && family == NVFP4_BACKEND_SM90, "a few have, too");
+    expect(first_tile(4096, 2048, 7168, 256, 2, &family) == 64 && family == NVFP4_BACKEND_SM90,
            "few rows a group have a narrow tile");
     expect(first_tile(65536, 768, 2048, 128, 2, &family) == 128 && family == NVFP4_BACKEND_SM90,
            "many rows a group have a wide one");
@@ -113,7 +161,7 @@ static void check_limits(void) {
     const grouped_problem many = grouped(OP_GROUPED, INT32_MAX, INT32_MAX, 64, 8, 2, FP16_A);
     snprintf(about, sizeof about, "limits");
     expect(one(&gpus[H200], &many, FP16_A, 1) == 0, "too many tiles are an error");
-    for (int32_t k = FIRST; k < END; k++) {
+    for (int32_t k = FIRST_UNITS; k < END; k++) {
         const kernel_entry *kernel = &gemm_families[NVFP4_BACKEND_SM90]->kernels->kernels[k];
         const variant v = strstr(kernel->name, "_fp16_") ? FP16_A : BF16_A;
         const grouped_problem p = grouped(OP_GROUPED, 64, 64, 512, 4, 1, v);
@@ -145,7 +193,10 @@ int main(void) {
                     grouped_problem p = grouped(OP_GROUPED, rows_of_result[m], columns[n], depths[k], groups_of[e],
                                                 1 + (int32_t)((m + k) % 3), v);
                     if ((m + e) % 7 == 3) p.g.scale_layout = NVFP4_LINEAR;
-                    if ((n + e) % 3 == 1) p.a_rows = p.g.m / 2 + 1;
+                    if ((n + e) % 3 == 1)
+                        p.a_rows = p.g.m / 2 + 1;
+                    else if ((m + n) % 2)
+                        p.rows = NULL;
                     static candidate_list list;
                     one(g, &p, v, (m + n + k + e) % 3 == 0);
                     check_batch_invariant(&p);
@@ -153,7 +204,7 @@ int main(void) {
                     if (list.count) times_first[list.all[first_of(&list)].kernel]++;
                 }
     snprintf(about, sizeof about, "what there is");
-    for (int32_t k = FIRST; k < END; k++) {
+    for (int32_t k = FIRST_UNITS; k < END; k++) {
         const char *name = gemm_families[NVFP4_BACKEND_SM90]->kernels->kernels[k].name;
         expect(times_listed[k] > 0, name);
         printf("%-32s first %6ld times, listed %7ld\n", name, times_first[k], times_listed[k]);

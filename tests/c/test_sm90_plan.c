@@ -10,11 +10,11 @@ static const int on[] = {H200, H100_PCIE, H200_SLICE};
 
 typedef struct config {
     int type; /* of the wgmma operands */
-    int math_warpgroups, wgmmas_m, mma_tile_n, stages, streamk;
+    int math_warpgroups, wgmmas_m, mma_tile_n, stages, dequant_b, streamk;
 } config;
 static const config configs[] = {
-#define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk, bf16)                               \
-    {(bf16) ? NVFP4_BF16 : NVFP4_FP16, math_warpgroups, wgmmas_m, mma_tile_n, stages, streamk},
+#define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, dequant_b, streamk, bf16)                    \
+    {(bf16) ? NVFP4_BF16 : NVFP4_FP16, math_warpgroups, wgmmas_m, mma_tile_n, stages, dequant_b, streamk},
     SM90_GEMM_CONFIGS(X)
 #undef X
 };
@@ -220,7 +220,7 @@ static void check_gemm_memory(const gpu *g, const gemm_candidate *candidate, con
 
 /* Whether a kernel multiplies A's type: 16 bits come through the pre-pass. */
 static int takes_type(const config *c, const gemm_problem *p) {
-    if (p->a_type != VALUES_E2M1) return c->type == p->a_type && !SM90_DEQUANT_B_IN_KERNEL(c->mma_tile_n);
+    if (p->a_type != VALUES_E2M1) return c->type == p->a_type && !c->dequant_b;
     return c->type == NVFP4_FP16;
 }
 
@@ -262,8 +262,7 @@ static void check_gemm_schedule(const gpu *g, const gemm_problem *p, const gemm_
         const config *other = &configs[i];
         if (!takes_type(other, p)) continue;
         const int32_t other_m = SM90_MMA_TILE_M(other->math_warpgroups, other->wgmmas_m);
-        const int alike = SM90_DEQUANT_B_IN_KERNEL(other->mma_tile_n) ? SM90_DEQUANT_B_IN_KERNEL(c->mma_tile_n)
-                                                                      : other_m == mma_tile_m;
+        const int alike = other->dequant_b ? c->dequant_b : other_m == mma_tile_m;
         expect(!alike || other->mma_tile_n >= c->mma_tile_n || rows[1] > other->mma_tile_n,
                "no narrower tile that is dequantized alike holds all of mma_b");
         expect(other->mma_tile_n != c->mma_tile_n || other_m >= mma_tile_m || rows[0] > other_m,
@@ -278,7 +277,7 @@ static void check_gemm(const gpu *g, const gemm_problem *p, const gemm_candidate
     const sm90_schedule *s = param_of(plan, gemm, 1);
     const config *c = &configs[candidate->kernel];
     const int32_t mma_tile_m = SM90_MMA_TILE_M(c->math_warpgroups, c->wgmmas_m);
-    const int mma_b_is_b = !s->swap_ab, in_kernel = SM90_DEQUANT_B_IN_KERNEL(c->mma_tile_n);
+    const int mma_b_is_b = !s->swap_ab, in_kernel = c->dequant_b != 0, raw = SM90_DEQUANT_FROM_STAGES(c->dequant_b);
     const int64_t rows[2] = {s->mma_a.rows, s->mma_b.rows};
     expect(takes_type(c, p) && (p->a_type == VALUES_E2M1 || s->swap_ab), "A of 16 bits is mma_b, in its own type");
     check_gemm_schedule(g, p, candidate, c, s, gemm);
@@ -310,24 +309,29 @@ static void check_gemm(const gpu *g, const gemm_problem *p, const gemm_candidate
         expect(candidate->workspace == 0, "no workspace without a pre-pass");
     }
 
-    const int32_t maps = p->k == 0 ? 0 : in_kernel ? 1 : 2;
-    expect(plan->tensor_maps == maps, "values have tensor maps, but for mma_b that is dequantized in the kernel");
+    const int32_t maps = p->k == 0 ? 0 : in_kernel && !raw ? 1 : 2;
+    expect(plan->tensor_maps == maps, "values have tensor maps, but for mma_b that is read by ordinary loads");
     const tensor_map *const places[2] = {&s->mma_a.values, &s->mma_b.values};
     for (int32_t i = 0; i < maps && i < plan->tensor_maps; i++) {
         const tensor_layout *t = &plan->tensor_map[i].layout;
-        const char *names[2][2] = {{"b", "a"}, {"the dequantized a", "the dequantized b"}}; /* mma_a, mma_b */
-        expect(t->rank == 3 && !strcmp(t->name, names[i][mma_b_is_b]), "its rank and name");
+        const char *names[3][2] = {{"b", "a"}, {"the dequantized a", "the dequantized b"}, {"a", "b"}};
+        const int fp16 = i && !raw; /* of mma_b, as the pre-pass writes it */
+        expect(t->rank == 3 && !strcmp(t->name, names[i + (i && raw)][mma_b_is_b]), "its rank and name");
         expect((const unsigned char *)places[i] == plan->params + plan->tensor_map[i].offset,
                "a map for each, in its place");
-        expect(t->data == (i && e ? e->first.to : mma_b_is_b ? p->a : p->b), "of what is there");
-        expect(t->element_bytes == (i ? 2 : 1) && t->box[0] == 64 &&
-                   t->box[1] == (uint32_t)(i ? c->mma_tile_n : mma_tile_m) && t->box[2] == 1,
+        expect(t->data == (fp16 && e ? e->first.to : mma_b_is_b == i ? p->b : p->a), "of what is there");
+        const int64_t raw_rows = min_int(c->mma_tile_n, ceil_div(rows[1], 8) * 8); /* few that are past the end */
+        expect(t->element_bytes == (fp16 ? 2 : 1) && t->box[0] == 64 &&
+                   t->box[1] == (uint32_t)(fp16 ? c->mma_tile_n
+                                           : i  ? raw_rows
+                                                : mma_tile_m) &&
+                   t->box[2] == 1,
                "a box");
-        expect(t->swizzle == (i ? 128 : 0), "mma_b is swizzled");
-        expect((int64_t)t->dims[0] == (i ? ceil_div(p->k, 128) * 128 : p->k / 2) &&
-                   (int64_t)t->dims[2] == (i ? mma_b_batches : p->l),
+        expect(t->swizzle == (fp16 ? 128 : 0), "mma_b in 16 bits is swizzled");
+        expect((int64_t)t->dims[0] == (fp16 ? ceil_div(p->k, 128) * 128 : p->k / 2) &&
+                   (int64_t)t->dims[2] == (fp16 ? mma_b_batches : p->l),
                "all is there");
-        expect((int64_t)t->dims[1] == (i ? whole_tiles(rows[i], c->mma_tile_n, p->k) : rows[i]),
+        expect((int64_t)t->dims[1] == (fp16 ? whole_tiles(rows[i], c->mma_tile_n, p->k) : rows[i]),
                "rows, in the workspace of whole tiles");
     }
 }
@@ -781,7 +785,8 @@ int main(void) {
     one(&gpus[H200], 40, INT32_MAX, 64, 300, PLAIN, 1);
     one(&gpus[H200], INT32_MAX, 8, 64, 200, FP32, 1);
     snprintf(about, sizeof about, "what there is");
-    for (int32_t k = 0; k < KERNEL_sm90_grouped_fp16_128x64; k++) { /* those are test_sm90_grouped_plan.c's */
+    for (int32_t k = 0; k < KERNEL_sm90_grouped_units_fp16_8; k++) { /* those are test_sm90_grouped_plan.c's */
+        if (strstr(entry_of(k)->name, "_quantize_")) continue;       /* listed for quantize_gemm alone */
         expect(times_listed[k] > 0, entry_of(k)->name);
         printf("%-32s first %6ld times, listed %7ld\n", entry_of(k)->name, times_first[k], times_listed[k]);
     }

@@ -1,6 +1,7 @@
 """Programmatic dependent launch of the kernels for every GPU. Their machine code for sm_90 and later waits for the
 grids before it ahead of everything that touches memory, and then lets the next grid start. That for older GPUs, and
-what the driver makes of PTX of sm_80, has neither: there driver.c launches them as any other kernel."""
+what the driver makes of PTX of sm_80, has neither: there driver.c launches them as any other kernel. And memory
+descriptors of all machine code for sm_90, since it is disassembled here."""
 
 from __future__ import annotations
 
@@ -47,3 +48,18 @@ def test_kernels_wait_first(arch: str, cubins: list[Path]) -> None:
         assert not [i for i in early if i.target], f"{name} branches ahead of its wait"
         # ld.global.nc: what the grid before writes is not read-only while this one runs
         assert not [i for i in kernel.all("LDG") if "CONSTANT" in i.opcode], name
+
+
+def test_no_memory_descriptor_is_odd(cubins: list[Path]) -> None:
+    """Memory descriptors are even uniform registers. For sm_90 ptxas has encoded copies with a cache policy otherwise,
+    which the GPU rejects as illegal and the emulator, which runs PTX, does not see (docs/lessons.md)."""
+    found = 0
+    for cubin in cubins:
+        if "sm_90" not in cubin.name:
+            continue
+        code = sass.code_of(cubin)
+        numbers = re.findall(r"desc\[UR(\d+)\]", code)
+        found += len(numbers)
+        odd = {f"desc[UR{number}]" for number in numbers if int(number) % 2}
+        assert not odd, [line for line in code.splitlines() if any(one in line for one in odd)][:3]
+    assert found

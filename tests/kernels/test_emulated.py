@@ -41,15 +41,19 @@ def ragged(device: str, family: str) -> Run:
 
 
 def one_of_each_kind(device: str) -> Run:
-    """GPUs with a family of their own run that; others sm80's, which differ from sm_80's in how they decode e2m1."""
+    """GPUs with a family of their own run that; others sm80's, which differ from sm_80's in how they decode e2m1. Of
+    the kernels for every GPU, quantizers among them, all newer emulated GPUs run one PTX, compute_90's: here sm_90
+    tests it, and on the others test_guarded.py and test_generated.py do."""
     family = families_of(device)[0]
-    files = ("layouts", "quantize", "fused", "batch_invariant")
+    files, chosen = ("layouts", "batch_invariant"), family
+    if device == "sm_90" or FULL:
+        files += ("quantize", "fused")
+        chosen = f"{family} or (sm80 and test_decode)"
     if family in OWN or FULL:
         files += ("epilogue", "nan", "shared_batches", "custom_kernel")
     files += importlib.import_module(f"{family}.family").ALSO_EMULATED
     if FULL:
         files += ("transpose_b",)
-    chosen = f"{family} or (sm80 and test_decode)"  # quantizers are the same for every backend of a GPU
     arguments = ("kernels/test_decode.py", *(f"api/test_{name}.py" for name in files), "-k", chosen)
     return Run(f"one of each kind on {device}", device, arguments, 50)
 
@@ -60,11 +64,12 @@ def bounds(device: str, family: str) -> Run:
 
 
 def promises_of_groups(family: str) -> Run:
-    """What every kernel adds in one order for; and experts whose inputs are quantized, which are sm80's."""
+    """What every kernel adds in one order for; and experts, if it takes those whose inputs are quantized."""
     chosen = f"{family} and not bfloat16 and (plans or size or other or without or every_backend)"
-    experts = ("api/test_experts_w4a4.py",) if family == "sm80" else ()
+    experts = ("api/test_experts_w4a4.py",) if "uint8" in ROWS[family]["operations"]["grouped_gemm"] else ()
     arguments = ("api/test_grouped_promises.py", *experts, "-k", chosen)
-    return Run(f"promises of groups of {family}", device_of(family), arguments, 14 if experts else 3)
+    least = 14 if family == "sm80" else 10 if experts else 3
+    return Run(f"promises of groups of {family}", device_of(family), arguments, least)
 
 
 RUNS = [

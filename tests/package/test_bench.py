@@ -118,12 +118,13 @@ def test_a_wrong_product_is_not_timed(monkeypatch, capsys) -> None:
 
 
 def test_every_baseline_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All kinds, fp8 within what e4m3 loses, on input sets that differ."""
+    """torch's kinds, fp8 within what e4m3 loses, on input sets that differ."""
     monkeypatch.setattr(baselines, "last_level_cache", lambda: 4000)
     seed = random.SystemRandom().randrange(2**31)
-    prepared = baselines.prepare(Shape(5, 48, 64), CPU, [None, "cpu"], baselines.KINDS, seed, "a run")
+    kinds = [kind for kind in baselines.KINDS if kind != "marlin"]
+    prepared = baselines.prepare(Shape(5, 48, 64), CPU, [None, "cpu"], kinds, seed, "a run")
     names = [implementation.name for implementation in prepared.implementations]
-    assert names == ["nvfp4", "nvfp4 cpu", *baselines.NAMES.values()], seed
+    assert names == ["nvfp4", "nvfp4 cpu", *(baselines.NAMES[kind] for kind in kinds)], seed
     assert {implementation.run for implementation in prepared.implementations} == {"a run"}
     assert [implementation.name for implementation in prepared.implementations if implementation.note] == [
         "torch fp8 matmul"

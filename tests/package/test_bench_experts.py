@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from paths import ROOT
 
 from nvfp4.__main__ import main
-from nvfp4.cli import experts
+from nvfp4.cli import experts, timing
 
 TINY = experts.Model("tiny", 16, 4, 256, 96)
 
@@ -45,13 +48,49 @@ def test_a_wrong_layer_is_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "tiny, 3 tokens: our layer and torch's differ by" in capsys.readouterr().err
 
 
+class Recorded:
+    """A clock of calls that return their seconds."""
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+
+    def warm_up(self, call: Callable[[int], float]) -> float:
+        self.passed += 4 * call(0)
+        return call(0)
+
+    def run(self, calls: Sequence[Callable[[], float]]) -> list[float]:
+        seconds = [call() for call in calls]
+        self.passed += sum(seconds)
+        return seconds
+
+    def back_to_back(self, calls: Sequence[Callable[[], float]]) -> timing.StreamTime:
+        return timing.StreamTime(sum(self.run(calls)) / len(calls), None)
+
+
+def test_the_calls_of_a_run_take_two_minutes_of_an_h100() -> None:
+    """By the times that one has measured, with as much for W4A4 as for W4A16. Ten seconds for the slowest
+    implementation made 440 s."""
+    clock = Recorded()
+    with (ROOT / "benchmarks/log/experts_h100.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(experts.TOKENS) * 4
+    for row in rows:
+        graphs = [experts.ROUTINGS * 1e-6 * float(row[f"{name} us"]) for name in experts.NAMES[:3]]
+        made = [timing.Implementation(str(i), lambda _, s=s: s) for i, s in enumerate([*graphs, graphs[0]])]
+        experts.time_all(made, clock, None, on_gpu=True)
+        assert all(len(one.back_to_back) >= 5 for one in made)
+    assert 30 < clock.passed < 120
+
+
 def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(experts.machine, "free_memory", lambda device: 1000)
     assert main(["bench", "--set", "experts", "--m", "1"]) == 0
     assert "tiny is left out: needs 3.02 MB, 1.00 kB are free" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("option", ["--backend=cpu", "--against=bf16", "--csv=x", "--plot=x", "--markdown"])
+@pytest.mark.parametrize(
+    "option", ["--backend=cpu", "--against=bf16", "--against=bf16,marlin", "--csv=x", "--plot=x", "--markdown"]
+)
 def test_options_of_other_sets(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--set", "experts", option]) == 2
     name = option.partition("=")[0]

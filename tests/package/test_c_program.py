@@ -8,9 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from conftest import FULL
 from paths import CSRC, ROOT
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is not installed")
+BUILT = (ROOT / "build/cuda/fatbins.inc").is_file()
 
 
 def commands() -> list[str]:
@@ -54,6 +56,7 @@ def test_a_program_for_the_cpu(checkout: Path) -> None:
     compile_and_run(commands()[0], checkout)
 
 
+@pytest.mark.skipif(BUILT and not FULL, reason="the next test does it with a build's own code")
 def test_a_program_with_gpu_code(checkout: Path, random_bytes: bytes) -> None:
     """The fat binaries are in the program, and the library finds their architectures."""
     folder = checkout / "build/cuda"
@@ -74,7 +77,7 @@ def random_bytes() -> bytes:
     return Path("/dev/urandom").open("rb").read(1000)
 
 
-@pytest.mark.skipif(not (ROOT / "build/cuda/fatbins.inc").is_file(), reason="no build has left GPU code in build/cuda")
+@pytest.mark.skipif(not BUILT, reason="no build has left GPU code in build/cuda")
 def test_a_program_with_the_gpu_code_of_this_checkout(checkout: Path) -> None:
     """All of it: what a build writes is what the command takes."""
     (checkout / "build").symlink_to(ROOT / "build")

@@ -171,6 +171,17 @@ def test_the_dump_of_a_failed_check_is_in_the_report(run: Run, tmp_path: Path) -
     assert "table of ['--test', '2']" in (tmp_path / "found/report.txt").read_text().partition("The end of 04-dump")[2]
 
 
+def test_the_step_of_groups_has_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the GPU's own cases, and the promises of its family."""
+    monkeypatch.setattr(Setting, "family", "sm120")
+    (real,) = (step for step in steps.STEPS if step.name == "groups")
+    command = [*real.command(Setting(tmp_path, tmp_path, ROOT, 60)), "--collect-only"]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, **TEXT)
+    found = done.stdout.splitlines()
+    assert sum("test_grouped_gemm.py::test_" in line and "cuda" in line for line in found) >= 20, done.stdout
+    assert not any("sm_" in line or "cpu" in line for line in found if "::" in line)
+
+
 # --- time and steps -------------------------------------------------------------------------------------------------
 
 

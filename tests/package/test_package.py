@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import importlib.machinery
 import importlib.metadata
-import importlib.util
 import os
 import re
 import shutil
@@ -22,7 +21,7 @@ from types import ModuleType
 
 import emulate
 import pytest
-from paths import ROOT, proven_families
+from paths import ROOT, module_at, proven_families
 
 import nvfp4
 from nvfp4 import _C
@@ -119,9 +118,10 @@ def test_one_module_for_every_python_from_3_10() -> None:
 
 
 def test_import_is_fast_and_light(tmp_path: Path) -> None:
+    """7 ms of processor time without byte code. Beside other programs the time that passes is three times as long."""
     code = (
-        "import sys, time; before = set(sys.modules); start = time.perf_counter(); import nvfp4; "
-        "print(time.perf_counter() - start, *({'torch', 'numpy', 'rich'} & set(sys.modules) - before))"
+        "import sys, time; before = set(sys.modules); start = time.process_time(); import nvfp4; "
+        "print(time.process_time() - start, *({'torch', 'numpy', 'rich'} & set(sys.modules) - before))"
     )
     seconds = []
     for _ in range(7):
@@ -129,7 +129,7 @@ def test_import_is_fast_and_light(tmp_path: Path) -> None:
         first, *imported = done.stdout.split()
         assert imported == []
         seconds.append(float(first))
-    assert statistics.median(seconds) < 0.020, seconds
+    assert statistics.median(seconds) < 0.015, seconds
 
 
 def test_imports_where_there_is_no_torch_or_numpy(tmp_path: Path) -> None:
@@ -175,9 +175,7 @@ def test_definition_and_task_are_in_the_package() -> None:
 @pytest.fixture
 def finder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """build_backend/nvfp4_cuda.py on a machine without nvcc."""
-    spec = importlib.util.spec_from_file_location("nvfp4_cuda", ROOT / "build_backend/nvfp4_cuda.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_at(ROOT / "build_backend/nvfp4_cuda.py")
     for name in ("NVFP4_CUDA", "NVFP4_NVCC", "NVFP4_ARCHS", "CUDA_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/nonexistent")

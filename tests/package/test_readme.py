@@ -181,8 +181,8 @@ def test_the_commands_and_variables_exist() -> None:
     assert programs == [*(("lab", name) for name in lab.COMMANDS), *(("contest", name) for name in contest.COMMANDS)]
     sources = [*(ROOT / "csrc").rglob("*.c"), *(ROOT / "build_backend").glob("*.py"), ROOT / "setup.py"]
     sources += (ROOT / "nvfp4").glob("*.py")
-    read = set(re.findall(r'"(NVFP4_[A-Z_]+)"', "".join(path.read_text(encoding="utf-8") for path in sources)))
-    told = set(re.findall(r"`(NVFP4_[A-Z_]+)", CLI.split("## Environment variables")[1]))
+    read = set(re.findall(r'"(NVFP4_[A-Z0-9_]+)"', "".join(path.read_text(encoding="utf-8") for path in sources)))
+    told = set(re.findall(r"`(NVFP4_[A-Z0-9_]+)", CLI.split("## Environment variables")[1]))
     assert told == read - {"NVFP4_AUTO"}  # an enumerator, which error messages name
 
 

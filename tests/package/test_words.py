@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 
 import pytest
-from paths import ROOT
+from paths import ROOT, module_at
 
-spec = importlib.util.spec_from_file_location("check_words", ROOT / "tools/check_words.py")
-assert spec is not None and spec.loader is not None
-check_words = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(check_words)
+check_words = module_at(ROOT / "tools/check_words.py")
 RULES = check_words.read_rules((ROOT / "tools/words.txt").read_text())
 SUBJECT, SPELLING = "say first what the thing is, in a sentence with subject and verb", "quantize, initialize"
 

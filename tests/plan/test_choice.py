@@ -10,7 +10,12 @@ from pathlib import Path
 
 from paths import CSRC
 
-SOURCES = (*sorted(CSRC.glob("kernels/sm*/*.c")), CSRC / "plan/choose.c", CSRC / "common/error.c")
+SOURCES = (
+    *sorted(CSRC.glob("kernels/sm*/*.c")),
+    CSRC / "plan/choose.c",
+    CSRC / "plan/reject.c",
+    CSRC / "common/error.c",
+)
 # Reads "M N K L shared", shared: 0, or 1 or 2 where A or B serves all batches; properties of an H200.
 PLANNER = r"""
 #include <stdio.h>

@@ -184,7 +184,7 @@ def test_plan_takes_what_the_model_calls_fastest(tmp_path: Path) -> None:
     ranks = [draw.choice((0, draw.randrange(len(times)))) for times in modelled]
     (tmp_path / "planner.c").write_text(PLANNER)
     csrc = ROOT / "csrc"
-    sources = [csrc / name for name in ("plan/choose.c", "kernels/sm100/family.c", "common/error.c")]
+    sources = [csrc / name for name in ("plan/choose.c", "plan/reject.c", "kernels/sm100/family.c", "common/error.c")]
     sources += [tmp_path / "planner.c", ROOT / "benchmarks/c_model.c"]
     binary = tmp_path / "planner"
     subprocess.run(["gcc", "-std=c11", "-O1", f"-I{csrc}", *sources, "-lm", "-o", binary], check=True)

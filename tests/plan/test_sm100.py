@@ -3,8 +3,6 @@ split-K, launched by the package. All give the same bits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import ragged
 import torch
@@ -29,12 +27,6 @@ DEVICE = 0
 def plan(case: ragged.Case) -> dict[str, object]:
     """The plan for dense, aligned operands in the 128x4 layout; cases for cp.async kernels have other candidates."""
     return nvfp4.info(case.m, case.n, case.k, case.l or 1, device=DEVICE, backend="sm100")["plan"]
-
-
-@pytest.fixture
-def candidate() -> Iterator[None]:
-    yield
-    _C.set_candidate(0)
 
 
 @pytest.fixture

@@ -28,3 +28,9 @@ def test_no_time_is_below_its_floor_or_behind_sm80() -> None:
     ]
     for (i, m, n, k), (own, _, portable, _) in zip(cases, sm120_model.modelled(cases)):
         assert sm120_model.floor_us(sm120_model.GPUS[i], m, n, k) < own < portable
+
+
+def test_no_time_of_experts_is_below_its_floor_or_behind_sm80() -> None:
+    for gpu, pairs in zip(sm120_model.GPUS, sm120_model.experts()):
+        for tokens, (own, portable) in zip(sm120_model.ROWS, pairs, strict=True):
+            assert sm120_model.experts_floor_us(gpu, tokens) < own < portable

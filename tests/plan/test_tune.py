@@ -222,7 +222,7 @@ def test_files_that_are_rejected(tmp_path: Path) -> None:
 # --- on a GPU whose kernels have many plans -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", one_in(2, [*map(device_of, OWN)]))
+@pytest.mark.parametrize("device", one_in(3, [*map(device_of, OWN)]))
 def test_on_an_emulated_gpu(device: str) -> None:
     if not nvfp4.info()["archs"]:
         pytest.skip("this build has no GPU code")
@@ -340,7 +340,9 @@ def test_tunable_plans_that_are_wrong_are_reported_and_not_timed(
     assert tune.run(args, tunable, [SMALL], FakeClock(1, SMALL), CALLS) == 1
     report = json.loads(capsys.readouterr().out)
     (path,) = tmp_path.glob("nvfp4-tune-*.json")
-    assert json.loads(path.read_text()) == report
+    written = json.loads(path.read_text())
+    clocks = written.pop("clocks_after"), report.pop("clocks_after")  # each read when it is reported
+    assert written == report and (None in clocks) == (clocks[0] is clocks[1])
     by_rank = {c["rank"]: c for c in report["results"][0]["candidates"]}
     assert by_rank[rejected.rank]["wrong"] == "the CUDA driver refused the launch"
     assert by_rank[wrong.rank]["wrong"].startswith("call 1 of 2: 1 of 2048 values are wrong, the first at [3, 5]")

@@ -225,6 +225,11 @@ def ragged(setting: Setting) -> list[str]:
     return [sys.executable, in_tree("tests/ragged.py")(setting), setting.family, "100" if setting.emulated else "1"]
 
 
+def groups(setting: Setting) -> list[str]:
+    promises = in_tree("tests/api/test_grouped_promises.py")(setting)
+    return [*pytest(setting, "tests/api/test_grouped_gemm.py", f"cuda or {setting.family}"), promises]
+
+
 def sanitizer(setting: Setting) -> list[str]:
     limit = max(SANITIZER_S * min(setting.minutes / 60, 1), SANITIZER_LEAST_S) * 0.9  # of each of its tools
     script = in_tree("tests/kernels/sanitize.py")(setting)
@@ -346,6 +351,16 @@ STEPS = (
         300,
         environment=lambda _: SEED,
         advice="see docs/debugging.md.",
+    ),
+    Step(
+        "groups",
+        "products of experts, to the bit, and what they promise",
+        groups,
+        300,
+        skip=(real_gpu, only_tuned, test_packages),
+        environment=lambda _: SEED,
+        telling="^FAILED",
+        advice="python tests/grouped.py cuda 'Grouped(...)' repeats a call that the output names.",
     ),
     Step(
         "sanitizer",

@@ -183,7 +183,7 @@ class Run:
         jobs = self.arguments.jobs or len(cores)
         with tempfile.TemporaryDirectory(prefix="mutation-", dir=self.arguments.folder) as folder:
             first = Workplace.create(ROOT, Path(folder, "0"), cores)
-            first.build_all()
+            first.build_all(ROOT / "build/cuda")
             print(f"built in {time.monotonic() - START:.0f} s; NVFP4_TEST_SEED={self.seed}", flush=True)
 
             def place(job: int) -> Workplace:

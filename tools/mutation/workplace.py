@@ -1,7 +1,8 @@
 """A copy of the checkout in which one mutant after another is built and tested.
 
 Host code is compiled with -O1, device code to PTX alone, which the emulated GPU runs. Only what includes the mutated
-file is compiled again.
+file is compiled again. Where the checkout's build has left a fat binary of the same source, its PTX serves until the
+first mutant of that source.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -152,12 +154,36 @@ class Workplace:
         if self.call(["gcc", "-shared", "-Wl,-s", "-o", str(module), *objects, "-lm", "-ldl", "-lpthread"], 60)[0]:
             raise Broken
 
-    def build_all(self) -> None:
-        self.compile([source for source in self.sources() if source.suffix == ".cu"])
+    def build_all(self, fatbins: Path) -> None:
+        """fatbins: the folder in which the checkout's build leaves them."""
+        device = [source for source in self.sources() if source.suffix == ".cu"]
+        self.compile([source for source in device if not self.take(source, fatbins)])
         self.write_table()
         self.compile([source for source in self.sources() if source.suffix == ".c"])
         self.objects = {path: path.read_bytes() for path in self.made.iterdir() if path.suffix in (".o", ".ptx")}
         self.link()
+
+    def take(self, source: Path, fatbins: Path) -> bool:
+        """Copies the fat binary that a build of this environment made of the source, if there is one."""
+        nvcc = nvfp4_cuda.find_nvcc()
+        made = fatbins / f"{nvfp4_cuda.name_of(source)}.fatbin"
+        if nvcc is None or not made.is_file():
+            return False
+        flags = shlex.split(os.environ.get("NVFP4_NVCC_FLAGS", ""))
+        flags += ["-Werror=all-warnings"] * (os.environ.get("NVFP4_WERROR", "0") == "1")
+        archs = nvfp4_cuda.architectures(self.root / "csrc/families.def", source.parent.name)
+        options = nvfp4_cuda.options_of(archs, flags)
+        key = nvfp4_cuda.key_of(source.resolve(), options, flags, nvcc, self.root / "csrc")
+        if not nvfp4_cuda.made_before(made, key):
+            return False
+        shutil.copy(made, self.output(source).with_suffix(".fatbin"))
+        return True
+
+    def compile_unchanged(self, sources: list[Path]) -> None:
+        """Makes the PTX of sources whose fat binary was taken, with which that of a mutant is compared."""
+        missing = [source for source in sources if self.output(source) not in self.objects]
+        self.compile(missing)
+        self.objects |= {self.output(source): self.output(source).read_bytes() for source in missing}
 
     def includers(self, file: str) -> list[Path]:
         """Sources that the file goes into. Of fatbin.c, which includes what the build writes, itself alone."""
@@ -225,8 +251,10 @@ class Workplace:
         verdict, by, what = "survived", "", ""
         changed: list[Path] = []
         try:
+            including = self.includers(one.file)
+            self.compile_unchanged(including)
             path.write_bytes(one.apply(original))
-            changed = self.includers(one.file)
+            changed = including
             self.compile(changed)
             made = [self.output(source) for source in changed]
             if all(output.read_bytes() == self.objects[output] for output in made):

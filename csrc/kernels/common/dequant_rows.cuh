@@ -6,9 +6,23 @@
 #include "kernels/common/decode.cuh"
 #include "kernels/common/shared.cuh"
 
+/* Dequantizes the 16 values of two words under one half of `scales` into a lane's places of a 128-byte row, `row` +
+ * 4t: pair q of word w goes to 16-byte chunk 4w + q, in the 128-byte swizzle of a row r (mod 8). Each store of a warp
+ * of 8 rows covers all 32 banks. */
+template <int half>
+__device__ __forceinline__ void store_dequantized(uint32_t row, int r, uint32_t first, uint32_t second,
+                                                  uint32_t scales) {
+#pragma unroll
+    for (int w = 0; w < 2; w++) {
+        uint32_t pairs[4];
+        decode_word<half>(w ? second : first, scales, pairs);
+#pragma unroll
+        for (int q = 0; q < 4; q++) st_shared(row + ((4 * w + q) ^ r) * 16, pairs[q]);
+    }
+}
+
 /* 8 * EIGHTS rows by 128 values along K. Lane 4r + t has rows r, r + 8, ... and the 32 values under scales 2t and 2t +
- * 1, which go to the first and the second span. There pair q of word w goes to bytes 4t of 16-byte chunk 4w + q of a
- * 128-byte row, in the 128-byte swizzle. Each store of the warp covers all 32 banks. */
+ * 1, which go to the first and the second span. */
 template <int EIGHTS> class dequant_rows {
     const uint8_t *data[EIGHTS], *scale[EIGHTS];
     int32_t left;           /* scales of a row from this lane's first on */
@@ -50,14 +64,8 @@ template <int EIGHTS> class dequant_rows {
         for (int i = 0; i < EIGHTS; i++)
 #pragma unroll
             for (int b = 0; b < 2; b++) {
-                uint32_t scale_pair = decode_scales(scales[i][b], 0), row = to + b * span + (i * 8 + r) * 128 + t * 4;
-#pragma unroll
-                for (int w = 0; w < 2; w++) {
-                    uint32_t pairs[4];
-                    decode_word<0>(w ? words[i][b].y : words[i][b].x, scale_pair, pairs);
-#pragma unroll
-                    for (int q = 0; q < 4; q++) st_shared(row + ((4 * w + q) ^ r) * 16, pairs[q]);
-                }
+                store_dequantized<0>(to + b * span + (i * 8 + r) * 128 + t * 4, r, words[i][b].x, words[i][b].y,
+                                     decode_scales(scales[i][b], 0));
             }
     }
 };

@@ -1,8 +1,6 @@
 /* The sm100 family's row in the table of families: its kernels, and plan.c with the constants of a B200. */
-#include "plan/gemm_family.h"
-
-#include "common/error.h"
 #include "kernels/sm100/plan.h"
+#include "plan/reject.h"
 
 /* One, or, where a CTA leaves room for the next call, three. */
 #define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast)                                        \
@@ -49,23 +47,12 @@ static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_
 /* Every kernel adds K in the same order, 64 values at a time. */
 static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     const int32_t split_k = batch_invariant_split_k(props, t, SM100_CTA_ROWS, SM100_STAGE_K);
-    const int32_t all = candidates(props, t, out);
-    int32_t count = 0;
-    for (int32_t i = 0; i < all; i++)
-        if (out[i].split_k == split_k) out[count++] = out[i];
-    return count;
+    return keep_split_k(out, candidates(props, t, out), split_k);
 }
 
 static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
-    int32_t least = INT32_MAX;
-    for (int32_t i = 0; i < SM100_CONFIGS; i++)
-        if (sm100_configs[i].shared_bytes < least) least = sm100_configs[i].shared_bytes;
-    if (least > props->shared_per_block)
-        return fail(NVFP4_UNSUPPORTED, "the sm100 kernels need %d bytes of shared memory or more; the GPU has %d a CTA",
-                    least, props->shared_per_block);
-    return fail(NVFP4_UNSUPPORTED,
-                "the product of M = %lld, N = %lld, L = %lld has more tiles than the sm100 kernels count, which is %d",
-                (long long)t->m, (long long)t->n, (long long)t->l, INT32_MAX);
+    const nvfp4_status status = reject_shared_memory(sm100_name, kernels, SM100_CONFIGS, props);
+    return status ? status : reject_tiles(sm100_name, t);
 }
 
 static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,

@@ -43,12 +43,6 @@ __device__ __forceinline__ uint32_t first_tile(const sm120_schedule &s) {
     return cta >> (__ffs(s.split_k) - 1);
 }
 
-__device__ __forceinline__ operand_form form_of(const gemm_problem &p, const sm120_schedule &s) {
-    const uint64_t bits = (uint64_t)s.mma_a.scale | (uint64_t)s.mma_b.scale | s.mma_a.scale_pitch |
-                          s.mma_b.scale_pitch | s.mma_a.scale_batch | s.mma_b.scale_batch;
-    return {p.k, p.scale_layout == NVFP4_LINEAR, bits % 4 == 0, s.values_by_tma != 0};
-}
-
 template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, const sm120_schedule &s) {
     extern __shared__ __align__(1024) uint8_t shared[];
     const cta_memory<C> cta{shared_address(shared)};
@@ -106,7 +100,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     for (uint32_t index = first_tile(s); index < (uint32_t)s.tiles; index += step) {
         const tile_coord tile = locate<C>(s, p.k, index, split_idx);
         accumulators<C> acc = {};
-        consumer.run(tile, acc);
+        consumer.template run<false>(tile, acc);
         if (s.split_k > 1) { /* the grid has a cluster for each tile */
             barrier_cluster_arrive();
             barrier_cluster_wait(); /* all have read their stages, and expect the partial sums */
@@ -116,7 +110,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
             }
             sum.add(acc);
         }
-        store_warp<C>(p, cta, s.swap_ab, tile, acc);
+        store_warp<C>(batch_output{p, tile.l}, cta, s.swap_ab, tile.mma_m, tile.mma_n, acc);
     }
 }
 

@@ -29,6 +29,7 @@
     X(dram_share, 0.845, "", "of the bus: a copy on an RTX 5090 0.84, reads on a GB10 0.85 to 0.86")                   \
     X(hindered, 4.0, "", "p of two resources that work at once, overlapped(): as of sm80 on an H200")                  \
     X(call_us, 4.9, "us", "of a call around its work: as of sm80 on an H200")                                          \
+    X(grouped_us, 6.9, "us", "the same of groups, with their ends and the first stage: as of sm80 on an H100")         \
     X(first_byte_us, 0.8, "us", "until the first stage is there: a cold access to DRAM. Assumed, a B200 has 0.55")
 
 typedef struct sm120_model {
@@ -73,30 +74,59 @@ static inline double sm120_dram_bytes(const device_props *props, const sm120_mod
     return (double)in->l * (a + b * (1 + missing * (sweeps - 1)));
 }
 
+/* The constants on a device. */
+static inline sm120_model sm120_model_of(const sm120_model *constants, const device_props *props) {
+    sm120_model m = *constants;
+    if (props->clock_mhz) m.clock_ghz = props->clock_mhz * 1e-3;
+    return m;
+}
+
+/* Clocks of a tile, but for what depends on split-K, where so many SMs have one. `rows`: of C that are stored. */
+static inline double sm120_tile_clk(const sm120_model *m, const device_props *props, const sm120_model_input *in,
+                                    double active, double rows) {
+    const double b_clk = m->l2_b_clk * (double)props->sm_count / active;
+    const double stage = sm120_stage_clk(m, in, b_clk < m->sm_b_clk ? b_clk : m->sm_b_clk);
+    const double stages = (double)ceil_div(ceil_div(in->k, in->split_k), in->stage_k);
+    const double stored = (double)min_int(in->mma_m, in->mma_tile_m) * rows;
+    return stages * stage + stored * in->output_bytes / in->split_k / m->store_b_clk + m->tile_clk;
+}
+
+static inline double sm120_memory_us(const sm120_model *m, const device_props *props, double bytes) {
+    return props->memory_gb_s ? bytes / (m->dram_share * props->memory_gb_s) * 1e-3 : 0;
+}
+
 /* Infinite where the clusters fit nowhere. */
 static inline double sm120_single_us(const sm120_model *constants, const device_props *props,
                                      const sm120_model_input *in) {
-    sm120_model m = *constants;
-    if (props->clock_mhz) m.clock_ghz = props->clock_mhz * 1e-3;
+    const sm120_model m = sm120_model_of(constants, props);
     const int64_t tiles = ceil_div(in->mma_m, in->mma_tile_m) * ceil_div(in->mma_n, in->mma_tile_n) * in->l;
     const int64_t fit = sm120_clusters_that_fit(props, in->split_k);
     if (fit == 0) return INFINITY;
     const int64_t rounds = ceil_div(tiles, fit), active = min_int(tiles, fit) * in->split_k;
-    const double b_clk = m.l2_b_clk * (double)props->sm_count / (double)active;
-    const double stage = sm120_stage_clk(&m, in, b_clk < m.sm_b_clk ? b_clk : m.sm_b_clk);
-    const double stages = (double)ceil_div(ceil_div(in->k, in->split_k), in->stage_k);
-    const double stored = (double)min_int(in->mma_m, in->mma_tile_m) * (double)min_int(in->mma_n, in->mma_tile_n);
-    double tile = stages * stage + stored * in->output_bytes / in->split_k / m.store_b_clk;
-    tile += m.tile_clk;
+    double tile = sm120_tile_clk(&m, props, in, (double)active, (double)min_int(in->mma_n, in->mma_tile_n));
     if (in->split_k > 1) {
         const double sent = (double)in->mma_tile_m * in->mma_tile_n * 4 * (in->split_k - 1) / in->split_k;
         tile += m.split_clk + sent / m.remote_b_clk;
     }
     double busy_us = (double)rounds * tile * 1e-3 / m.clock_ghz;
     if (in->split_k > 1) busy_us += (double)(rounds - 1) * m.first_byte_us; /* further clusters start anew */
-    const double memory_us =
-        props->memory_gb_s ? sm120_dram_bytes(props, in) / (m.dram_share * props->memory_gb_s) * 1e-3 : 0;
-    return m.call_us + m.first_byte_us + overlapped(busy_us, memory_us, m.hindered);
+    return m.call_us + m.first_byte_us +
+           overlapped(busy_us, sm120_memory_us(&m, props, sm120_dram_bytes(props, in)), m.hindered);
+}
+
+/* A product of groups under an even routing: where T rows fall on E groups by chance, E * (1 - (1 - 1/E)^T) of them
+ * have rows. `in` is of one group, with mma_n = T and l = parts. Bytes of C are left out, as above. */
+static inline double sm120_grouped_single_us(const sm120_model *constants, const device_props *props, int64_t groups,
+                                             const sm120_model_input *in) {
+    const sm120_model m = sm120_model_of(constants, props);
+    const double all = (double)in->mma_n, each = (double)groups, tile_n = in->mma_tile_n;
+    const double hit = each * (1.0 - pow(1.0 - 1.0 / each, all)), rows = all / hit;
+    const double along = hit * max_double(1.0, rows / tile_n + 0.5 * (tile_n - 1) / tile_n);
+    const double tiles = along * (double)(ceil_div(in->mma_m, in->mma_tile_m) * in->l), sms = props->sm_count;
+    const double tile = sm120_tile_clk(&m, props, in, tiles < sms ? tiles : sms, all / along);
+    const double busy_us = ceil(tiles / sms) * tile * 1e-3 / m.clock_ghz;
+    const double row = (double)in->k * (0.5 + 1.0 / 16), bytes = (hit * (double)(in->mma_m * in->l) + all) * row;
+    return m.grouped_us + overlapped(busy_us, sm120_memory_us(&m, props, bytes), m.hindered);
 }
 
 #endif

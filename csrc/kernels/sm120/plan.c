@@ -4,8 +4,7 @@
  * What the kernel relies on is a rule here and not a model: partial sums have room, no split of K is empty. */
 #include "kernels/sm120/plan.h"
 
-#include "common/error.h"
-#include "plan/operands.h"
+#include "plan/reject.h"
 
 typedef struct sm120_config {
     const char *name;
@@ -44,7 +43,7 @@ static const sm120_config configs[SM120_CONFIGS] = {
 };
 _Static_assert(SM120_CONFIGS * 2 * 4 <= FAMILY_MAX_CANDIDATES, "either order, four splits");
 
-static const sm120_model published = {
+const sm120_model sm120_published = {
 #define X(name, value, ...) value,
     SM120_MODEL_CONSTANTS(X)
 #undef X
@@ -160,35 +159,19 @@ int32_t sm120_candidates(const sm120_model *model, const device_props *props, co
 }
 
 static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    return sm120_candidates(&published, props, t, out);
+    return sm120_candidates(&sm120_published, props, t, out);
 }
 
 /* Every kernel adds K in the same order, 64 values at a time, and splits it at the same places. */
 static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     const int fits = sm120_clusters_that_fit(props, 2) > 0;
     const int32_t split_k = fits ? batch_invariant_split_k(props, t, SM120_ATOM_ROWS, SM120_PART_K) : 1;
-    const int32_t all = candidates(props, t, out);
-    int32_t count = 0;
-    for (int32_t i = 0; i < all; i++)
-        if (out[i].split_k == split_k) out[count++] = out[i];
-    return count;
-}
-
-static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
-    int32_t least = INT32_MAX;
-    for (int32_t i = 0; i < SM120_CONFIGS; i++)
-        if (configs[i].shared_bytes < least) least = configs[i].shared_bytes;
-    if (least > props->shared_per_block)
-        return fail(NVFP4_UNSUPPORTED, "the sm120 kernels need %d bytes of shared memory or more; the GPU has %d a CTA",
-                    least, props->shared_per_block);
-    return fail(NVFP4_UNSUPPORTED,
-                "the product of M = %lld, N = %lld, L = %lld has more tiles than the sm120 kernels count, which is %d",
-                (long long)t->m, (long long)t->n, (long long)t->l, INT32_MAX);
+    return keep_split_k(out, candidates(props, t, out), split_k);
 }
 
 /* ---- the launch ---- */
 
-static void fill_operand(const gemm_problem *p, int is_b, uint64_t cache_policy, sm120_operand *o) {
+void sm120_fill_operand(const gemm_problem *p, int is_b, uint64_t cache_policy, sm120_operand *o) {
     o->data = is_b ? p->b : p->a;
     o->scale = is_b ? p->sfb : p->sfa;
     o->pitch = is_b ? p->b_pitch : p->a_pitch;
@@ -199,9 +182,10 @@ static void fill_operand(const gemm_problem *p, int is_b, uint64_t cache_policy,
     o->rows = (int32_t)(is_b ? p->n : p->m);
 }
 
-static void add_values_map(const gemm_problem *p, int is_b, int32_t row_bytes, int32_t rows, sm120_operand *o,
-                           launch_plan *out) {
-    const tensor_layout layout = values_layout(p, is_b, p->l, row_bytes, rows, row_bytes);
+void sm120_add_values_map(const gemm_problem *p, int is_b, int64_t batches, int32_t stage_k, int32_t rows,
+                          sm120_operand *o, launch_plan *out) {
+    const int32_t row_bytes = SM120_ROW_BYTES(stage_k);
+    const tensor_layout layout = values_layout(p, is_b, batches, row_bytes, rows, row_bytes);
     add_tensor_map(out, &layout, &o->values);
 }
 
@@ -228,37 +212,64 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     s->values_by_tma = tiling->values_by_tma;
     if (p->constant_b && s->scales_by_tma)
         s->constant_operand = c->swap_ab ? SM120_CONSTANT_MMA_A : SM120_CONSTANT_MMA_B;
-    fill_operand(p, c->swap_ab, policies.mma_a, &s->mma_a);
-    fill_operand(p, !c->swap_ab, policies.mma_b, &s->mma_b);
+    sm120_fill_operand(p, c->swap_ab, policies.mma_a, &s->mma_a);
+    sm120_fill_operand(p, !c->swap_ab, policies.mma_b, &s->mma_b);
     if (p->k == 0 || !s->values_by_tma) return;
-    const int32_t row_bytes = SM120_ROW_BYTES(config->stage_k);
-    add_values_map(p, c->swap_ab, row_bytes, config->mma_tile_m, &s->mma_a, out);
-    add_values_map(p, !c->swap_ab, row_bytes, config->mma_tile_n, &s->mma_b, out);
+    sm120_add_values_map(p, c->swap_ab, p->l, config->stage_k, config->mma_tile_m, &s->mma_a, out);
+    sm120_add_values_map(p, !c->swap_ab, p->l, config->stage_k, config->mma_tile_n, &s->mma_b, out);
 }
 
-static const kernel_entry kernels[SM120_CONFIGS] = {
+/* ---- the family ---- */
+
+static const kernel_entry kernels[SM120_KERNELS] = {
+#define ENTRY(file, id, threads_of_cta, bytes, ctas)                                                                   \
+    [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
+                     .fatbin = file,                                                                                   \
+                     .threads = threads_of_cta,                                                                        \
+                     .shared_bytes = bytes,                                                                            \
+                     .ctas_per_sm = ctas,                                                                              \
+                     .pdl = 1},
 #define X(id, mma_tile_m, mma_tile_n, stage_k, stages, warps_m, warps_n)                                               \
-    {.name = "nvfp4_" #id,                                                                                             \
-     .fatbin = "sm120_gemm",                                                                                           \
-     .threads = SM120_THREADS(mma_tile_m, mma_tile_n, warps_m, warps_n),                                               \
-     .shared_bytes = SM120_SHARED_BYTES(mma_tile_m, mma_tile_n, stage_k, stages, warps_m, warps_n),                    \
-     .ctas_per_sm = 1,                                                                                                 \
-     .pdl = 1},
+    ENTRY("sm120_gemm", id, SM120_THREADS(mma_tile_m, mma_tile_n, warps_m, warps_n),                                   \
+          SM120_SHARED_BYTES(mma_tile_m, mma_tile_n, stage_k, stages, warps_m, warps_n), 1)
     SM120_GEMM_CONFIGS(X)
 #undef X
+#define X(id, mma_tile_m, mma_tile_n, stage_k, stages, warps_m, warps_n)                                               \
+    ENTRY("sm120_grouped", id, SM120_THREADS(mma_tile_m, mma_tile_n, warps_m, warps_n),                                \
+          SM120_GROUPED_SHARED_BYTES(mma_tile_m, mma_tile_n, stage_k, stages, warps_m, warps_n), 0)
+        SM120_GROUPED_CONFIGS(X)
+#undef X
+#undef ENTRY
 };
 static const kernel_set set = {
-    .kernels = kernels, .count = SM120_CONFIGS, .least_capability = 120, .most_capability = 129, .optional = 1};
+    .kernels = kernels, .count = SM120_KERNELS, .least_capability = 120, .most_capability = 129, .optional = 1};
+
+static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
+    const nvfp4_status status = reject_shared_memory(sm120_name, kernels, SM120_CONFIGS, props);
+    return status ? status : reject_tiles(sm120_name, t);
+}
+
+static nvfp4_status reject_grouped(const device_props *props, const gemm_traits *t) {
+    const nvfp4_status status =
+        reject_shared_memory(sm120_name, &kernels[SM120_CONFIGS], SM120_KERNELS - SM120_CONFIGS, props);
+    return status ? status : reject_tiles(sm120_name, t);
+}
 
 static const gemm_planner gemm = {.a_types = TAKES_E2M1,
                                   .candidates = candidates,
                                   .batch_invariant = batch_invariant,
                                   .reject = reject,
                                   .build = build};
+static const gemm_planner grouped = {.a_types = TAKES_E2M1,
+                                     .takes_by_batch = 1,
+                                     .candidates = sm120_grouped_candidates,
+                                     .batch_invariant = sm120_grouped_candidates,
+                                     .reject = reject_grouped,
+                                     .build = sm120_grouped_build};
 
 const gemm_family sm120_family = {
     FAMILY_ROW(sm120),
     .kernels = &set,
-    .planners = {[OP_GEMM] = &gemm},
+    .planners = {[OP_GEMM] = &gemm, [OP_GROUPED] = &grouped},
     .roundings = {.per_block = 3, .block_k = 64, .constant = 19},
 };

@@ -1,18 +1,38 @@
-/* The candidates of the sm120 family (plan.c). */
+/* The kernels of the sm120 family, by their number in its kernel_set, and its candidates. */
 #ifndef NVFP4_SM120_PLAN_H
 #define NVFP4_SM120_PLAN_H
 
+#include "kernels/sm120/grouped_config.h"
 #include "kernels/sm120/model.h"
 #include "plan/gemm_family.h"
+#include "plan/operands.h"
 
 enum {
+#define X(id, ...) KERNEL_##id,
+    SM120_GEMM_CONFIGS(X) SM120_GROUPED_CONFIGS(X)
+#undef X
+        SM120_KERNELS,
+    SM120_CONFIGS = 0 /* those of gemm.cu, which come first */
 #define X(...) +1
-    SM120_CONFIGS = 0 SM120_GEMM_CONFIGS(X)
+    SM120_GEMM_CONFIGS(X)
 #undef X
 };
 
-/* All candidates with their times under given constants. */
+extern const sm120_model sm120_published;
+
+/* All candidates of a product with their times under given constants. */
 int32_t sm120_candidates(const sm120_model *model, const device_props *props, const gemm_traits *traits,
                          gemm_candidate *out);
+
+/* The kernels of grouped.cu, for the gemm_planner of products of groups, batch-invariant or not: all add in one order.
+ */
+int32_t sm120_grouped_candidates(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
+void sm120_grouped_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
+                         void *workspace, launch_plan *out);
+
+/* What a launch says of A, or of B: all but the tensor map, and that, in boxes of a stage along K by `rows` rows. */
+void sm120_fill_operand(const gemm_problem *problem, int is_b, uint64_t cache_policy, sm120_operand *operand);
+void sm120_add_values_map(const gemm_problem *problem, int is_b, int64_t batches, int32_t stage_k, int32_t rows,
+                          sm120_operand *operand, launch_plan *out);
 
 #endif

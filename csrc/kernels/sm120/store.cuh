@@ -99,30 +99,45 @@ template <class C> struct staging_block {
     }
 
     /* The epilogue of the block whose first row of mma_a and mma_b these are. */
-    __device__ __forceinline__ void store(const gemm_problem &p, int64_t l, int64_t mma_m, int64_t mma_n) const {
+    template <class OUTPUT>
+    __device__ __forceinline__ void store(const OUTPUT &output, int64_t mma_m, int64_t mma_n) const {
         const int lane = threadIdx.x % 32, column = lane % chunks() * 4;
         const int64_t m = swap_ab ? mma_n : mma_m, n = (swap_ab ? mma_m : mma_n) + column;
-        if (n >= p.n) return;
-        const four_column_epilogue epilogue(p, n);
+        if (n >= output.columns()) return;
+        const four_column_epilogue columns = output.epilogue(n);
 #pragma unroll 1
-        for (int row = lane / chunks(); row < rows() && m + row < p.m; row += 32 / chunks()) {
+        for (int row = lane / chunks(); row < rows() && m + row < output.rows(); row += 32 / chunks()) {
             float sums[4];
             ld_shared_v4_f32(at(row, column), sums);
-            epilogue.store(p, l, m + row, sums);
+            output.store(columns, m + row, sums);
         }
     }
 };
 
-/* Stores a warp's sums. The loops over blocks have one copy of the epilogue, which is much larger than the choice of
- * the block's accumulators. */
-template <class C>
-__device__ __forceinline__ void store_warp(const gemm_problem &p, const cta_memory<C> &cta, bool swap_ab,
-                                           const tile_coord &tile, const accumulators<C> &acc) {
+/* The output of a product, as store_warp writes it: its size, what four columns need, and four results of a row. */
+struct batch_output {
+    const gemm_problem &p;
+    int64_t l;
+
+    __device__ __forceinline__ int64_t rows() const { return p.m; }
+    __device__ __forceinline__ int64_t columns() const { return p.n; }
+    __device__ __forceinline__ four_column_epilogue epilogue(int64_t n) const { return four_column_epilogue(p, n); }
+    __device__ __forceinline__ void store(const four_column_epilogue &columns, int64_t m,
+                                          const float (&sums)[4]) const {
+        columns.store(p, l, m, sums);
+    }
+};
+
+/* Stores a warp's sums of the tile with these first rows of mma_a and mma_b. The loops over blocks have one copy of the
+ * epilogue, which is much larger than the choice of the block's accumulators. */
+template <class C, class OUTPUT>
+__device__ __forceinline__ void store_warp(const OUTPUT &output, const cta_memory<C> &cta, bool swap_ab,
+                                           int32_t tile_mma_m, int32_t tile_mma_n, const accumulators<C> &acc) {
     using block = staging_block<C>;
     const block staged(cta, swap_ab);
     const int warp = threadIdx.x / 32;
-    const int64_t mma_m = (int64_t)tile.mma_m + warp / C::WARPS_N * C::WARP_M;
-    const int64_t mma_n = (int64_t)tile.mma_n + warp % C::WARPS_N * C::WARP_N;
+    const int64_t mma_m = (int64_t)tile_mma_m + warp / C::WARPS_N * C::WARP_M;
+    const int64_t mma_n = (int64_t)tile_mma_n + warp % C::WARPS_N * C::WARP_N;
 #pragma unroll 1
     for (int i = 0; i < C::MMAS_M; i++)
 #pragma unroll 1
@@ -134,7 +149,7 @@ __device__ __forceinline__ void store_warp(const gemm_problem &p, const cta_memo
                     for (int of_j = 0; of_j < block::PER_ROW; of_j++)
                         if (j == of_j) staged.write(acc[of_i], of_j * block::MMAS);
             __syncwarp();
-            staged.store(p, tile.l, mma_m + i * 16, mma_n + j * block::COLUMNS);
+            staged.store(output, mma_m + i * 16, mma_n + j * block::COLUMNS);
             __syncwarp();
         }
 }

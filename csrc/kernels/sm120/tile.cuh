@@ -13,6 +13,7 @@
 #ifndef NVFP4_SM120_TILE_CUH
 #define NVFP4_SM120_TILE_CUH
 
+#include "common/problem.h"
 #include "kernels/common/cp_async.cuh"
 #include "kernels/common/cp_async_mbarrier.cuh"
 #include "kernels/common/ldmatrix.cuh"
@@ -75,12 +76,54 @@ template <class C> __device__ __forceinline__ int blocks_of(int64_t k, int32_t s
 
 /* ---- the producer warp ---- */
 
+/* How the operands lie in memory; the same for all tiles of a call. */
+struct operand_form {
+    int64_t k;
+    bool linear, words; /* scales: their layout, and whether each word of them is aligned */
+    bool values_by_tma;
+};
+
+template <class SCHEDULE> __device__ __forceinline__ operand_form form_of(const gemm_problem &p, const SCHEDULE &s) {
+    const uint64_t bits = (uint64_t)s.mma_a.scale | (uint64_t)s.mma_b.scale | s.mma_a.scale_pitch |
+                          s.mma_b.scale_pitch | s.mma_a.scale_batch | s.mma_b.scale_batch;
+    return {p.k, p.scale_layout == NVFP4_LINEAR, bits % 4 == 0, s.values_by_tma != 0};
+}
+
+/* The rows that lanes load: from one on, or those that a list names, of which some may not exist (negative). */
+struct consecutive_rows {
+    static constexpr bool ALL_EXIST = true;
+    int32_t first;
+    __device__ __forceinline__ int64_t operator()(int i) const { return (int64_t)first + i; }
+};
+struct listed_rows {
+    static constexpr bool ALL_EXIST = false;
+    const int32_t *list; /* NULL: consecutive */
+    int64_t first, end;
+    __device__ __forceinline__ int64_t operator()(int i) const {
+        const int64_t row = list ? list[first + i] : first + i;
+        return row < end ? row : -1;
+    }
+};
+
+/* Arrives for this lane's loads of a stage. Without words there are ordinary stores, which an arrival of copies does
+ * not order. */
+__device__ __forceinline__ void arrive_loaded(uint32_t full, bool words) {
+    if (words) {
+        cp_async_mbarrier_arrive_noinc(full);
+    } else {
+        cp_async_commit_group();
+        cp_async_wait_group<0>();
+        mbarrier_arrive(full);
+    }
+}
+
 /* Loads one operand of a tile: ROWS rows from `row` on. */
 template <class C, int ROWS> struct operand_loader {
     const sm120_operand &o;
     uint32_t values_offset, scales_offset; /* in a stage */
 
-    /* 128-row blocks of scales that the tile has and the operand too. */
+    /* Rows that the tile has and the operand too, and 128-row blocks of scales. */
+    __device__ __forceinline__ int count(int32_t row) const { return min(ROWS, o.rows - row); }
     __device__ __forceinline__ int scale_blocks(int32_t row) const {
         static_assert(ROWS <= 2 * SM120_ATOM_ROWS, "one or two");
         return ROWS > SM120_ATOM_ROWS && o.rows - row > SM120_ATOM_ROWS ? 2 : 1;
@@ -98,37 +141,39 @@ template <class C, int ROWS> struct operand_loader {
                           blocks * SM120_ATOM_BYTES, full, o.cache_policy);
     }
 
-    /* All lanes: scales by words, or by bytes if they are not aligned. */
-    __device__ __forceinline__ void scales_by_lanes(uint32_t stage, int32_t row, int32_t l, int32_t k, int blocks,
-                                                    int64_t scales, bool linear, bool words) const {
+    /* All lanes: scales of `count` rows by words, or by bytes if they are not aligned. in_block: of the first row. */
+    template <class LIST>
+    __device__ __forceinline__ void scales_by_lanes(uint32_t stage, const LIST &row_of, int in_block, int count,
+                                                    int32_t l, int32_t k, int blocks, const operand_form &form) const {
         const int64_t atom = (int64_t)k * C::STAGE_ATOMS;
-        const int in_block = row % SM120_ATOM_ROWS;
 #pragma unroll 1
-        for (int i = threadIdx.x % 32; i < min(ROWS, o.rows - row); i += 32) {
-            const int64_t r = (int64_t)row + i;
+        for (int i = threadIdx.x % 32; i < count; i += 32) {
+            const int64_t r = row_of(i);
+            if (!LIST::ALL_EXIST && r < 0) continue;
             const int at = in_block + i;
             uint32_t to = stage + scales_offset + at / 128 * C::BLOCK_BYTES + at % 32 * 16 + at % 128 / 32 * 4;
             const uint8_t *from =
                 o.scale + l * o.scale_batch +
-                (linear ? r * o.scale_pitch + atom * 4
-                        : r / 128 * o.scale_pitch + atom * SM120_ATOM_BYTES + r % 32 * 16 + r % 128 / 32 * 4);
-            int64_t left = scales - atom * 4;
+                (form.linear ? r * o.scale_pitch + atom * 4
+                             : r / 128 * o.scale_pitch + atom * SM120_ATOM_BYTES + r % 32 * 16 + r % 128 / 32 * 4);
+            int64_t left = form.k / 16 - atom * 4;
             for (int block = 0; block < blocks; block++, left -= 4, to += SM120_ATOM_BYTES) {
                 const int valid = (int)min((int64_t)4, left);
-                if (words) {
+                if (form.words) {
                     cp_async_4_zfill(to, from, valid);
                 } else {
                     uint32_t word = 0;
                     for (int byte = 0; byte < valid; byte++) word |= (uint32_t)from[byte] << byte * 8;
                     st_shared(to, word);
                 }
-                from += linear ? 4 : SM120_ATOM_BYTES;
+                from += form.linear ? 4 : SM120_ATOM_BYTES;
             }
         }
     }
 
     /* All lanes: pieces of 8 bytes. Behind the end of a row old bytes stay: their scales are zero. */
-    __device__ __forceinline__ void values_by_lanes(uint32_t stage, int32_t row, int32_t l, int32_t k,
+    template <class LIST>
+    __device__ __forceinline__ void values_by_lanes(uint32_t stage, const LIST &row_of, int count, int32_t l, int32_t k,
                                                     int64_t row_bytes) const {
         constexpr int PIECES = C::ROW_BYTES / 8;
         const int piece = threadIdx.x % PIECES;
@@ -136,19 +181,13 @@ template <class C, int ROWS> struct operand_loader {
         if (byte >= row_bytes) return;
         const uint8_t *from = o.data + l * o.batch + byte;
 #pragma unroll 1
-        for (int i = threadIdx.x % 32 / PIECES; i < min(ROWS, o.rows - row); i += 32 / PIECES) {
+        for (int i = threadIdx.x % 32 / PIECES; i < count; i += 32 / PIECES) {
+            const int64_t r = row_of(i);
+            if (!LIST::ALL_EXIST && r < 0) continue;
             const int chunk = piece / 2 ^ (C::ROW_BYTES == 128 ? i % 8 : i / 2 % 4);
-            cp_async_8(stage + values_offset + i * C::ROW_BYTES + chunk * 16 + piece % 2 * 8,
-                       from + (row + i) * o.pitch);
+            cp_async_8(stage + values_offset + i * C::ROW_BYTES + chunk * 16 + piece % 2 * 8, from + r * o.pitch);
         }
     }
-};
-
-/* How the operands lie in memory; the same for all tiles of a call. */
-struct operand_form {
-    int64_t k;
-    bool linear, words; /* scales: their layout, and whether each word of them is aligned */
-    bool values_by_tma;
 };
 
 template <class C> struct tile_producer {
@@ -197,6 +236,8 @@ template <class C> struct tile_producer {
 
     /* All lanes. */
     __device__ __forceinline__ void run_lanes(const tile_coord &tile) {
+        const consecutive_rows rows_a{tile.mma_m}, rows_b{tile.mma_n};
+        const int count_a = mma_a.count(tile.mma_m), count_b = mma_b.count(tile.mma_n);
 #pragma unroll 1
         for (int32_t k = tile.k_begin; k < tile.k_end; k++, state.advance()) {
             const uint32_t stage = cta.stage(state.index), full = cta.full(state.index);
@@ -211,18 +252,12 @@ template <class C> struct tile_producer {
             }
             __syncwarp();
             if (!form.values_by_tma) {
-                mma_a.values_by_lanes(stage, tile.mma_m, tile.l, k, form.k / 2);
-                mma_b.values_by_lanes(stage, tile.mma_n, tile.l, k, form.k / 2);
+                mma_a.values_by_lanes(stage, rows_a, count_a, tile.l, k, form.k / 2);
+                mma_b.values_by_lanes(stage, rows_b, count_b, tile.l, k, form.k / 2);
             }
-            mma_a.scales_by_lanes(stage, tile.mma_m, tile.l, k, blocks, form.k / 16, form.linear, form.words);
-            mma_b.scales_by_lanes(stage, tile.mma_n, tile.l, k, blocks, form.k / 16, form.linear, form.words);
-            if (form.words) {
-                cp_async_mbarrier_arrive_noinc(full);
-            } else { /* ordinary stores, which an arrival of copies does not order */
-                cp_async_commit_group();
-                cp_async_wait_group<0>();
-                mbarrier_arrive(full);
-            }
+            mma_a.scales_by_lanes(stage, rows_a, tile.mma_m % SM120_ATOM_ROWS, count_a, tile.l, k, blocks, form);
+            mma_b.scales_by_lanes(stage, rows_b, tile.mma_n % SM120_ATOM_ROWS, count_b, tile.l, k, blocks, form);
+            arrive_loaded(full, form.words);
         }
     }
 };
@@ -273,9 +308,10 @@ template <class C> struct tile_consumer {
         }
     }
 
-    /* The mma of one stage. ALL: a whole one, without branches. */
+    /* The mma of one stage. ALL: a whole one, without branches; else the last K block of `blocks` takes the scales in
+     * `mask` of a word. */
     template <bool ALL>
-    __device__ __forceinline__ void multiply(uint32_t stage, int blocks, accumulators<C> &acc) const {
+    __device__ __forceinline__ void multiply(uint32_t stage, int blocks, uint32_t mask, accumulators<C> &acc) const {
 #pragma unroll
         for (int block = 0; block < C::STAGE_ATOMS; block++) {
             if (!ALL && block >= blocks) break;
@@ -283,6 +319,10 @@ template <class C> struct tile_consumer {
             uint32_t a[C::MMAS_M][4], sfa[2], sfb[2];
             load_scales<C::WARP_M>(atom + scales_a, sfa);
             load_scales<C::WARP_N>(atom + scales_b, sfb);
+            if (!ALL && block + 1 == blocks) {
+                for (uint32_t &word : sfa) word &= mask;
+                for (uint32_t &word : sfb) word &= mask;
+            }
 #pragma unroll
             for (int i = 0; i < C::MMAS_M; i++) ldmatrix_x4((stage + values_a + i * 16 * C::ROW_BYTES) ^ along_k, a[i]);
 #pragma unroll
@@ -303,18 +343,21 @@ template <class C> struct tile_consumer {
         }
     }
 
-    /* Adds the tile's products to acc, from the lowest K on. */
-    __device__ __forceinline__ void run(const tile_coord &tile, accumulators<C> &acc) {
+    /* Adds the tile's products to acc, from the lowest K on. MASKS: a stage may have scales behind the end of K that
+     * are not zero; else the producer has cleared them. */
+    template <bool MASKS> __device__ __forceinline__ void run(const tile_coord &tile, accumulators<C> &acc) {
+        const int tail = (int)(k % SM120_MMA_K / 16); /* scales of the last K block, if it is not whole */
+        const uint32_t mask = MASKS && tail ? (1u << 8 * tail) - 1 : ~0u;
         begin(tile);
 #pragma unroll 1
         for (int32_t i = tile.k_begin; i < tile.k_end; i++, state.advance()) {
             const uint32_t stage = cta.stage(state.index);
             const int blocks = blocks_of<C>(k, i);
             mbarrier_wait(cta.full(state.index), state.phase);
-            if (blocks == C::STAGE_ATOMS)
-                multiply<true>(stage, blocks, acc);
+            if (blocks == C::STAGE_ATOMS && (mask == ~0u || i + 1 < tile.k_end))
+                multiply<true>(stage, blocks, mask, acc);
             else
-                multiply<false>(stage, blocks, acc);
+                multiply<false>(stage, blocks, mask, acc);
             __syncwarp();
             if (threadIdx.x % 32 == 0) mbarrier_arrive(cta.empty(state.index));
         }

@@ -2,21 +2,24 @@
  *
  * wgmma's operand A (here mma_a) is usually the larger matrix. It stays e2m1 in memory and is dequantized, exactly,
  * into the registers that wgmma reads. Operand B (mma_b) is fp16: the pre-pass sm90/dequant.cu dequantizes it once. For
- * at most 16 rows (DEQUANT_B_IN_KERNEL) a second launch costs more than the work, so idle warps dequantize mma_b in the
- * kernel. swap_ab selects which user matrix is mma_a (1: B). A CTA computes a tile of MMA_TILE_M rows of mma_a by
- * MMA_TILE_N rows of mma_b.
+ * few rows a second launch costs more than the work, so mma_b is dequantized in the kernel (DEQUANT_B_IN_KERNEL): up to
+ * 16 rows by idle warps, from global memory; in the _raw kernels by a warpgroup (RAW_B), from the stages. swap_ab
+ * selects which user matrix is mma_a (1: B). A CTA computes a tile of MMA_TILE_M rows of mma_a by MMA_TILE_N rows of
+ * mma_b.
  *
- * Warp roles, one warpgroup of producers after the consumers:
+ * Warp roles, one warpgroup of producers after the consumers, then with RAW_B one that dequantizes:
  *
  *   warp                          waits for   does                                                    arrives at
  *   math warpgroups (consumers)   full        dequantize mma_a to registers, wgmma; epilogue of a tile    empty
  *   producer (1 thread)           empty       TMA loads of values, bulk copies of mma_a's scales          full
- *   3 warps, DEQUANT_B_IN_KERNEL  empty       every third stage of mma_b, from global memory to fp16      full
+ *   3 warps, without RAW_B        empty       every third stage of mma_b, from global memory to fp16      full
+ *   4 warps, RAW_B                raw         mma_b of every stage, from e2m1 to fp16 in place            full
  *
  * Shared memory: STAGES stages, an epilogue staging buffer for each math warp, mbarriers (SM90_SHARED_BYTES). A stage
  * covers 128 values along K:
  *
- *   mma_b      fp16, 2 spans of 64 along K, 128 bytes a row, 128-byte swizzle
+ *   mma_b      fp16, 2 spans of 64 along K, 128 bytes a row, 128-byte swizzle; RAW_B: before that e2m1, 64 bytes a row,
+ *              and scale factors
  *   mma_a      e2m1, 64 bytes a row
  *   mma_a SF   e4m3 scale factors, 128x4 layout
  *
@@ -52,12 +55,13 @@
 #include "kernels/sm90/mainloop.cuh"
 #include "kernels/sm90/reduce.cuh"
 
-template <int MATH_WARPGROUPS_, int WGMMAS_M_, int MMA_TILE_N_, int GROUP_WORDS_, int STAGES_, int STREAMK_, int BF16_>
+template <int MATH_WARPGROUPS_, int WGMMAS_M_, int MMA_TILE_N_, int GROUP_WORDS_, int STAGES_, int DEQUANT_B_,
+          int STREAMK_, int BF16_>
 struct config {
     static constexpr int TYPE = BF16_ ? NVFP4_BF16 : NVFP4_FP16; /* of the wgmma operands */
     static constexpr int MATH_WARPGROUPS = MATH_WARPGROUPS_, WGMMAS_M = WGMMAS_M_, MMA_TILE_N = MMA_TILE_N_,
                          STAGES = STAGES_;
-    static constexpr int THREADS = SM90_THREADS(MATH_WARPGROUPS), MATH_WARPS = 4 * MATH_WARPGROUPS;
+    static constexpr int THREADS = SM90_THREADS(MATH_WARPGROUPS, DEQUANT_B_), MATH_WARPS = 4 * MATH_WARPGROUPS;
     static constexpr int MMA_TILE_M = SM90_MMA_TILE_M(MATH_WARPGROUPS, WGMMAS_M),
                          SCALE_BLOCKS = MMA_TILE_M / SM90_ATOM_ROWS;
     /* Words of a row that form one wgmma group (two K-steps a word): WGMMAS_M * GROUP_WORDS * 8 registers. */
@@ -68,24 +72,31 @@ struct config {
      * one word would make ptxas serialize wgmma (measured: benchmarks/log/sm90_gemm.csv, rows 35 to 38). */
     static constexpr int READ_GROUP = MATH_WARPGROUPS == 2 && GROUP_WORDS == 2 ? 0 : GROUPS - 1;
     static constexpr int COLUMN_GROUPS = MMA_TILE_N / 8;
-    static constexpr bool DEQUANT_B_IN_KERNEL = SM90_DEQUANT_B_IN_KERNEL(MMA_TILE_N);
-    static constexpr int DEQUANT_WARPS = DEQUANT_B_IN_KERNEL ? 3 : 0;
+    static constexpr bool DEQUANT_B_IN_KERNEL = SM90_DEQUANT_B_IN_KERNEL(DEQUANT_B_),
+                          RAW_B = SM90_DEQUANT_FROM_STAGES(DEQUANT_B_);
+    static constexpr int DEQUANT_WARPS = RAW_B ? 4 : DEQUANT_B_IN_KERNEL ? 3 : 0;
+    /* At a full barrier: each lane of one of three warps, or one of each of four. */
+    static constexpr int DEQUANT_ARRIVALS = RAW_B ? DEQUANT_WARPS : DEQUANT_B_IN_KERNEL ? 32 : 0;
     static constexpr bool STREAMK = STREAMK_;
     static constexpr int PARTIAL_TILE_BYTES = SM90_PARTIAL_TILE_BYTES(MATH_WARPGROUPS, WGMMAS_M, MMA_TILE_N);
     /* Byte offsets in a stage; mma_b is at 0. */
     static constexpr int MMA_B_SPAN = MMA_TILE_N * 128, MMA_A_OFFSET = 2 * MMA_B_SPAN,
                          MMA_SFA_OFFSET = MMA_A_OFFSET + MMA_TILE_M * SM90_STAGE_K / 2;
+    static constexpr int RAW_SFB_OFFSET = MMA_TILE_N * SM90_STAGE_K / 2; /* RAW_B: until mma_b is dequantized */
     static constexpr int STAGE_BYTES = SM90_STAGE_BYTES(MATH_WARPGROUPS, WGMMAS_M, MMA_TILE_N);
     /* Byte offsets after the stages. */
     static constexpr int EPILOGUE_STAGING_OFFSET = STAGES * STAGE_BYTES,
                          FULL_OFFSET = EPILOGUE_STAGING_OFFSET + MATH_WARPS * SM90_EPILOGUE_STAGING_BYTES;
-    static constexpr int EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES, PARTIALS_FULL_OFFSET = EMPTY_OFFSET + 8 * STAGES;
+    static constexpr int EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES, RAW_OFFSET = EMPTY_OFFSET + 8 * STAGES,
+                         PARTIALS_FULL_OFFSET = RAW_OFFSET + 8 * STAGES;
     static constexpr int PARTIALS_OFFSET = SM90_SHARED_BYTES(MATH_WARPGROUPS, WGMMAS_M, MMA_TILE_N, STAGES);
 
     /* setmaxnreg: the producers give registers to the math warpgroups. */
-    static constexpr int PRODUCER_REGISTERS = DEQUANT_B_IN_KERNEL ? 80 : 32;
+    static constexpr int PRODUCER_REGISTERS = DEQUANT_B_IN_KERNEL && !RAW_B ? 80 : 32;
+    static constexpr int RAW_REGISTERS = 80; /* of the dequant warpgroup */
     static constexpr int MATH_REGISTERS =
-        (65536 / THREADS / 8 * 8 * (MATH_WARPGROUPS + 1) - PRODUCER_REGISTERS) / MATH_WARPGROUPS / 8 * 8;
+        (65536 / THREADS / 8 * 8 * (THREADS / 128) - PRODUCER_REGISTERS - (RAW_B ? RAW_REGISTERS : 0)) /
+        MATH_WARPGROUPS / 8 * 8;
 
     static_assert(SM90_PRELOAD_STAGES <= STAGES, "nobody frees a stage that early");
     static_assert(GROUP_WORDS == 1 || GROUP_WORDS == 2, "wgmma groups alternate between two register buffers");
@@ -94,6 +105,7 @@ struct config {
     static_assert(PARTIALS_FULL_OFFSET + 8 <= PARTIALS_OFFSET && PARTIALS_OFFSET % 16 == 0, "the barriers fit");
     static_assert(PARTIALS_OFFSET <= 227 * 1024, "shared memory of a CTA on Hopper");
     static_assert(!STREAMK || !DEQUANT_B_IN_KERNEL, "the dequantize pre-pass zeroes the fix-up flags");
+    static_assert(!RAW_B || MMA_TILE_N % 32 == 0, "equal rows for the dequant warps");
 };
 
 /* The producer, one thread. */
@@ -102,7 +114,7 @@ template <class C> struct producer {
     const cta_context<C> &cta;
     tile_coord coord;
     int scale_blocks;
-    const uint8_t *sfa;
+    const uint8_t *sfa, *sfb;
 
     __device__ __forceinline__ producer(const sm90_schedule &s, const cta_context<C> &cta) : s(s), cta(cta) {}
 
@@ -110,11 +122,18 @@ template <class C> struct producer {
         coord = tile;
         scale_blocks = CEIL_DIV(min(C::MMA_TILE_M, s.mma_a.rows - tile.mma_m), SM90_ATOM_ROWS);
         sfa = s.mma_a.scale + tile.l * s.mma_a.scale_batch + tile.mma_m / SM90_ATOM_ROWS * s.mma_a.scale_pitch;
+        if constexpr (C::RAW_B)
+            sfb = s.mma_b_e2m1.scale + tile.l * s.mma_b_e2m1.scale_batch +
+                  tile.mma_n / SM90_ATOM_ROWS * s.mma_b_e2m1.scale_pitch;
+    }
+
+    /* Bytes of a stage's scales of 128 rows. */
+    __device__ __forceinline__ uint32_t scale_bytes(int32_t k) const {
+        return min(2, (cta.scales - k * 8 + 3) / 4) * SM90_ATOM_BYTES;
     }
 
     __device__ __forceinline__ void load_a(int32_t k, uint32_t stage_idx) const {
-        uint32_t stage = cta.stage(stage_idx), full = cta.full(stage_idx);
-        uint32_t bytes = min(2, (cta.scales - k * 8 + 3) / 4) * SM90_ATOM_BYTES; /* of 128 rows */
+        uint32_t stage = cta.stage(stage_idx), full = cta.full(stage_idx), bytes = scale_bytes(k);
         mbarrier_arrive_expect_tx(full,
                                   (C::DEQUANT_B_IN_KERNEL ? C::MMA_SFA_OFFSET - C::MMA_A_OFFSET : C::MMA_SFA_OFFSET) +
                                       scale_blocks * bytes);
@@ -126,6 +145,14 @@ template <class C> struct producer {
                 cp_async_bulk(stage + C::MMA_SFA_OFFSET + i * SM90_BLOCK_BYTES,
                               sfa + i * s.mma_a.scale_pitch + (int64_t)k * SM90_BLOCK_BYTES, bytes, full,
                               s.mma_a.cache_policy);
+    }
+
+    /* mma_b as e2m1, for the dequant warpgroup. */
+    __device__ __forceinline__ void load_raw_b(int32_t k, uint32_t stage_idx) const {
+        const uint32_t stage = cta.stage(stage_idx), raw = cta.raw(stage_idx), bytes = scale_bytes(k);
+        mbarrier_arrive_expect_tx(raw, SM90_RAW_BOX_ROWS(C::MMA_TILE_N, s.mma_b.rows) * (SM90_STAGE_K / 2) + bytes);
+        tma_load_3d<1>(stage, &s.mma_b.values, k * (SM90_STAGE_K / 2), coord.mma_n, coord.l, raw, s.mma_b.cache_policy);
+        cp_async_bulk(stage + C::RAW_SFB_OFFSET, sfb + (int64_t)k * SM90_BLOCK_BYTES, bytes, raw, s.mma_b.cache_policy);
     }
 
     __device__ __forceinline__ void load_b(int32_t k, uint32_t stage_idx) const {
@@ -141,12 +168,13 @@ template <class C> struct producer {
                                                 pipeline_state<C::STAGES> &state) const {
 #pragma unroll 1
         for (int32_t k = k_begin; k < k_end; k++, state.advance()) {
-            if (preloaded > 0) {
+            const bool have_a = preloaded > 0;
+            if (have_a)
                 preloaded--;
-            } else {
+            else
                 mbarrier_wait(cta.empty(state.index), state.phase ^ 1);
-                load_a(k, state.index);
-            }
+            if constexpr (C::RAW_B) load_raw_b(k, state.index); /* first, since it has to be dequantized */
+            if (!have_a) load_a(k, state.index);
             if constexpr (!C::DEQUANT_B_IN_KERNEL) load_b(k, state.index);
         }
     }
@@ -209,6 +237,46 @@ __device__ __forceinline__ void dequantize_b(const sm90_schedule &s, const cta_c
             mbarrier_arrive(cta.full(state.index));
             if (k + C::DEQUANT_WARPS < cta.k_end) rows.load(k + C::DEQUANT_WARPS);
             skip = C::DEQUANT_WARPS - 1;
+        }
+    }
+}
+
+/* A warp of the dequant warpgroup: of each stage the rows 8 index to 8 index + 7 of every 32 of mma_b, from e2m1 to
+ * fp16 in place. So all warps read before any writes. */
+template <class C>
+__device__ __forceinline__ void dequantize_raw(const sm90_schedule &s, const cta_context<C> &cta,
+                                               tile_scheduler<C> scheduler, int index) {
+    constexpr int UNITS = C::MMA_TILE_N / 32;
+    const int r = threadIdx.x % 32 / 4, t = threadIdx.x % 4, first = index * 8 + r;
+    const uint32_t tail_mask = cta.tail_mask(2 * t);
+    pipeline_state<C::STAGES> state;
+    for (; scheduler.more(); scheduler.advance()) {
+        const int row = scheduler.coord.mma_n + index * 8, units = CEIL_DIV(s.mma_b.rows - row, 32); /* with rows */
+        const uint32_t values = first * (SM90_STAGE_K / 2) + t * 16;
+        const uint32_t scales =
+            C::RAW_SFB_OFFSET + scale_offset(row % SM90_ATOM_ROWS + r) + t / 2 * SM90_ATOM_BYTES + t % 2 * 2;
+#pragma unroll 1
+        for (int32_t k = cta.k_begin; k < cta.k_end; k++, state.advance()) {
+            const uint32_t stage = cta.stage(state.index), mask = k == cta.k_tail ? tail_mask : 0x7F7F;
+            uint4 words[UNITS];
+            uint32_t two[UNITS]; /* scales */
+            mbarrier_wait(cta.raw(state.index), state.phase);
+#pragma unroll
+            for (int i = 0; i < UNITS; i++) { /* 32 rows further are 4 bytes further in a block of scales */
+                words[i] = ld_shared_v4(stage + values + i * (32 * SM90_STAGE_K / 2));
+                two[i] = ld_shared_u16(stage + scales + i * 4) & mask;
+            }
+            named_barrier_sync(1, 32 * C::DEQUANT_WARPS);
+#pragma unroll
+            for (int i = 0; i < UNITS; i++)
+                if (i < units) {
+                    const uint32_t to = stage + (i * 32 + first) * 128 + t * 4, pair = w4a16<C::TYPE>::scales(two[i]);
+                    store_dequantized<0>(to, r, words[i].x, words[i].y, pair);
+                    store_dequantized<1>(to + C::MMA_B_SPAN, r, words[i].z, words[i].w, pair);
+                }
+            fence_proxy_async();
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) mbarrier_arrive(cta.full(state.index));
         }
     }
 }
@@ -380,9 +448,10 @@ template <class C> __device__ __forceinline__ void prologue(const sm90_schedule 
     int warp = threadIdx.x / 32;
     if (warp == C::MATH_WARPS && elect_one()) {
         prefetch_tensormap(&s.mma_a.values);
-        if (!C::DEQUANT_B_IN_KERNEL) prefetch_tensormap(&s.mma_b.values);
+        if (C::RAW_B || !C::DEQUANT_B_IN_KERNEL) prefetch_tensormap(&s.mma_b.values);
         for (int i = 0; i < C::STAGES; i++) {
-            mbarrier_init(cta.full(i), 1 + (C::DEQUANT_B_IN_KERNEL ? 32 : 0));
+            mbarrier_init(cta.full(i), 1 + C::DEQUANT_ARRIVALS);
+            if (C::RAW_B) mbarrier_init(cta.raw(i), 1);
             mbarrier_init(cta.empty(i), 32 * C::MATH_WARPS);
         }
         mbarrier_init(cta.partials_full(), 1);
@@ -407,11 +476,16 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     std::conditional_t<C::STREAMK, streamk_scheduler<C>, tile_scheduler<C>> scheduler(s, cta);
     int warp = threadIdx.x / 32;
     if (warp >= C::MATH_WARPS) {
-        setmaxnreg_dec<C::PRODUCER_REGISTERS>();
-        int index = warp - C::MATH_WARPS - 1;
-        if (index < 0 && elect_one()) producer<C>(s, cta).run(scheduler);
-        if constexpr (C::DEQUANT_B_IN_KERNEL)
-            if (index >= 0) dequantize_b(s, cta, scheduler, index);
+        int index = warp - C::MATH_WARPS;
+        if (C::RAW_B && index >= 4) {
+            setmaxnreg_dec<C::RAW_REGISTERS>();
+            if constexpr (C::RAW_B) dequantize_raw(s, cta, scheduler, index - 4);
+        } else {
+            setmaxnreg_dec<C::PRODUCER_REGISTERS>();
+            if (index == 0 && elect_one()) producer<C>(s, cta).run(scheduler);
+            if constexpr (C::DEQUANT_B_IN_KERNEL && !C::RAW_B)
+                if (index > 0) dequantize_b(s, cta, scheduler, index - 1);
+        }
         __syncwarp();
         if (s.split_k > 1) barrier_cluster_wait();
         if (s.partials_in_stages) barrier_cluster_arrive_relaxed(), barrier_cluster_wait();

@@ -13,38 +13,45 @@
 #include "kernels/common/ceil_div.h"
 #include "kernels/sm90/prefill_config.h"
 
-/*    id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk, bf16 (wgmma in bf16 for bf16 A) */
+/* dequant_b: who dequantizes mma_b: 0 the pre-pass; 1 three warps that would be idle, from global memory; 2 a
+ * warpgroup, from the stages, to which TMA brings mma_b as e2m1. bf16: wgmma in bf16, for bf16 A. */
+/*    id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, dequant_b, streamk, bf16 */
 #define SM90_GEMM_CONFIGS(X)                                                                                           \
-    X(sm90_gemm_128x8, 2, 1, 8, 2, 10, 0, 0)                                                                           \
-    X(sm90_gemm_256x8, 4, 1, 8, 2, 8, 0, 0)                                                                            \
-    X(sm90_gemm_128x16, 2, 1, 16, 2, 10, 0, 0)                                                                         \
-    X(sm90_gemm_256x16, 4, 1, 16, 1, 8, 0, 0)                                                                          \
-    X(sm90_gemm_128x32, 2, 1, 32, 2, 8, 0, 0)                                                                          \
-    X(sm90_gemm_256x32, 4, 1, 32, 2, 6, 0, 0)                                                                          \
-    X(sm90_gemm_128x64, 2, 1, 64, 2, 6, 0, 0)                                                                          \
-    X(sm90_gemm_256x64, 4, 1, 64, 1, 5, 0, 0)                                                                          \
-    X(sm90_gemm_128x128, 2, 1, 128, 1, 4, 0, 0)                                                                        \
-    X(sm90_gemm_128x32_streamk, 2, 1, 32, 2, 8, 1, 0)                                                                  \
-    X(sm90_gemm_128x64_streamk, 2, 1, 64, 2, 6, 1, 0)                                                                  \
-    X(sm90_gemm_128x128_streamk, 2, 1, 128, 1, 4, 1, 0)                                                                \
-    X(sm90_gemm_bf16_128x32, 2, 1, 32, 2, 8, 0, 1)                                                                     \
-    X(sm90_gemm_bf16_256x32, 4, 1, 32, 2, 6, 0, 1)                                                                     \
-    X(sm90_gemm_bf16_128x64, 2, 1, 64, 2, 6, 0, 1)                                                                     \
-    X(sm90_gemm_bf16_256x64, 4, 1, 64, 1, 5, 0, 1)                                                                     \
-    X(sm90_gemm_bf16_128x128, 2, 1, 128, 1, 4, 0, 1)                                                                   \
-    X(sm90_gemm_bf16_128x32_streamk, 2, 1, 32, 2, 8, 1, 1)                                                             \
-    X(sm90_gemm_bf16_128x64_streamk, 2, 1, 64, 2, 6, 1, 1)                                                             \
-    X(sm90_gemm_bf16_128x128_streamk, 2, 1, 128, 1, 4, 1, 1)
+    X(sm90_gemm_128x8, 2, 1, 8, 2, 10, 1, 0, 0)                                                                        \
+    X(sm90_gemm_256x8, 4, 1, 8, 2, 8, 1, 0, 0)                                                                         \
+    X(sm90_gemm_128x16, 2, 1, 16, 2, 10, 1, 0, 0)                                                                      \
+    X(sm90_gemm_256x16, 4, 1, 16, 1, 8, 1, 0, 0)                                                                       \
+    X(sm90_gemm_128x32, 2, 1, 32, 2, 8, 0, 0, 0)                                                                       \
+    X(sm90_gemm_256x32, 4, 1, 32, 2, 6, 0, 0, 0)                                                                       \
+    X(sm90_gemm_128x64, 2, 1, 64, 2, 6, 0, 0, 0)                                                                       \
+    X(sm90_gemm_256x64, 4, 1, 64, 1, 5, 0, 0, 0)                                                                       \
+    X(sm90_gemm_128x128, 2, 1, 128, 1, 4, 0, 0, 0)                                                                     \
+    X(sm90_gemm_128x32_streamk, 2, 1, 32, 2, 8, 0, 1, 0)                                                               \
+    X(sm90_gemm_128x64_streamk, 2, 1, 64, 2, 6, 0, 1, 0)                                                               \
+    X(sm90_gemm_128x128_streamk, 2, 1, 128, 1, 4, 0, 1, 0)                                                             \
+    X(sm90_gemm_128x32_raw, 2, 1, 32, 2, 8, 2, 0, 0)                                                                   \
+    X(sm90_gemm_128x64_raw, 2, 1, 64, 2, 6, 2, 0, 0)                                                                   \
+    X(sm90_gemm_bf16_128x32, 2, 1, 32, 2, 8, 0, 0, 1)                                                                  \
+    X(sm90_gemm_bf16_256x32, 4, 1, 32, 2, 6, 0, 0, 1)                                                                  \
+    X(sm90_gemm_bf16_128x64, 2, 1, 64, 2, 6, 0, 0, 1)                                                                  \
+    X(sm90_gemm_bf16_256x64, 4, 1, 64, 1, 5, 0, 0, 1)                                                                  \
+    X(sm90_gemm_bf16_128x128, 2, 1, 128, 1, 4, 0, 0, 1)                                                                \
+    X(sm90_gemm_bf16_128x32_streamk, 2, 1, 32, 2, 8, 0, 1, 1)                                                          \
+    X(sm90_gemm_bf16_128x64_streamk, 2, 1, 64, 2, 6, 0, 1, 1)                                                          \
+    X(sm90_gemm_bf16_128x128_streamk, 2, 1, 128, 1, 4, 0, 1, 1)
 
 #define SM90_STAGE_K     128  /* values along K of a stage: 64 bytes of a row of mma_a, two 128-byte spans of mma_b */
 #define SM90_ATOM_BYTES  512  /* scales of 128 rows and 64 values along K */
 #define SM90_BLOCK_BYTES 1024 /* scales of 128 rows and 128 values along K */
 #define SM90_ATOM_ROWS   128
 
-/* Measured for at most 16 rows: back-to-back calls are 7 to 14 % faster than with the pre-pass (H200). */
-#define SM90_DEQUANT_B_IN_KERNEL(mma_tile_n)       ((mma_tile_n) <= 16)
+/* Up to 16 rows back-to-back calls are 7 to 14 % faster than with the pre-pass (H200). */
+#define SM90_DEQUANT_B_IN_KERNEL(dequant_b)        ((dequant_b) != 0)
+#define SM90_DEQUANT_FROM_STAGES(dequant_b)        ((dequant_b) == 2)
 #define SM90_MMA_TILE_M(math_warpgroups, wgmmas_m) ((math_warpgroups) * (wgmmas_m) * 64)
-#define SM90_THREADS(math_warpgroups)              (((math_warpgroups) + 1) * 128)
+#define SM90_THREADS(math_warpgroups, dequant_b)   (((math_warpgroups) + 1 + SM90_DEQUANT_FROM_STAGES(dequant_b)) * 128)
+/* Rows of mma_b that a stage's e2m1 values have: TMA takes some 10 clocks for each row past the end. */
+#define SM90_RAW_BOX_ROWS(mma_tile_n, rows) ((rows) < (mma_tile_n) ? CEIL_DIV(rows, 8) * 8 : (mma_tile_n))
 /* More of them delay the first mma_b loads after the pre-pass: 6 stages cost 0.3 to 1.5 us (H200, cold L2). */
 #define SM90_PRELOAD_STAGES 2
 /* A stage: mma_b fp16 (two spans of 64 along K), mma_a values, mma_a scales. */
@@ -55,10 +62,10 @@
     (SM90_MMA_B_BYTES(mma_tile_n) + SM90_MMA_A_BYTES(SM90_MMA_TILE_M(math_warpgroups, wgmmas_m)))
 /* Epilogue staging buffer of a warp: 16 columns of 16 rows, fp32. */
 #define SM90_EPILOGUE_STAGING_BYTES (16 * 16 * 4)
-/* Stages, an epilogue staging buffer for each math warp, mbarriers. */
+/* Stages, an epilogue staging buffer for each math warp, mbarriers: at most three a stage, and one. */
 #define SM90_SHARED_BYTES(math_warpgroups, wgmmas_m, mma_tile_n, stages)                                               \
     ((stages) * SM90_STAGE_BYTES(math_warpgroups, wgmmas_m, mma_tile_n) +                                              \
-     (math_warpgroups) * 4 * SM90_EPILOGUE_STAGING_BYTES + 16 * (stages) + 16)
+     (math_warpgroups) * 4 * SM90_EPILOGUE_STAGING_BYTES + CEIL_DIV(24 * (stages) + 8, 16) * 16)
 /* split-K partials that a CTA receives, fp32 accumulators. They follow the mbarriers, as additional dynamic shared
  * memory, or in the stages (partials_in_stages), which takes a cluster barrier. */
 #define SM90_PARTIALS_BYTES(math_warpgroups, wgmmas_m, mma_tile_n, split_k)                                            \
@@ -66,10 +73,10 @@
 #define SM90_PARTIALS_ROOM(math_warpgroups, wgmmas_m, mma_tile_n, stages)                                              \
     ((stages) * SM90_STAGE_BYTES(math_warpgroups, wgmmas_m, mma_tile_n))
 /* How an instantiation is loaded: its kernel_entry, for the host. */
-#define SM90_GEMM_ENTRY(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, ...)                           \
+#define SM90_GEMM_ENTRY(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, dequant_b, ...)                \
     {.name = "nvfp4_" #id,                                                                                             \
      .fatbin = "sm90_gemm",                                                                                            \
-     .threads = SM90_THREADS(math_warpgroups),                                                                         \
+     .threads = SM90_THREADS(math_warpgroups, dequant_b),                                                              \
      .shared_bytes = SM90_SHARED_BYTES(math_warpgroups, wgmmas_m, mma_tile_n, stages),                                 \
      .more_shared = 1,                                                                                                 \
      .pdl = 1},
@@ -88,9 +95,10 @@ typedef struct sm90_mma_a_operand {
     int32_t padding_;
 } sm90_mma_a_operand;
 
-/* fp16 in the workspace; with SM90_DEQUANT_B_IN_KERNEL only `rows` is set. */
+/* fp16 in the workspace, or dequantized in the kernel: dequant_b 1 needs `rows` alone. */
 typedef struct sm90_mma_b_operand {
-    tensor_map values; /* fp16 {128 ceil(K/128), rows of whole tiles, L}, box {64, mma_tile_n, 1}, 128-byte swizzle */
+    tensor_map values; /* fp16 {128 ceil(K/128), rows of whole tiles, L}, box {64, mma_tile_n, 1}, 128-byte swizzle;
+                          dequant_b 2: uint8 {K/2, rows, L}, box {64, SM90_RAW_BOX_ROWS, 1}, no swizzle */
     uint64_t cache_policy;
     int32_t rows;
     int32_t shared; /* 1: one matrix for all batches */

@@ -10,7 +10,7 @@ typedef struct gemm_config {
     int32_t shared_bytes;
     int32_t partials_room; /* for partial sums in place of the stages */
     int32_t math_warpgroups, wgmmas_m;
-    int32_t dequant_b_in_kernel; /* no pre-pass */
+    int32_t dequant_b; /* 0: by the pre-pass */
     int32_t streamk;
     const char *reasons[2][2]; /* by swap_ab, by whether K is split */
 } gemm_config;
@@ -18,18 +18,20 @@ typedef struct gemm_config {
 #define A_REGISTERS "A is decoded in registers, B "
 #define B_REGISTERS "B is decoded in registers, A "
 #define IN_KERNEL   "in the same kernel by warps that would be idle"
+#define IN_STAGES   "in the same kernel by a warpgroup of its own: no launch before it"
 #define PRE_PASS    "dequantized to fp16 by a pre-pass"
 #define NARROW      ", all of whose rows are in one narrow tile: each byte is loaded once"
 #define TALL        ", in tiles of 256 rows of the former: each fp16 value is loaded for more products"
 #define SQUARE      ", in tiles of 128 rows: more SMs have work"
 #define SPLIT       "; split along K over a cluster so that more SMs load"
 #define STREAMK     "; stream-K: CTAs without a tile compute the beginning of K for those that have one"
-#define REASON(registers, split, mma_tile_m, mma_tile_n, streamk)                                                      \
-    ((streamk)                              ? registers PRE_PASS split STREAMK                                         \
-     : SM90_DEQUANT_B_IN_KERNEL(mma_tile_n) ? registers IN_KERNEL NARROW split                                         \
-     : (mma_tile_n) <= 32                   ? registers PRE_PASS NARROW split                                          \
-     : (mma_tile_m) > 128                   ? registers PRE_PASS TALL split                                            \
-                                            : registers PRE_PASS SQUARE split)
+#define REASON(registers, split, mma_tile_m, mma_tile_n, dequant_b, streamk)                                           \
+    ((streamk)                             ? registers PRE_PASS split STREAMK                                          \
+     : SM90_DEQUANT_FROM_STAGES(dequant_b) ? registers IN_STAGES split                                                 \
+     : (dequant_b) == 1                    ? registers IN_KERNEL NARROW split                                          \
+     : (mma_tile_n) <= 32                  ? registers PRE_PASS NARROW split                                           \
+     : (mma_tile_m) > 128                  ? registers PRE_PASS TALL split                                             \
+                                           : registers PRE_PASS SQUARE split)
 
 enum {
     MAX_CLUSTER = 8,         /* CTAs, of a portable cluster */
@@ -39,7 +41,7 @@ enum {
 };
 
 static const gemm_config configs[] = {
-#define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk, bf16)                               \
+#define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, dequant_b, streamk, bf16)                    \
     {KERNEL_##id,                                                                                                      \
      (bf16) ? NVFP4_BF16 : NVFP4_FP16,                                                                                 \
      SM90_MMA_TILE_M(math_warpgroups, wgmmas_m),                                                                       \
@@ -49,17 +51,17 @@ static const gemm_config configs[] = {
      SM90_PARTIALS_ROOM(math_warpgroups, wgmmas_m, mma_tile_n, stages),                                                \
      math_warpgroups,                                                                                                  \
      wgmmas_m,                                                                                                         \
-     SM90_DEQUANT_B_IN_KERNEL(mma_tile_n),                                                                             \
+     dequant_b,                                                                                                        \
      streamk,                                                                                                          \
-     {{REASON(A_REGISTERS, "", SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, streamk),                       \
-       REASON(A_REGISTERS, SPLIT, SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, streamk)},                   \
-      {REASON(B_REGISTERS, "", SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, streamk),                       \
-       REASON(B_REGISTERS, SPLIT, SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, streamk)}}},
+     {{REASON(A_REGISTERS, "", SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, dequant_b, streamk),            \
+       REASON(A_REGISTERS, SPLIT, SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, dequant_b, streamk)},        \
+      {REASON(B_REGISTERS, "", SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, dequant_b, streamk),            \
+       REASON(B_REGISTERS, SPLIT, SM90_MMA_TILE_M(math_warpgroups, wgmmas_m), mma_tile_n, dequant_b, streamk)}}},
     SM90_GEMM_CONFIGS(X)
 #undef X
 };
 enum { CONFIGS = sizeof configs / sizeof *configs, OTHER_CANDIDATES = 8 /* gemv: 2, prefill: 4, units: 2 */ };
-#define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk, bf16) +!(bf16)
+#define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, dequant_b, streamk, bf16) +!(bf16)
 _Static_assert((0 SM90_GEMM_CONFIGS(X)) * 2 * MAX_CLUSTER + OTHER_CANDIDATES <= FAMILY_MAX_CANDIDATES,
                "room for all of fp16, which are more");
 #undef X
@@ -74,7 +76,7 @@ typedef struct IS_TILING gemm_tiling {
 
 /* Whether the kernel multiplies this type of A: 16-bit A is mma_b, and the pre-pass puts it into order. */
 static int takes_type(const gemm_config *config, const gemm_traits *t) {
-    return config->type == sm90_wgmma_type(t) && (t->a_type == VALUES_E2M1 || !config->dequant_b_in_kernel);
+    return config->type == sm90_wgmma_type(t) && (t->a_type == VALUES_E2M1 || !config->dequant_b);
 }
 
 /* Whether a smaller tile holds all of mma_a, or all of mma_b, as well: the rows between would be computed for nothing.
@@ -84,8 +86,7 @@ static int is_too_large(const gemm_config *config, const gemm_traits *t, int64_t
     for (size_t i = 0; i < CONFIGS; i++) {
         const gemm_config *other = &configs[i];
         if (!takes_type(other, t)) continue;
-        const int alike =
-            other->dequant_b_in_kernel ? config->dequant_b_in_kernel : other->mma_tile_m == config->mma_tile_m;
+        const int alike = other->dequant_b ? config->dequant_b : other->mma_tile_m == config->mma_tile_m;
         if (alike && mma_n <= other->mma_tile_n && other->mma_tile_n < config->mma_tile_n) return 1;
         if (other->mma_tile_n == config->mma_tile_n && mma_m <= other->mma_tile_m &&
             other->mma_tile_m < config->mma_tile_m)
@@ -116,7 +117,7 @@ static sm90_model_input model_input(const device_props *props, const gemm_traits
         .warps = 4 * config->math_warpgroups,
         .split_k = split_k,
         .partials_bytes = partials_bytes(config, split_k),
-        .dequant_b_in_kernel = config->dequant_b_in_kernel,
+        .dequant_b = config->dequant_b,
         .dequant_batches = dequant_batches,
         .output_bytes = t->output_bytes,
         .partial_tile_bytes = partial_tile_bytes(config),
@@ -127,7 +128,7 @@ static sm90_model_input model_input(const device_props *props, const gemm_traits
 static int takes_operands(const gemm_config *config, const gemm_traits *t, int32_t swap_ab, sm90_operand_size *mma_b) {
     if (t->scale_layout != NVFP4_128X4 || !t->tma_values || !takes_type(config, t)) return 0;
     if (t->a_type != VALUES_E2M1 && !swap_ab) return 0;
-    if (!config->dequant_b_in_kernel) return sm90_fp16_operand(t, !swap_ab, config->mma_tile_n, mma_b);
+    if (!config->dequant_b) return sm90_fp16_operand(t, !swap_ab, config->mma_tile_n, mma_b);
     *mma_b = sm90_e2m1_operand(t, !swap_ab);
     return 1;
 }
@@ -182,11 +183,12 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
                         const gemm_config *config, int32_t swap_ab, int32_t split_k, gemm_candidate *out) {
     gemm_tiling tiling = {.k_stages = (int32_t)ceil_div(t->k, SM90_STAGE_K)};
     if (!takes_operands(config, t, swap_ab, &tiling.mma_b)) return 0;
-    const int64_t dequant_batches = config->dequant_b_in_kernel ? 0 : tiling.mma_b.batches;
+    const int64_t dequant_batches = config->dequant_b ? 0 : tiling.mma_b.batches;
     sm90_model_input in = model_input(props, t, config, swap_ab, split_k, dequant_batches);
     if (!tile(model, props, t, config, &in, &tiling)) return 0;
     const double loss = config->type == NVFP4_BF16 ? model->bf16_loss : 1.0;
-    const double time = loss * sm90_gemm_time_us(model, &in);
+    const double graph_us = config->streamk && t->a_type == VALUES_E2M1 ? model->streamk_graph_us : 0.0;
+    const double time = loss * sm90_gemm_time_us(model, &in) + graph_us;
     if (!(time < INFINITY)) return 0;
     const int64_t streamk_bytes =
         config->streamk ? partial_tiles_bytes(config, &tiling, split_k) + flags_bytes(&tiling, split_k) : 0;
@@ -292,9 +294,12 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     if (p->k == 0) return;
     const tensor_layout values = values_layout(p, mma_a_is_b, p->l, SM90_STAGE_K / 2, config->mma_tile_m, 0);
     add_tensor_map(out, &values, &s->mma_a.values);
-    if (config->dequant_b_in_kernel) return;
-    const tensor_layout fp16 = sm90_fp16_layout(p, !mma_a_is_b, mma_b_fp16, mma_b, config->mma_tile_n);
-    add_tensor_map(out, &fp16, &s->mma_b.values);
+    if (config->dequant_b && !SM90_DEQUANT_FROM_STAGES(config->dequant_b)) return;
+    const tensor_layout mma_b_values = SM90_DEQUANT_FROM_STAGES(config->dequant_b)
+                                           ? values_layout(p, !mma_a_is_b, p->l, SM90_STAGE_K / 2,
+                                                           SM90_RAW_BOX_ROWS(config->mma_tile_n, mma_b->rows), 0)
+                                           : sm90_fp16_layout(p, !mma_a_is_b, mma_b_fp16, mma_b, config->mma_tile_n);
+    add_tensor_map(out, &mma_b_values, &s->mma_b.values);
 }
 
 const sm90_kind sm90_gemm_kind = {

@@ -112,20 +112,25 @@ template <class C> struct grouped_cta {
     }
 };
 
+__device__ __forceinline__ int32_t first_column(const grouped_tile &tile) {
+    return tile.column * TILE_N;
+}
+
 /* ---- operands ---- */
 
 /* One thread: the stages of a tile's B. */
 template <class C>
 __device__ __forceinline__ void load_b(const gemm_problem &g, const sm90_grouped_schedule &s, const grouped_cta<C> &cta,
                                        const grouped_tile &tile, pipeline_state<C::STAGES> &state) {
-    const uint8_t *scales = g.sfb + tile.l * g.sfb_batch + tile.n / SM90_ATOM_ROWS * g.sfb_pitch;
+    const uint8_t *scales = g.sfb + tile.l * g.sfb_batch + first_column(tile) / SM90_ATOM_ROWS * g.sfb_pitch;
 #pragma unroll 1
     for (int32_t k = 0; k < cta.k_end; k++, state.advance()) {
         const uint32_t stage = cta.stage(state.index), full = cta.full(state.index);
         const uint32_t bytes = min(2, (cta.scales - k * 8 + 3) / 4) * SM90_ATOM_BYTES; /* of scales */
         mbarrier_wait(cta.empty(state.index), state.phase ^ 1);
         mbarrier_arrive_expect_tx(full, C::MMA_SFA_OFFSET - C::MMA_A_OFFSET + bytes);
-        tma_load_3d<1>(stage + C::MMA_A_OFFSET, &s.b, k * (SM90_STAGE_K / 2), tile.n, tile.l, full, s.b_cache_policy);
+        tma_load_3d<1>(stage + C::MMA_A_OFFSET, &s.b, k * (SM90_STAGE_K / 2), first_column(tile), tile.l, full,
+                       s.b_cache_policy);
         cp_async_bulk(stage + C::MMA_SFA_OFFSET, scales + (int64_t)k * SM90_BLOCK_BYTES, bytes, full, s.b_cache_policy);
     }
 }
@@ -206,7 +211,7 @@ template <class C> struct a_rows {
 /* Whether the result is one alpha times the sums, in 16 bits, with rows aligned to 8 bytes, and the tile does not pass
  * the last column. */
 __device__ __forceinline__ bool is_plain(const gemm_problem &g, const grouped_tile &tile) {
-    return !g.bias && !(g.alpha && g.alpha_stride) && g.out_type != NVFP4_FP32 && tile.n + TILE_N <= g.n &&
+    return !g.bias && !(g.alpha && g.alpha_stride) && g.out_type != NVFP4_FP32 && first_column(tile) + TILE_N <= g.n &&
            ((uint64_t)g.out | g.out_pitch | g.out_batch) % 8 == 0;
 }
 
@@ -218,7 +223,7 @@ __device__ __forceinline__ void epilogue_plain(const gemm_problem &g, const grou
     const float alpha = !g.alpha ? g.alpha_value : g.alpha[g.by_batch & ALPHA_BY_BATCH ? tile.l : 0];
     const int64_t eight_rows = 8 * g.out_pitch;
     char *out = (char *)g.out + (tile.row + row) * g.out_pitch + tile.part * g.out_batch +
-                (tile.n + warp * 16 + two_groups_column()) * 2;
+                (first_column(tile) + warp * 16 + two_groups_column()) * 2;
 #pragma unroll
     for (int group = 0; group < C::COLUMN_GROUPS; group++, out += eight_rows) {
         const uint2 bits = ld_shared_v2(factors + (group * 8 + lane % 4 * 2) * 4);
@@ -241,7 +246,7 @@ template <class C>
 __device__ __forceinline__ void epilogue_any(const gemm_problem &g, const grouped_tile &tile, uint32_t factors,
                                              float *staging, const float (&acc)[C::MMA_TILE_N / 2]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4;
-    const int64_t n = tile.n + warp * 16 + lane % 4 * 4;
+    const int64_t n = first_column(tile) + warp * 16 + lane % 4 * 4;
     four_column_epilogue columns(g, n);
     take_batch(columns, g, tile.l);
     float4 *own = (float4 *)staging + lane;
@@ -300,7 +305,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
     fill_group_table<SM90_GROUPED_THREADS>(table, p, C::MMA_TILE_N,
                                            *(group_table_scratch<SM90_GROUPED_THREADS> *)(shared + C::STAGING_OFFSET));
 
-    grouped_tiles tiles(table, p, s);
+    grouped_tiles tiles(table, p, s.tiles_n, blockIdx.x, gridDim.x);
     grouped_tile tile;
     const int warp = threadIdx.x / 32;
     pipeline_state<SM90_GROUPED_TILES_AHEAD> factors;

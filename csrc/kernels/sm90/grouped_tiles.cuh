@@ -1,4 +1,5 @@
-/* The tiles of a product of groups in sm90/grouped.cu, from the ends of the groups, which are on the device.
+/* The tiles of a product of groups in sm90/grouped.cu and grouped_units.cu, from the ends of the groups, which are on
+ * the device.
  *
  * Tiles are numbered in the order of groups; of a group, first along its rows, then along the columns, part by part. So
  * tiles that share columns of a matrix run at the same time, and it comes from memory once. */
@@ -47,23 +48,24 @@ __device__ __forceinline__ void fill_group_table(group_table &table, const group
     __syncthreads();
 }
 
-/* A tile: rows row .. row + rows - 1 of the result, in the order of groups, by columns n .. of a part. */
+/* A tile: rows row .. row + rows - 1 of the result, in the order of groups, by one of the tiles_n ranges of columns of
+ * a part. */
 struct grouped_tile {
     int32_t l; /* the matrix: group * parts + part */
-    int32_t part, n;
+    int32_t part, column;
     int32_t row, rows;
 };
 
-/* The tiles of this CTA, one after the other. The calls of a warp are converged. */
+/* Tiles first, first + step, ... The calls of a warp are converged. */
 struct grouped_tiles {
     const group_table &table;
     const grouped_problem &p;
-    uint32_t tiles_n, number, all;
+    uint32_t tiles_n, number, step, all;
 
-    __device__ __forceinline__ grouped_tiles(const group_table &table, const grouped_problem &p,
-                                             const sm90_grouped_schedule &s)
-        : table(table), p(p), tiles_n((uint32_t)s.tiles_n), number(blockIdx.x),
-          all((uint32_t)table.tiles[p.groups] * tiles_n * (uint32_t)p.parts) {}
+    __device__ __forceinline__ grouped_tiles(const group_table &table, const grouped_problem &p, int32_t tiles_n,
+                                             uint32_t first, uint32_t step)
+        : table(table), p(p), tiles_n((uint32_t)tiles_n), number(first), step(step),
+          all((uint32_t)table.tiles[p.groups] * (uint32_t)tiles_n * (uint32_t)p.parts) {}
 
     /* The next tile, of at most tile_rows rows; false if there is none. */
     __device__ __forceinline__ bool next(grouped_tile &tile, int32_t tile_rows) {
@@ -75,10 +77,10 @@ struct grouped_tiles {
         const int32_t index = (int32_t)(in_group % (uint32_t)along);
         tile.part = (int32_t)(column / tiles_n);
         tile.l = group * p.parts + tile.part;
-        tile.n = (int32_t)(column % tiles_n) * SM90_GROUPED_TILE_N;
+        tile.column = (int32_t)(column % tiles_n);
         tile.row = table.rows[group] + index * tile_rows;
         tile.rows = min(tile_rows, table.rows[group + 1] - tile.row);
-        number += gridDim.x;
+        number += step;
         return true;
     }
 

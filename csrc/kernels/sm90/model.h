@@ -36,6 +36,10 @@
     X(decode_16, 29.29)         /* values a clock that 16 warps of an SM decode */                                     \
     X(in_kernel_us, 0.9526)     /* added to fixed_us where mma_b is dequantized in the kernel */                       \
     X(in_kernel_per_clk, 3.169) /* values of mma_b a clock that the warps which dequantize it in the kernel decode */  \
+    /* The _raw kernels beside those with the pre-pass, in CUDA graphs on an H100, M = 17 to 64 of nine (N, K): the    \
+     * difference is off by 0.7 us (rms), with 64 rows and long K by 3 */                                              \
+    X(raw_32_clk, 230.0)        /* clocks that a stage takes longer where a warpgroup dequantizes mma_b, of 32 rows */ \
+    X(raw_64_clk, 470.0)        /* of 64 */                                                                            \
     X(hidden_mma, 0.4557)       /* share of wgmma's clocks that longer decoding does not hide */                       \
     X(hidden_decode, 0.2221)    /* share of decoding's clocks that longer wgmma does not hide */                       \
     X(ingress_b_clk, 56.0)      /* bytes a clock to one SM; more than any measured plan took */                        \
@@ -51,6 +55,7 @@
     X(unaligned_split, 0.97) /* an unaligned split must be at least so much faster (sm90_distribute) */                \
     X(worker_us, 1.598)      /* time from a worker's last stage until its sums are visible */                          \
     X(streamk_us, 1.07)      /* added to fixed_us */                                                                   \
+    X(streamk_graph_us, 0.5) /* and with an NVFP4 A, for CUDA graphs: single calls do not need it (sm90_gemm.csv) */   \
     /* dequant.cu */                                                                                                   \
     X(dequant_us, 1.913) /* a launch before another */                                                                 \
     X(bf16_loss, 1.06)   /* times as long with bf16 A: median of 1,866 calls beside the same in fp16 */                \
@@ -84,7 +89,22 @@
     X(grouped_mma_clocks, 1.286)    /* times as many as wgmma's rate says: the clock under load is lower */            \
     X(grouped_hidden_mma, 0.67)     /* share of wgmma's clocks that longer dequantizing does not hide */               \
     X(grouped_hidden_decode, 0.576) /* share of dequantizing's clocks that longer wgmma does not hide */               \
-    X(grouped_tile_clocks, 1740.0)  /* start and end of a tile */
+    X(grouped_tile_clocks, 1740.0)  /* start and end of a tile */                                                      \
+    /* grouped_units.cu: 424 products of experts with bf16 A, by any tiling, in CUDA graphs on an H100: off by 7 %     \
+     * (rms); the tilings that are chosen take 1.7 % longer than the best ones */                                      \
+    X(group_units_fixed_us, 8.96)        /* the kernel's own fixed_us */                                               \
+    X(group_units_tile_clocks, 2031.0)   /* of a team: start and end of a tile */                                      \
+    X(group_units_step_clocks, 436.0)    /* of a warp: A of a step */                                                  \
+    X(group_units_pair_clocks, 492.0)    /* a step of a pair, with 8 rows of A, where all warps work */                \
+    X(group_units_pair16_clocks, 2500.0) /* the same with 16 rows */                                                   \
+    X(group_units_dram, 0.945)           /* share of dram_tb_s with which B is read */                                 \
+    X(group_units_again, 0.9)            /* share of that time to read B again for further rows of a group */          \
+    X(group_units_hidden, 0.259)         /* share of the shorter of memory and warps that the longer does not hide */  \
+    X(group_units_teams8, 1.113)         /* factor of the time with 8 teams a CTA; this and the next three rank teams, \
+                                          * and layers have corrected the fit */                                       \
+    X(group_units_teams4, 0.975)         /* with 4 */                                                                  \
+    X(group_units_teams2, 0.95)          /* with 2 */                                                                  \
+    X(group_units_teams1, 1.0)           /* with 1 */
 
 typedef struct sm90_model {
 #define X(name, value) double name;
@@ -116,14 +136,14 @@ typedef struct sm90_model_input {
     int64_t mma_m, mma_n, k, l; /* rows of mma_a and of mma_b (sm90/gemm_config.h); at least 1 */
     int32_t sm_count;
     int32_t mma_tile_m, mma_tile_n;
-    int32_t stage_k;             /* values along K of a stage */
-    int32_t warps;               /* that decode */
-    int32_t split_k;             /* 1 to 8; at most ceil(k / stage_k) */
-    int32_t partials_bytes;      /* of partial sums that a CTA receives */
-    int32_t dequant_b_in_kernel; /* mma_b is decoded in the kernel */
-    int64_t dequant_batches;     /* of mma_b: l, or 1 where one serves all; 0 where there is no pre-pass */
-    int32_t output_bytes;        /* of an element */
-    int32_t partial_tile_bytes;  /* that a worker stores for a tile */
+    int32_t stage_k;            /* values along K of a stage */
+    int32_t warps;              /* that decode */
+    int32_t split_k;            /* 1 to 8; at most ceil(k / stage_k) */
+    int32_t partials_bytes;     /* of partial sums that a CTA receives */
+    int32_t dequant_b;          /* who decodes mma_b (gemm_config.h); 0: the pre-pass */
+    int64_t dequant_batches;    /* of mma_b: l, or 1 where one serves all; 0 where there is no pre-pass */
+    int32_t output_bytes;       /* of an element */
+    int32_t partial_tile_bytes; /* that a worker stores for a tile */
     sm90_streamk_split streamk;
 } sm90_model_input;
 
@@ -166,20 +186,23 @@ static inline double sm90_exchange_time_us(const sm90_model *m, int32_t split_k,
 
 /* Bytes of a value of mma_b on its way to the SM. */
 static inline double sm90_mma_b_value_bytes(const sm90_model_input *in) {
-    return in->dequant_b_in_kernel ? SM90_RAW_BYTES : SM90_FP16_BYTES;
+    return in->dequant_b ? SM90_RAW_BYTES : SM90_FP16_BYTES;
 }
 
 /* A stage in gemm.cu. wgmma takes steps of 16 along K, each mma_tile_n / 2 clocks for 64 rows of mma_a. */
 static inline double sm90_stage_us(const sm90_model *m, const sm90_model_input *in) {
     const double tensor = in->mma_tile_m / 64 * (in->stage_k / 16) * (in->mma_tile_n / 2.0);
     const double mma_a = in->mma_tile_m * in->stage_k / (in->warps <= 8 ? m->decode_8 : m->decode_16);
-    const double mma_b = in->dequant_b_in_kernel ? in->mma_tile_n * in->stage_k / m->in_kernel_per_clk : 0.0;
+    const double mma_b = in->dequant_b == 1 ? in->mma_tile_n * in->stage_k / m->in_kernel_per_clk : 0.0;
     const double decode = overlapped(mma_a, mma_b, m->overlap);
     const double both = tensor < decode ? decode + m->hidden_mma * tensor : tensor + m->hidden_decode * decode;
     const double rows_a = (double)min_int(in->mma_m, in->mma_tile_m);
     const double rows_b = (double)min_int(in->mma_n, in->mma_tile_n);
     const double arriving = (rows_a * SM90_RAW_BYTES + rows_b * sm90_mma_b_value_bytes(in)) * in->stage_k;
-    return sm90_clocks_us(m, max_double(both, arriving / m->ingress_b_clk));
+    const double raw = !SM90_DEQUANT_FROM_STAGES(in->dequant_b) ? 0.0
+                       : in->mma_tile_n <= 32                   ? m->raw_32_clk
+                                                                : m->raw_64_clk;
+    return sm90_clocks_us(m, max_double(both + raw, arriving / m->ingress_b_clk));
 }
 
 static inline int64_t sm90_tiles(const sm90_model_input *in) {
@@ -297,7 +320,7 @@ static inline double sm90_gemm_time_us(const sm90_model *m, const sm90_model_inp
     const double from_l2 = l * (bytes_a * (double)tiles_n + bytes_b * (double)tiles_m);
     const double memory = max_double(sm90_memory_us(m, dram, rows_at_once), from_l2 / m->l2_tb_s * 1e-6);
     const double values = (double)in->dequant_batches * (double)in->mma_n * k;
-    const double fixed = m->fixed_us + (in->dequant_b_in_kernel ? m->in_kernel_us : 0.0) +
+    const double fixed = m->fixed_us + (in->dequant_b == 1 ? m->in_kernel_us : 0.0) +
                          (in->streamk.worker_clusters ? m->streamk_us : 0.0);
     return fixed + sm90_dequant_time_us(m, values) + overlapped(busy, memory, m->overlap);
 }

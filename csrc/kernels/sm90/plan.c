@@ -2,6 +2,7 @@
 #include "kernels/sm90/plan.h"
 
 #include "common/error.h"
+#include "plan/reject.h"
 
 static const kernel_entry kernels[SM90_KERNELS] = {
 #define X(kind, configs, entry) configs(entry)
@@ -85,20 +86,9 @@ static int32_t with_quantizer(const device_props *props, const quantize_gemm_pro
     return 1;
 }
 
-/* NVFP4_OK: the GPU has enough shared memory. */
+/* gemm's kernels need less shared memory than those of other kinds. */
 static nvfp4_status reject_memory(const device_props *props) {
-    int32_t least = INT32_MAX;
-    for (int32_t kernel = 0; kernel < kinds[0].kernels; kernel++) /* of gemm: those of other kinds need more, or none */
-        if (kernels[kernel].shared_bytes < least) least = kernels[kernel].shared_bytes;
-    if (least <= props->shared_per_block) return NVFP4_OK;
-    return fail(NVFP4_UNSUPPORTED, "the sm90 kernels need %d bytes of shared memory or more; the GPU has %d a CTA",
-                least, props->shared_per_block);
-}
-
-static nvfp4_status reject_tiles(const gemm_traits *t) {
-    return fail(NVFP4_UNSUPPORTED,
-                "the product of M = %lld, N = %lld, L = %lld has more tiles than the sm90 kernels count, which is %d",
-                (long long)t->m, (long long)t->n, (long long)t->l, INT32_MAX);
+    return reject_shared_memory("sm90", kernels, kinds[0].kernels, props);
 }
 
 static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
@@ -117,7 +107,7 @@ static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
             "the product of M = %lld, N = %lld, K = %lld, L = %lld needs a workspace beyond the %lld bytes that "
             "the sm90 kernels reach; must be smaller, or backend sm80",
             (long long)t->m, (long long)t->n, (long long)t->k, (long long)t->l, (long long)TENSOR_STRIDE_END);
-    return reject_tiles(t);
+    return reject_tiles("sm90", t);
 }
 
 static nvfp4_status reject_nn(const device_props *props, const gemm_traits *t) {
@@ -129,7 +119,7 @@ static nvfp4_status reject_nn(const device_props *props, const gemm_traits *t) {
                           ", which the sm90 kernels take with 128x4 scales and rows and batches of a and b on "
                           "16 bytes alone"),
                          (WORD_MUST_TRANSPOSE ", or the backend must be sm80"));
-    return reject_tiles(t);
+    return reject_tiles("sm90", t);
 }
 
 static nvfp4_status reject_grouped(const device_props *props, const gemm_traits *t) {
@@ -140,7 +130,7 @@ static nvfp4_status reject_grouped(const device_props *props, const gemm_traits 
                          ("has linear scales, or rows of a or b lie otherwise than on 16 bytes, which the sm90 kernels "
                           "of groups do not take"),
                          ("must have 128x4 scales, or the backend must be sm80"));
-    return reject_tiles(t);
+    return reject_tiles("sm90", t);
 }
 
 /* Each planner asks the kinds of its operation. */

@@ -7,6 +7,7 @@
 #include "kernels/sm90/gemm_config.h"
 #include "kernels/sm90/gemv_config.h"
 #include "kernels/sm90/grouped_config.h"
+#include "kernels/sm90/grouped_units_config.h"
 #include "kernels/sm90/model.h"
 #include "kernels/sm90/nn_config.h"
 #include "kernels/sm90/prefill_config.h"
@@ -23,6 +24,7 @@
     X(prefill, SM90_PREFILL_CONFIGS, SM90_PREFILL_ENTRY)                                                               \
     X(units, SM90_UNITS_CONFIGS, SM90_UNITS_ENTRY)                                                                     \
     X(nn, SM90_NN_CONFIGS, SM90_NN_ENTRY)                                                                              \
+    X(grouped_units, SM90_GROUPED_UNITS_CONFIGS, SM90_GROUPED_UNITS_ENTRY)                                             \
     X(grouped, SM90_GROUPED_CONFIGS, SM90_GROUPED_ENTRY)                                                               \
     X(gemv_quantize, SM90_GEMV_QUANTIZE_CONFIGS, SM90_GEMV_ENTRY)
 
@@ -96,6 +98,10 @@ int64_t sm90_workspace_bytes(int64_t dequantized, int64_t more);
 sm90_dequant_schedule *sm90_add_dequant(const gemm_problem *problem, int mma_b_is_b, const sm90_operand_size *mma_b,
                                         const sm90_operand_size *mma_a, void *workspace, launch_plan *out,
                                         uint8_t **mma_b_fp16, uint8_t **behind);
+
+/* Tensor maps of B for sm90/units.cuh, as sm90_units_schedule has them; no map of lone units if `units` is NULL. */
+void sm90_units_maps(const gemm_problem *problem, launch_plan *out, tensor_map *pairs, tensor_map *units,
+                     tensor_map *tail, tensor_map *scales);
 
 /* A dequantized operand: fp16 {K rounded up, rows, batches}. */
 tensor_layout sm90_fp16_layout(const gemm_problem *problem, int is_b, const void *data, const sm90_operand_size *size,

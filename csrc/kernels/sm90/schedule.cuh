@@ -49,6 +49,7 @@ template <class C> struct cta_context {
     __device__ __forceinline__ uint32_t empty(uint32_t stage_idx) const {
         return base + C::EMPTY_OFFSET + 8 * stage_idx;
     }
+    __device__ __forceinline__ uint32_t raw(uint32_t stage_idx) const { return base + C::RAW_OFFSET + 8 * stage_idx; }
     __device__ __forceinline__ uint32_t partials_full() const { return base + C::PARTIALS_FULL_OFFSET; }
 
     /* Mask of two bytes, scales i and i + 1 of a row in stage k_tail: zero past the end of K, else the magnitude bits

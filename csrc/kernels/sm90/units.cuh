@@ -238,7 +238,10 @@ template <class C> struct units_loader {
     __device__ __forceinline__ units_loader(const units_work &work, uint32_t shared, int warp)
         : work(work), to(shared, warp), b(work, warp), a(b), a_behind(b.exists()) {
         if (!elect_one()) return;
-        for (int i = 0; i < C::BARRIERS; i++) mbarrier_init(to.full + i * 8, 1);
+        for (int i = 0; i < C::BARRIERS; i++) {
+            const uint32_t barrier = to.full + i * 8;
+            mbarrier_init(barrier, barrier >= to.a_empty ? 32 : 1);
+        }
         fence_mbarrier_init();
     }
 
@@ -322,7 +325,9 @@ __device__ __forceinline__ void units_pass(const units_work &work, const units_p
         mbarrier_wait(stages.a_full + a_stage.index * 8, a_stage.phase);
         units_fragments<C>(shared + C::A_OFFSET + of_a * C::A_BYTES,
                            shared + C::A_SCALES_OFFSET + of_a * C::A_SCALES_BYTES, mask, a);
-        units_release(stages.a_empty + a_stage.index * 8);
+        /* Every lane arrives: racecheck follows the bulk copies of A's scales, and takes no order from a warp barrier
+         * before the arrival of one lane. */
+        mbarrier_arrive(stages.a_empty + a_stage.index * 8);
         a_stage.advance();
         float4 *to = sums;
 #pragma unroll 1

@@ -110,6 +110,21 @@ static tensor_layout scales_layout(const gemm_problem *p) {
     };
 }
 
+void sm90_units_maps(const gemm_problem *p, launch_plan *out, tensor_map *pairs, tensor_map *units, tensor_map *tail,
+                     tensor_map *scales) {
+    if (p->n >= 128) {
+        const tensor_layout of_pairs = quarters_layout(p, 4), of_units = quarters_layout(p, 2);
+        add_tensor_map(out, &of_pairs, pairs);
+        if (units) add_tensor_map(out, &of_units, units);
+    }
+    if (p->n % 128) {
+        const tensor_layout of_tail = values_layout(p, 1, p->l, SM90_UNITS_STEP_K / 2, 4, 128);
+        add_tensor_map(out, &of_tail, tail);
+    }
+    const tensor_layout of_scales = scales_layout(p);
+    add_tensor_map(out, &of_scales, scales);
+}
+
 static tensor_layout a_layout(const gemm_problem *p) {
     tensor_layout t = values_layout(p, 0, p->l, SM90_UNITS_STEP_K / 2, (int32_t)p->m, 128);
     if (p->a_type != VALUES_E2M1) t.element_bytes = 2, t.dims[0] = (uint64_t)p->k, t.box[0] = 64;
@@ -133,17 +148,8 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
                                .steps = tiling->steps,
                                .pass_pairs = tiling->pass_pairs,
                                .early_b = p->constant_b};
-    if (p->n >= 128) {
-        const tensor_layout pairs = quarters_layout(p, 4), units = quarters_layout(p, 2);
-        add_tensor_map(out, &pairs, &s->b_pairs);
-        add_tensor_map(out, &units, &s->b_units);
-    }
-    if (p->n % 128) {
-        const tensor_layout tail = values_layout(p, 1, p->l, SM90_UNITS_STEP_K / 2, 4, 128);
-        add_tensor_map(out, &tail, &s->b_tail);
-    }
-    const tensor_layout scales = scales_layout(p), a = a_layout(p);
-    add_tensor_map(out, &scales, &s->b_scales);
+    sm90_units_maps(p, out, &s->b_pairs, &s->b_units, &s->b_tail, &s->b_scales);
+    const tensor_layout a = a_layout(p);
     add_tensor_map(out, &a, &s->a);
 }
 

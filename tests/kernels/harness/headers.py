@@ -178,7 +178,7 @@ class Family:
         self.name, self.folder, self.defines = name, CSRC / "kernels" / name, defines
         self.headers = config_headers(name)
         includes = "".join(f'#include "{path.relative_to(CSRC)}"\n' for path in self.headers)
-        source = f'#include "common/problem.h"\n{includes}'
+        source = f'#include "common/grouped_problem.h"\n{includes}'
         self.macros, lists = {}, {}
         for macro, parameters, body in re.findall(
             rf"^#define ({name.upper()}_\w+)(?:\(([\w,]*)\))? (.+)$", self.gcc("-E", "-dM", source=source), re.M

@@ -7,6 +7,7 @@ one row a kernel:
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import struct
@@ -152,11 +153,17 @@ class Kernel:
         return {int(at, 16) for found in places for at in found}
 
 
+@functools.lru_cache(maxsize=32)
+def code_of(cubin: Path) -> str:
+    """The text of the code; of 10 MB of cubins it takes 6 s."""
+    return output_of("nvdisasm", "--print-code", str(cubin))
+
+
 def disassemble(cubin: Path, prefix: str) -> dict[str, Kernel]:
     """Kernels by name without the common prefix."""
     kernels: dict[str, Kernel] = {}
     kernel = None
-    for line in output_of("nvdisasm", "--print-code", str(cubin)).splitlines():
+    for line in code_of(cubin).splitlines():
         if found := re.match(r"\.text\.(\w+):", line):
             kernel = kernels.setdefault(found[1].removeprefix(prefix), Kernel(found[1]))
         elif kernel and (found := re.match(r"(\.L_\w+):", line)):

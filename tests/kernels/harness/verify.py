@@ -8,6 +8,7 @@ schedule", lists what the verifier does not see and how the PTX is rewritten for
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import re
@@ -16,12 +17,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
+from paths import CSRC
 
 from harness.headers import Config, Struct
 from harness.launch import Generator, Problem, Product, TensorMap, only_entry, ptx_of
+from harness.predecessor import Predecessor
 
 MEMORY_MB, SECONDS = 6000, 600  # what one proof may take
 SCALARS = {ctypes.c_int64: "u64", ctypes.c_uint64: "u64", ctypes.c_int32: "u32", ctypes.c_uint32: "u32"}
@@ -37,12 +40,18 @@ class Launch:
     split_k: int
     schedule: type[Struct]
     aligned = True  # scales are 4-byte aligned, output rows 32-byte: the verifier cannot compute it
-    for_verifier = True  # one grid of one cluster, on the kernel that Config names
+    late = ""  # the operand that a grid before writes late
+    inlined: ClassVar[tuple[str, ...]] = ()  # files below csrc/kernels that mutations edit, as the kernel includes them
     config: Config
 
     @property
     def name(self) -> str:
         return f"{self.config.short} {self.note}"
+
+    @property
+    def for_verifier(self) -> bool:
+        """It takes one grid of one cluster, on the kernel that Config names."""
+        return not self.late
 
     @property
     def device(self) -> str:
@@ -65,11 +74,24 @@ class Launch:
         """The kernel's PTX without what the verifier does not support; the family's own."""
         return text
 
+    def grid_before(self, emulator: Any, product: Product) -> contextlib.AbstractContextManager[None]:
+        """What the block launches follows a grid that writes the operand `late`, if there is one."""
+        if not self.late:
+            return contextlib.nullcontext()
+        before = Predecessor(emulator, self.device)
+        before.writes(product.memory(self.late))
+        return before.launched()
+
     def source(self) -> str:
-        """The kernel's file, with the launched instantiation alone."""
+        """The kernel's file with the launched instantiation alone. Inlined files stand in place of their includes."""
         text = self.config.source.read_text()
         (listed,) = re.findall(r"\b\w+_CONFIGS\(KERNEL\)", text)
-        return text.replace(listed, f"KERNEL({self.config.row})")
+        text = text.replace(listed, f"KERNEL({self.config.row})")
+        for name in self.inlined:
+            include = f'#include "kernels/{name}"\n'
+            assert include in text, f"{name} is not included"
+            text = text.replace(include, (CSRC / "kernels" / name).read_text(), 1).replace(include, "")
+        return text
 
     def ptx(self) -> str:
         """The PTX of the whole file."""

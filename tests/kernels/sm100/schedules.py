@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,9 +10,7 @@ from typing import Any
 from harness import verify
 from harness.headers import Config
 from harness.launch import Generator
-from harness.predecessor import Predecessor
 from harness.values import FP16, FP32
-from paths import CSRC
 from sm100.gemm import CONFIGS, STAGE_K, Product, Schedule, mma_tile_m, splits
 
 
@@ -39,15 +36,11 @@ class Launch(verify.Launch):
     aligned: bool = True  # scales are 4-byte aligned, output rows 32-byte: the verifier cannot compute it
 
     schedule = Schedule
+    inlined = ("sm100/cp_async_producer.cuh", "sm100/epilogue.cuh", "sm100/schedule.cuh")
 
     @property
     def config(self) -> Config:
         return CONFIGS[self.config_name]
-
-    @property
-    def for_verifier(self) -> bool:
-        """The verifier takes one grid."""
-        return not self.late
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -61,21 +54,6 @@ class Launch(verify.Launch):
         with self.grid_before(emulator, product):
             product.launch(module, self.config, self.swap_ab, self.split_k, self.clusters, **form)
         return [product]
-
-    def grid_before(self, emulator: Any, product: Product) -> contextlib.AbstractContextManager[None]:
-        if not self.late:
-            return contextlib.nullcontext()
-        before = Predecessor(emulator, "sm100")
-        before.writes(product.memory(self.late))
-        return before.launched()
-
-    def source(self) -> str:
-        """With the files that mutations edit in place of their includes."""
-        text = super().source()
-        for name in ("cp_async_producer.cuh", "epilogue.cuh", "schedule.cuh"):
-            include = f'#include "kernels/sm100/{name}"\n'
-            text = text.replace(include, (CSRC / "kernels/sm100" / name).read_text(), 1).replace(include, "")
-        return text
 
     def readable(self, text: str) -> str:
         text = never_ready(split_multiply_add(text))

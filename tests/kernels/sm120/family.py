@@ -6,15 +6,23 @@ from types import ModuleType
 from typing import Any
 
 ALSO_EMULATED = ("constant_b",)  # tests/api/test_*.py, beside those of every family (test_emulated.py)
-NOTICE_COMMON = (("kernels/sm120/test_sm120_gemm.py",),)  # tests that notice mutants of csrc/kernels/common
+# Tests that notice mutants of csrc/kernels/common.
+NOTICE_COMMON = (("kernels/sm120/test_sm120_gemm.py",), ("kernels/sm120/test_sm120_grouped.py",))
 
 
 def mutated(suites: ModuleType) -> dict[str, Any]:
     """The sources that tools/mutation mutates, and their tests: first those that find most in the shortest time."""
     named, drawn = suites.guarded("sm_120")
+    grouped = ("kernels/sm120/grouped.cu", "kernels/sm120/grouped_*", "kernels/common/group_table.cuh")
+    grouped_tests = (
+        ("kernels/sm120/test_sm120_grouped.py",),
+        ("api/test_grouped_gemm.py", "-k", "sm_120"),
+        suites.on("sm_120", "api/test_grouped_promises.py", "-k", "sm120"),
+        drawn,
+    )
     return {
         "sm120": suites.Family(
-            ("kernels/sm120/*.cu", "kernels/sm120/*.cuh"),
+            ("kernels/sm120/gemm.cu", "kernels/sm120/*.cuh"),
             (
                 ("kernels/sm120/test_sm120_gemm.py",),
                 ("kernels/test_dependent_launch.py",),
@@ -24,5 +32,6 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
                 drawn,
                 suites.ragged("sm120"),
             ),
-        )
+        ),
+        "sm120_grouped": suites.Family(grouped, grouped_tests),
     }

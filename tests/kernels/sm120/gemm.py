@@ -9,7 +9,7 @@ from harness.launch import EVICT_FIRST, EVICT_LAST, SWIZZLE_128
 from harness.values import ceil_div
 
 FAMILY = family("sm120")
-CONFIGS = FAMILY.configs()
+CONFIGS = FAMILY.configs("gemm")
 Operand, Schedule = FAMILY.structs["sm120_operand"], FAMILY.structs["sm120_schedule"]
 PART_K = FAMILY.value("SM120_PART_K")
 SWIZZLE_64 = 2  # CUtensorMapSwizzle

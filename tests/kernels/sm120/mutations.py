@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.mutations import Mutation, controls_of, mutation
+from sm120 import grouped_mutations
 from sm120.schedules import Launch
 
 # Launches that show the mutations. The pipeline wraps, so that a stage's second load can meet its first.
@@ -31,7 +32,7 @@ LANES_WAIT_EMPTY = (
 WAIT_FULL = "            mbarrier_wait(cta.full(state.index), state.phase);\n"
 RELEASE = "            if (threadIdx.x % 32 == 0) mbarrier_arrive(cta.empty(state.index));\n"
 CLUSTER = "            barrier_cluster_arrive();\n            barrier_cluster_wait();"
-ARRIVE_LANES = "                cp_async_mbarrier_arrive_noinc(full);\n"
+ARRIVE_LANES = "        cp_async_mbarrier_arrive_noinc(full);\n"
 
 EDITS: list[tuple[Any, ...]] = [
     # the pipeline
@@ -47,7 +48,7 @@ EDITS: list[tuple[Any, ...]] = [
     ("no fence after mbarrier init", WRAP, "        fence_mbarrier_init();\n", ""),
     # stages and fragments
     ("mma_b's scales overlap those of mma_a", WRAP, "MMA_SFA_OFFSET + SM120_SCALE_BYTES", "SM120_SCALE_BYTES"),
-    ("the last stage has all K blocks", TAIL, "if (blocks == C::STAGE_ATOMS)", "if (true)"),
+    ("the last stage has all K blocks", TAIL, "if (blocks == C::STAGE_ATOMS && (mask", "if (true || (mask"),
     (
         "values without the swizzle",
         WRAP,
@@ -67,7 +68,7 @@ EDITS: list[tuple[Any, ...]] = [
     ("scales past the operand are read", TALL_EDGE, "o.rows - row > SM120_ATOM_ROWS ? 2 : 1", "true ? 2 : 1"),
     # the lanes' loads
     ("lanes: no wait on empty", LINEAR, LANES_WAIT_EMPTY, "            if (threadIdx.x % 32 == 0) {\n"),
-    ("lanes: arrival before the copies complete", LINEAR, ARRIVE_LANES, "                mbarrier_arrive(full);\n"),
+    ("lanes: arrival before the copies complete", LINEAR, ARRIVE_LANES, "        mbarrier_arrive(full);\n"),
     ("lanes: full counts one arrival less", LINEAR, "1 : 1 + 32)", "1 : 32)"),
     ("lanes: scales past K are kept", PADDED, "cp_async_4_zfill(to, from, valid);", "cp_async_4(to, from);"),
     (
@@ -156,7 +157,7 @@ EDITS: list[tuple[Any, ...]] = [
     ("constant b: loaded twice", CONSTANT, "both || constant != SM120_CONSTANT_MMA_A,", "true,"),
     # what orders the lanes of a warp
     ("a stage is released without the warp", WRAP, "            __syncwarp();\n" + RELEASE, RELEASE),
-    ("lanes: bytes arrive as copies do", BYTES, "if (form.words) {", "if (true) {"),
+    ("lanes: bytes arrive as copies do", BYTES, "    if (words) {\n", "    if (true) {\n"),
 ]
 # By whom a mutation is found; others by the emulator alone.
 FOUND_BY = {
@@ -188,7 +189,8 @@ FOUND_BY = {
     "lanes: bytes arrive as copies do": "nobody",  # stores that no arrival orders, which either completes in order
 }
 MUTATIONS: list[Mutation] = [
-    mutation(name, launch, *edits, found_by=FOUND_BY.get(name, "emulator")) for name, launch, *edits in EDITS
+    *(mutation(name, launch, *edits, found_by=FOUND_BY.get(name, "emulator")) for name, launch, *edits in EDITS),
+    *grouped_mutations.MUTATIONS,
 ]
 
 CONTROLS = controls_of(MUTATIONS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +9,7 @@ from typing import Any
 from harness import verify
 from harness.headers import Config
 from harness.launch import Generator
-from harness.predecessor import Predecessor
 from harness.values import FP16, FP32
-from paths import CSRC
 from sm120.gemm import CONFIGS, Product, Schedule, splits
 
 
@@ -38,15 +35,11 @@ class Launch(verify.Launch):
     aligned: bool = True  # scales are 4-byte aligned, output rows 16-byte: the verifier cannot compute it
 
     schedule = Schedule
+    inlined = ("sm120/store.cuh", "sm120/tile.cuh")
 
     @property
     def config(self) -> Config:
         return CONFIGS[self.config_name]
-
-    @property
-    def for_verifier(self) -> bool:
-        """The verifier takes one grid."""
-        return not self.late
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -59,21 +52,6 @@ class Launch(verify.Launch):
         with self.grid_before(emulator, product):
             product.launch(module, self.config, self.swap_ab, self.split_k, self.clusters, wait=False)
         return [product]
-
-    def grid_before(self, emulator: Any, product: Product) -> contextlib.AbstractContextManager[None]:
-        if not self.late:
-            return contextlib.nullcontext()
-        before = Predecessor(emulator, "sm120")
-        before.writes(product.memory(self.late))
-        return before.launched()
-
-    def source(self) -> str:
-        """With the files that mutations edit in place of their includes."""
-        text = super().source()
-        for name in ("store.cuh", "tile.cuh"):
-            include = f'#include "kernels/sm120/{name}"\n'
-            text = text.replace(include, (CSRC / "kernels/sm120" / name).read_text(), 1).replace(include, "")
-        return text
 
 
 def launches() -> Iterator[Launch]:

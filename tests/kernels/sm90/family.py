@@ -40,8 +40,9 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
         named,
         drawn,
     )
-    grouped = ("kernels/sm90/grouped*.cu*", "kernels/sm90/reorder.cu")
+    grouped = ("kernels/sm90/grouped.cu", "kernels/sm90/grouped_tiles.cuh", "kernels/sm90/reorder.cu")
     grouped_tests = (
+        ("kernels/sm90/test_sm90_grouped.py",),
         ("api/test_grouped_gemm.py", "-k", "sm_90"),
         suites.on("sm_90", "api/test_grouped_promises.py", "-k", "sm90"),
         drawn,
@@ -53,4 +54,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
         "sm90_prefill": suites.Family(("kernels/sm90/prefill.cu",), tests_of("prefill")),
         "sm90_nn": suites.Family(("kernels/sm90/nn.cu",), nn_tests),
         "sm90_grouped": suites.Family(grouped, grouped_tests),
+        "sm90_grouped_units": suites.Family(
+            ("kernels/sm90/grouped_units.cu",), (("kernels/sm90/test_sm90_grouped_units.py",), *grouped_tests)
+        ),
     }

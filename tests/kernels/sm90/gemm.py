@@ -48,9 +48,13 @@ class Product(Dequantizing):
             operand.values = self.values_map(which, (STAGE_K // 2, box_rows, 1))
         return operand
 
-    def mma_b_operand(self, which: int, box_rows: int) -> Struct:
+    def mma_b_operand(self, which: int, config: Config) -> Struct:
         operand = MmaBOperand(cache_policy=EVICT_LAST, rows=self.rows(which))
-        if self.k:
+        box_rows = config.mma_tile_n
+        if self.k and config.dequant_from_stages:
+            box_rows = FAMILY.value("SM90_RAW_BOX_ROWS", box_rows, operand.rows)
+            operand.values = self.values_map(which, (STAGE_K // 2, box_rows, 1))
+        elif self.k and not config.dequant_b_in_kernel:
             if which not in self.outputs:
                 self.outputs[which] = self.emulator.array(dequantized(self.decoded(which), self.span).astype("f2"))
             operand.values = self.fp16_map(which, self.outputs[which], box_rows)
@@ -66,7 +70,7 @@ class Product(Dequantizing):
         in_kernel = config.dequant_b_in_kernel
         made = Schedule(
             mma_a=self.mma_a_operand(mma_a, config.mma_tile_m),
-            mma_b=MmaBOperand(rows=self.rows(mma_b)) if in_kernel else self.mma_b_operand(mma_b, config.mma_tile_n),
+            mma_b=self.mma_b_operand(mma_b, config),
             mma_b_e2m1=DequantOperand(**self.placed(mma_b)) if in_kernel else DequantOperand(),
             tiles=tiles_mma_m * tiles_mma_n * self.l, tiles_mma_m=tiles_mma_m, tiles_mma_n=tiles_mma_n,
             split_k=split_k, stages_per_split=stages // split_k,

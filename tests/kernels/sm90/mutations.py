@@ -67,6 +67,8 @@ class Dequantized:
 WRAP = Launch("sm90_gemm_128x32", "wrap", 19)
 ONE_STAGE = Launch("sm90_gemm_128x32", "one stage", 1)  # an epilogue is proven in 1.5 s, behind 19 stages in 8 s
 DEQUANT = Launch("sm90_gemm_128x16", "wrap, dequant", 23)
+RAW = Launch("sm90_gemm_128x32_raw", "wrap, dequant from stages", 19)
+RAW_TAIL = Launch("sm90_gemm_128x64_raw", "tail, dequant from stages", 1, tail=48)
 TAIL = Launch("sm90_gemm_128x16", "tail", 1, tail=48)
 TILES = Launch("sm90_gemm_128x16", "tiles", 2, tiles=12, clusters=1)
 SPLIT = Launch("sm90_gemm_128x16", "split", 5, split_k=2)
@@ -89,6 +91,9 @@ WAIT_FULL = "\n        mbarrier_wait(cta.full(state.index), state.phase);\n"
 STORE_B = "            rows.store("
 WAIT_EMPTY_B = "            mbarrier_wait(cta.empty(state.index), state.phase ^ 1);\n" + STORE_B
 ARRIVE_FULL_B = "            mbarrier_arrive(cta.full(state.index));\n"
+WAIT_RAW = "            mbarrier_wait(cta.raw(state.index), state.phase);\n"
+RAW_BARRIER = "            named_barrier_sync(1, 32 * C::DEQUANT_WARPS);\n"
+FENCE, SYNCWARP = "            fence_proxy_async();\n", "            __syncwarp();\n"
 RELEASE = "            if (group == 0 && k > cta.k_begin) mbarrier_arrive(previous_empty);\n"
 RELEASE_LAST = "    if (cta.k_begin < cta.k_end) mbarrier_arrive(cta.empty(previous_stage));\n"
 RELEASE_FIXUP = "            mbarrier_arrive(cta.empty(state.index));\n            state.advance();\n"
@@ -128,12 +133,12 @@ MUTATIONS = [
     ),
     mutation("mma_b: no wait on empty", DEQUANT, WAIT_EMPTY_B, STORE_B),
     mutation("mma_b: phase parity of empty flipped", DEQUANT, WAIT_EMPTY_B, WAIT_EMPTY_B.replace(" ^ 1", "")),
-    mutation("mma_b: no proxy fence", DEQUANT, "            fence_proxy_async();\n", "", found_by="emulator"),
+    mutation("mma_b: no proxy fence", DEQUANT, FENCE + ARRIVE_FULL_B, ARRIVE_FULL_B, found_by="emulator"),
     mutation(
         "mma_b: full expects a lane too few",
         DEQUANT,
-        "1 + (C::DEQUANT_B_IN_KERNEL ? 32 : 0)",
-        "1 + (C::DEQUANT_B_IN_KERNEL ? 31 : 0)",
+        "1 + C::DEQUANT_ARRIVALS",
+        "C::DEQUANT_ARRIVALS",
     ),
     mutation("mma_b: full arrives before the store", DEQUANT, ARRIVE_FULL_B, "", STORE_B, ARRIVE_FULL_B + STORE_B),
     mutation(
@@ -141,6 +146,19 @@ MUTATIONS = [
         DEQUANT,
         "            skip = C::DEQUANT_WARPS - 1;\n",
         "            skip = C::DEQUANT_WARPS;\n",
+    ),
+    mutation("raw mma_b: no wait on raw", RAW, WAIT_RAW, ""),
+    mutation("raw mma_b: phase parity of raw flipped", RAW, WAIT_RAW, WAIT_RAW.replace("phase", "phase ^ 1")),
+    mutation("raw mma_b: written before all warps have read", RAW, RAW_BARRIER, ""),
+    mutation("raw mma_b: no proxy fence", RAW, FENCE + SYNCWARP, SYNCWARP, found_by="emulator"),
+    mutation("raw mma_b: full arrives before all lanes have stored", RAW, FENCE + SYNCWARP, FENCE),
+    mutation("raw mma_b: expect_tx without scales", RAW, "* (SM90_STAGE_K / 2) + bytes);", "* (SM90_STAGE_K / 2));"),
+    mutation(
+        "raw mma_b: scales past K kept",
+        RAW_TAIL,
+        "k == cta.k_tail ? tail_mask : 0x7F7F;",
+        "0x7F7F;",
+        found_by="emulator",
     ),
     mutation("math: no wait on full", WRAP, WAIT_FULL, "\n"),
     mutation("math: phase parity of full flipped", WRAP, WAIT_FULL, WAIT_FULL.replace("phase", "phase ^ 1")),

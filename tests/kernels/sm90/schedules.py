@@ -12,7 +12,6 @@ from harness import verify
 from harness.headers import Config
 from harness.launch import Generator, chain
 from harness.values import FP16, FP32
-from paths import CSRC
 from sm90.gemm import CONFIGS, STAGE_K, Product, Schedule, StreamK
 
 
@@ -34,6 +33,7 @@ class Launch(verify.Launch):
     streamk: StreamK | None = None
 
     schedule = Schedule
+    inlined = ("sm90/mainloop.cuh", "sm90/reduce.cuh", "sm90/schedule.cuh", "common/flags.cuh")
 
     @property
     def config(self) -> Config:
@@ -56,19 +56,6 @@ class Launch(verify.Launch):
             how = {"clusters": self.clusters, "in_stages": self.in_stages, "wait": False, "streamk": self.streamk}
             call.launch(module, self.config, self.plain, self.split_k, **how)
         return calls
-
-    def source(self) -> str:
-        """With the files that mutations edit in place of their includes."""
-        text = super().source()
-        names = (
-            *(f"kernels/sm90/{name}.cuh" for name in ("mainloop", "reduce", "schedule")),
-            "kernels/common/flags.cuh",
-        )
-        for name in names:
-            include = f'#include "{name}"\n'
-            assert text.count(include) == 1
-            text = text.replace(include, (CSRC / name).read_text())
-        return text
 
     def readable(self, text: str) -> str:
         return with_reads(without_bit_fields(text))

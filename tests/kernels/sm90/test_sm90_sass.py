@@ -100,13 +100,15 @@ def test_decoding(name: str, kernels: dict[str, Kernel]) -> None:
 @NAMES
 def test_order_of_the_start(name: str, kernels: dict[str, Kernel]) -> None:
     """Only loads of mma_a precede griddepcontrol.wait; launch_dependents once, behind a wait."""
-    kernel = kernels[name]
+    kernel, config = kernels[name], CONFIGS[name]
     first_wait, (launch,) = min(i.address for i in kernel.all("ACQBULK")), kernel.all("PREEXIT")
     assert first_wait < launch.address
     assert first_wait < min(i.address for i in kernel.all("STG|LDG|ATOM|RED"))
-    (loader,), copies = kernel.all("USETMAXREG.DEALLOC"), [i.address for i in kernel.all("UTMALDG")]
+    copies = [i.address for i in kernel.all("UTMALDG")]
+    loader = max((i for i in kernel.all("USETMAXREG.DEALLOC") if i.address < copies[0]), key=lambda i: i.address)
     waits = [i.address for i in kernel.all("ACQBULK") if i.address > loader.address]
-    if CONFIGS[name].dequant_b_in_kernel:  # its warps have a wait of their own, and ordinary loads
+    if config.dequant_b_in_kernel and not config.dequant_from_stages:
+        # Its warps have a wait of their own, and ordinary loads.
         loads = [i.address for i in kernel.all("LDG") if i.address > loader.address]
         assert waits.pop(waits.index(max(waits))) < min(loads), "mma_b is loaded before griddepcontrol.wait"
     assert sum(address < max(waits) for address in copies) <= 1, "mma_b is loaded before griddepcontrol.wait"
@@ -118,17 +120,19 @@ def test_resources(name: str, kernels: dict[str, Kernel]) -> None:
     as the host requests it."""
     kernel, config = kernels[name], CONFIGS[name]
     assert config.shared_bytes <= SHARED_LIMIT
-    (taken,), (given,) = (
+    (taken,), given = (
         [int(i.operands.split()[-1], 16) for i in kernel.all(f"USETMAXREG.{kind}")] for kind in ("TRY_ALLOC", "DEALLOC")
     )
-    math, support = 128 * config.math_warpgroups, 128
-    assert math + support == config.threads
+    raw = config.dequant_from_stages
+    assert len(given) == 1 + raw, "the producer's warpgroup, and that which dequantizes"
+    math = 128 * config.math_warpgroups
+    assert math + 128 * len(given) == config.threads
     at_launch = -(-kernel.registers // 8) * 8
     assert at_launch * config.threads <= REGISTERS
-    assert math * taken + support * given <= at_launch * config.threads
+    assert math * taken + 128 * sum(given) <= at_launch * config.threads
     barriers = kernel.barriers()
-    assert len(barriers) == 2 * config.stages + 1
-    assert max(barriers) + 8 <= config.shared_bytes and max(barriers) - min(barriers) == 16 * config.stages
+    assert len(barriers) == (2 + raw) * config.stages + 1
+    assert max(barriers) + 8 <= config.shared_bytes and max(barriers) - min(barriers) == 24 * config.stages
 
 
 @NAMES

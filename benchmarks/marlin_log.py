@@ -1,0 +1,61 @@
+"""Writes log/marlin_h100.csv from two runs of bench on one GPU, one after the other:
+
+    python -m nvfp4 bench --set readme --against marlin --json layers.json
+    python -m nvfp4 bench --shapes ... --against none --json products.json   # the same shapes
+    python benchmarks/marlin_log.py layers.json products.json
+
+A single call is the median less an empty pair of events, as the run measured it.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from nvfp4.cli import report
+
+LOG = Path(__file__).resolve().parent / "log"
+NAMES = {
+    "nvfp4": "W4A4",
+    "nvfp4.Linear W4A4": "quantize + W4A4",
+    "nvfp4.Linear W4A16": "W4A16",
+    "vLLM Marlin W4A16": "Marlin",
+    "torch bf16 linear": "bf16",
+}
+
+
+def columns(run: dict[str, Any]) -> dict[tuple[int, ...], dict[str, str]]:
+    """The columns of each shape."""
+    pair = re.search(r"an empty pair of CUDA events, ([\d.]+) us", run["conditions"]["single-call"])
+    assert pair is not None, "a run on a GPU"
+    found: dict[tuple[int, ...], dict[str, str]] = {}
+    for result in run["results"]:
+        own = found.setdefault(tuple(result["shape"].values()), {})
+        for entry in result["implementations"]:
+            name, median = NAMES[entry["name"]], {mode: entry["seconds"][mode]["median"] * 1e6 for mode in report.MODES}
+            own[f"{name} us"] = three_digits(median["single_call"] - float(pair[1]))
+            own[f"{name} back-to-back"] = three_digits(median["back_to_back"])
+    return found
+
+
+def three_digits(us: float) -> str:
+    return f"{us:.{2 if us < 10 else 1 if us < 1000 else 0}f}"
+
+
+def main() -> int:
+    layers, products = (columns(report.load(path)) for path in sys.argv[1:])
+    assert layers.keys() == products.keys(), "the same shapes"
+    names = [f"{name} {what}" for name in NAMES.values() for what in ("us", "back-to-back")]
+    with (LOG / "marlin_h100.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["m", "n", "k", *names], lineterminator="\n")
+        writer.writeheader()
+        for shape, own in layers.items():
+            writer.writerow(dict(zip("mnk", shape)) | own | products[shape])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

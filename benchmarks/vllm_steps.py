@@ -1,0 +1,304 @@
+"""Times whole-model steps in vLLM on a GPU: nvfp4's plug-in, vLLM's Marlin and bf16:
+
+    python benchmarks/vllm_steps.py OUT.csv [--models llama,mixture] [--rounds 3]
+
+It needs vLLM and transformers in one environment in which nvfp4 is installed. Models are random, with the shapes of
+
+    llama    16 layers of Llama-3.1-8B
+    mixture  8 layers of Qwen3-30B-A3B, whose experts alone are NVFP4
+
+each compiled and with CUDA graphs. All engines are loaded at once, one in a process. Then they take turns: in a round
+each is timed once, while the others wait. A decode step is the median time from one step of the engine to the next, of
+64 after prompts of 64 tokens; a prefill is one step of 8 prompts of 1024 tokens, the median of three. Both include what
+vLLM does on the host. Tokens are sampled, so that sequences differ, and with them their experts. bf16 has vLLM's dummy
+weights. Columns: milliseconds, the median of the rounds, the least and the most. Without a GPU it is a dry run with
+small models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import importlib.metadata
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+RESULT = "RESULT "  # begins a line of a worker's output that is meant for the parent
+PLUG_IN = {"NVFP4_VLLM_MOE": "1", "NVFP4_VLLM_W4A16": "1"}
+OFF = {"NVFP4_VLLM": "0"}
+RUNS = {  # model: name, quantized layers of its checkpoint, environment
+    "llama": [
+        ("nvfp4 W4A4", "W4A4", PLUG_IN),
+        ("nvfp4 W4A16", "W4A16", PLUG_IN),
+        ("vLLM Marlin", "W4A16", OFF),
+        ("bf16", None, OFF),
+    ],
+    "mixture": [("nvfp4 W4A16", "W4A16", PLUG_IN), ("vLLM Marlin", "W4A16", OFF), ("bf16", None, OFF)],
+}
+ALGORITHMS = {"W4A4": "NVFP4", "W4A16": "W4A16_NVFP4"}
+BATCHES = (1, 8, 32, 128)
+PROMPT, FIRST, STEPS = 64, 8, 64  # tokens of a prompt; steps that are not timed, and those that are
+PREFILL = (8, 1024)
+PREFILLS = 3
+
+
+def configuration(name: str, small: bool) -> Any:
+    import transformers
+
+    common = {"vocab_size": 32000, "max_position_embeddings": 4096, "dtype": "bfloat16", "tie_word_embeddings": False}
+    if name == "llama":
+        sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
+        if small:
+            sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+        sizes["num_hidden_layers"] = 2 if small else 16
+        return transformers.LlamaConfig(**common, **sizes, architectures=["LlamaForCausalLM"])
+    sizes = {"hidden_size": 2048, "moe_intermediate_size": 768, "num_experts": 128, "head_dim": 128}
+    sizes |= {"num_attention_heads": 32, "num_key_value_heads": 4, "num_hidden_layers": 8}
+    if small:
+        sizes |= {"hidden_size": 256, "moe_intermediate_size": 112, "num_experts": 8, "head_dim": 64}
+        sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    sizes |= {"intermediate_size": 4 * sizes["hidden_size"], "num_experts_per_tok": 8, "norm_topk_prob": True}
+    return transformers.Qwen3MoeConfig(**common, **sizes, architectures=["Qwen3MoeForCausalLM"])
+
+
+def write_checkpoint(folder: Path, name: str, mode: str | None) -> None:
+    """A checkpoint of ModelOpt with random bytes; without a mode config.json alone."""
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = configuration(name, device == "cpu")
+    stored = config.to_dict()
+    folder.mkdir(parents=True)
+    if mode is not None:
+        torch.manual_seed(0)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        dense: list[str] = []
+        tensors = {}
+        for key, shape in shapes(model, config).items():
+            quantized = ".experts." in key or (name == "llama" and key.endswith("_proj.weight"))
+            if len(shape) == 2 and not quantized:
+                dense.append(key.removesuffix(".weight"))
+            tensors |= packed(key, shape, mode, device) if quantized else {key: plain(key, shape, device)}
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        stored["quantization_config"] = {
+            "quant_method": "modelopt",
+            "quant_algo": ALGORITHMS[mode],
+            "ignore": dense,
+            "group_size": 16,
+        }
+    (folder / "config.json").write_text(json.dumps(stored))
+
+
+def shapes(model: Any, config: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of a file's tensors. transformers keeps experts as stacks, files a matrix for each."""
+    found = {}
+    for key, parameter in model.named_parameters():
+        if ".experts." not in key:
+            found[key] = tuple(parameter.shape)
+            continue
+        count, rows, columns = parameter.shape
+        stem, _, stack = key.rpartition(".")
+        parts = ("gate_proj", "up_proj") if stack == "gate_up_proj" else ("down_proj",)
+        for e in range(count):
+            found |= {f"{stem}.{e}.{part}.weight": (rows // len(parts), columns) for part in parts}
+    return found
+
+
+def plain(key: str, shape: tuple[int, ...], device: str) -> Any:
+    import torch
+
+    if len(shape) == 1:
+        return torch.ones(shape, dtype=torch.bfloat16)
+    std = 1.0 if "embed_tokens" in key else 0.02
+    return (torch.randn(shape, device=device) * std).bfloat16().cpu()
+
+
+def packed(key: str, shape: tuple[int, ...], mode: str, device: str) -> dict[str, Any]:
+    """Values of a standard deviation of some 0.02."""
+    import torch
+
+    n, k = shape
+    stem = key.removesuffix(".weight")
+    tensors = {
+        key: torch.randint(256, (n, k // 2), dtype=torch.uint8, device=device).cpu(),
+        f"{stem}.weight_scale": (torch.rand(n, k // 16, device=device) + 0.5).to(torch.float8_e4m3fn).cpu(),
+        f"{stem}.weight_scale_2": torch.tensor(0.006),
+    }
+    return tensors | ({f"{stem}.input_scale": torch.tensor(0.002)} if mode == "W4A4" else {})
+
+
+# ---- a worker: one engine; it measures once for each line of its input ----
+
+
+def work(folder: Path, dummy: bool) -> None:
+    import torch
+    import vllm
+
+    on_gpu = torch.cuda.is_available()
+    while not (folder / "config.json").exists():
+        time.sleep(0.1)
+    batches, prefill = (BATCHES, PREFILL) if on_gpu else ((1, 2), (2, 16))
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "max_model_len": 2048, "max_num_seqs": 128}
+    options |= {"enable_prefix_caching": False, "max_num_batched_tokens": 8192, "disable_log_stats": True, "seed": 0}
+    if on_gpu:
+        options |= {"attention_backend": "TRITON_ATTN", "gpu_memory_utilization": 0.1}
+        options |= {"kv_cache_memory_bytes": 2 << 30, "compilation_config": {"cudagraph_capture_sizes": [*BATCHES]}}
+    else:
+        options |= {"enforce_eager": True, "max_num_batched_tokens": 2048}
+    if dummy:
+        options["load_format"] = "dummy"
+    llm = vllm.LLM(str(folder), dtype="bfloat16", **options)
+
+    engine, names = llm.llm_engine, itertools.count()
+
+    def times(batch: int, prompt: int, tokens: int, salt: int) -> list[float]:
+        """Seconds of each step until all sequences have so many tokens."""
+        how = vllm.SamplingParams(
+            temperature=1, max_tokens=tokens, min_tokens=tokens, ignore_eos=True, detokenize=False
+        )
+        for j in range(batch):
+            ids = [(i * (7 + 2 * j) + salt * 131 + j * 17) % 1000 for i in range(prompt)]
+            engine.add_request(str(next(names)), {"prompt_token_ids": ids}, how)
+        marks = [time.perf_counter()]
+        while engine.has_unfinished_requests():
+            engine.step()
+            marks.append(time.perf_counter())
+        return [after - before for before, after in itertools.pairwise(marks)]
+
+    def measure(salt: int) -> dict[str, float]:
+        found = {}
+        for batch in batches:
+            decode = times(batch, PROMPT, FIRST + STEPS + 1, salt)[FIRST:]
+            found[f"decode, batch of {batch}"] = statistics.median(decode[:STEPS])
+        whole = [sum(times(*prefill, 1, salt + 100 * i)) for i in range(PREFILLS)]
+        found[f"prefill, {prefill[0]} x {prefill[1]}"] = statistics.median(whole)
+        return {name: 1e3 * value for name, value in found.items()}
+
+    measure(0)
+    print(RESULT + json.dumps("ready"), flush=True)
+    for turn, _ in enumerate(sys.stdin):
+        print(RESULT + json.dumps(measure(1 + turn)), flush=True)
+
+
+# ---- the program ----
+
+
+class Engine:
+    def __init__(self, model: str, name: str, mode: str | None, own: dict[str, str], work_folder: Path) -> None:
+        self.model, self.name, self.rounds = model, name, list[dict[str, float]]()
+        folder = work_folder / f"{model}_{mode}"
+        tag = f"{model}_{name}".replace(" ", "_")
+        caches = {"VLLM_CACHE_ROOT": str(work_folder / f"{tag}_vllm")}
+        caches |= {"TORCHINDUCTOR_CACHE_DIR": str(work_folder / f"{tag}_inductor"), "OMP_NUM_THREADS": "2"}
+        more = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "2"}
+        self.log = work_folder / f"{tag}.log"
+        with self.log.open("a") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, "--worker", str(folder), str(int(mode is None))],
+                env=os.environ | caches | more | own,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def answer(self) -> Any:
+        """The next result; None if the worker has ended."""
+        assert self.process.stdout is not None
+        with self.log.open("a") as log:
+            for line in self.process.stdout:
+                if line.startswith(RESULT):
+                    return json.loads(line[len(RESULT) :])
+                log.write(line)
+        return None
+
+    def measure(self) -> Any:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write("go\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return None
+        return self.answer()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Time whole-model steps in vLLM.")
+    parser.add_argument("out", type=Path, metavar="OUT.csv")
+    parser.add_argument("--models", default=",".join(RUNS), help="out of llama, mixture (default: both)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="end after so long, with the rounds until then")
+    args = parser.parse_args()
+    models = args.models.split(",")
+    if unknown := [name for name in models if name not in RUNS]:
+        parser.error(f"--models: {unknown[0]!r} is none of {', '.join(RUNS)}")
+    start, work_folder = time.monotonic(), Path(tempfile.mkdtemp(prefix="vllm_steps_"))
+    engines = [Engine(model, *run, work_folder) for model in models for run in RUNS[model]]
+    timer = threading.Timer(args.seconds, lambda: [engine.process.kill() for engine in engines])
+    timer.daemon = True
+    timer.start()
+    import torch
+
+    for model, mode in dict.fromkeys((name, run[1]) for name in models for run in RUNS[name]):
+        write_checkpoint(work_folder / f"{model}_{mode}", model, mode)
+    print(f"checkpoints after {time.monotonic() - start:.0f} s", flush=True)
+    lost = [engine for engine in engines if engine.answer() is None]
+    for engine in lost:
+        print(f"{engine.model}, {engine.name}: no engine\n", *engine.log.read_text().splitlines(True)[-25:])
+    engines = [engine for engine in engines if engine not in lost]
+    print(f"{len(engines)} engines after {time.monotonic() - start:.0f} s", flush=True)
+    for _ in range(args.rounds):
+        for engine in engines:
+            if found := engine.measure():
+                engine.rounds.append(found)
+        print(f"a round after {time.monotonic() - start:.0f} s", flush=True)
+    for engine in engines:
+        engine.process.kill()
+    versions = [(name, f"{name}-cpu") for name in ("vllm", "torch", "transformers")]
+    about = {
+        "card": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        "date": datetime.date.today().isoformat(),
+        "software": ", ".join(f"{names[0]} {version(names)}" for names in versions),
+    }
+    rows = []
+    for engine in engines:
+        for what in engine.rounds[0] if engine.rounds else []:
+            times = sorted(found[what] for found in engine.rounds)
+            values = {"ms": statistics.median(times), "least": times[0], "most": times[-1]}
+            row = {"model": engine.model, "run": engine.name, "what": what}
+            rows.append(row | {key: f"{ms:.3f}" for key, ms in values.items()} | {"rounds": len(times)} | about)
+            print(*list(rows[-1].values())[:6])
+    with args.out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0] if rows else ["model"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return 1 if lost or any(len(engine.rounds) < args.rounds for engine in engines) else 0
+
+
+def version(names: tuple[str, ...]) -> str:
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "-"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        work(Path(sys.argv[2]), sys.argv[3] == "1")
+    else:
+        sys.exit(main())

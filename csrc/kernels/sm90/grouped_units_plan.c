@@ -1,0 +1,153 @@
+/* Products of groups of a few rows: which instantiation of sm90/grouped_units.cu, how many warps share K, and how many
+ * pairs of units a tile has.
+ *
+ * The plan depends on T, E, N, K alone, by the model of an even routing: where T rows fall on E groups by chance, E *
+ * (1
+ * - (1 - 1/E)^T) of them have rows. */
+#include <math.h>
+
+#include "common/group_blocks.h"
+#include "common/grouped_problem.h"
+#include "kernels/sm90/plan.h"
+
+typedef struct units_config {
+    int32_t kernel, a_units, type, stages, shared_bytes;
+} units_config;
+
+static const units_config configs[] = {
+#define X(id, a_units, bf16, stages, a_stages)                                                                         \
+    {KERNEL_##id, a_units, (bf16) ? NVFP4_BF16 : NVFP4_FP16, stages,                                                   \
+     SM90_GROUPED_UNITS_SHARED_BYTES(a_units, stages, a_stages)},
+    SM90_GROUPED_UNITS_CONFIGS(X)
+#undef X
+};
+enum { CONFIGS = sizeof configs / sizeof *configs };
+
+typedef struct IS_TILING units_tiling {
+    int32_t team_log2, tile_pairs, tiles_n, pairs;
+    int32_t read_once; /* 1: few groups have more than one tile along their rows */
+} units_tiling;
+
+/* What groups with rows need on average, by eighths of the distribution of their rows. */
+typedef struct group_tiles {
+    double narrow, wide; /* tiles along the rows, of at most 8 and of more rows */
+} group_tiles;
+
+static group_tiles tiles_of_group(double rows, int32_t tile_rows) {
+    static const double deviations[] = {-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534};
+    enum { EIGHTHS = sizeof deviations / sizeof *deviations };
+    group_tiles sum = {0};
+    for (int i = 0; i < EIGHTHS; i++) {
+        const double here = max_double(1.0, rows + deviations[i] * sqrt(rows)), whole = floor(here / tile_rows);
+        const double rest = here - whole * tile_rows;
+        *(tile_rows > 8 ? &sum.wide : &sum.narrow) += whole / EIGHTHS;
+        if (rest > 0) *(rest > 8 ? &sum.wide : &sum.narrow) += 1.0 / EIGHTHS;
+    }
+    return sum;
+}
+
+static double single_us(const sm90_model *m, const device_props *props, const gemm_traits *t, const units_config *c,
+                        const units_tiling *tiling) {
+    const double losses[] = {m->group_units_teams8, m->group_units_teams4, m->group_units_teams2,
+                             m->group_units_teams1};
+    const double groups = t->groups, rows = (double)t->m, hit = groups * (1.0 - pow(1.0 - 1.0 / groups, rows));
+    const double parts = (double)(t->l / t->groups), pairs = tiling->tile_pairs;
+    const double teams = (double)props->sm_count * (SM90_GROUPED_UNITS_WARPS >> tiling->team_log2);
+    const double steps = (double)ceil_div(ceil_div(t->k, SM90_UNITS_STEP_K), 1 << tiling->team_log2);
+    const group_tiles of_group = tiles_of_group(rows / hit, 8 * c->a_units);
+    const double tiles = of_group.narrow + of_group.wide, a_team = hit * tiles * tiling->tiles_n * parts / teams;
+    const double turns = max_double(1.0, a_team < 3.0 ? ceil(a_team - 0.05) : a_team + 0.5);
+    const double around = m->group_units_tile_clocks + steps * m->group_units_step_clocks;
+    const double of_pairs =
+        steps * pairs * (of_group.narrow * m->group_units_pair_clocks + of_group.wide * m->group_units_pair16_clocks) /
+        tiles;
+    const double bytes = hit * parts * (double)t->n * (double)t->k * SM90_RAW_BYTES;
+    const double memory = (1.0 + m->group_units_again * (tiles - 1.0)) * bytes / (m->group_units_dram * m->dram_tb_s),
+                 memory_us = memory * 1e-6, busy_us = sm90_clocks_us(m, turns * (around + of_pairs));
+    const double hidden = m->group_units_hidden * (memory_us < busy_us ? memory_us : busy_us);
+    return m->group_units_fixed_us + losses[tiling->team_log2] * (max_double(memory_us, busy_us) + hidden);
+}
+
+/* Whether teams of so many warps have even shares of K: else most of them wait for some. */
+static int divides_steps(int64_t steps, int32_t team_log2) {
+    const int64_t warps = (int64_t)1 << team_log2;
+    return warps <= steps && ceil_div(steps, warps) * warps <= steps + steps * 15 / 100;
+}
+
+/* The tiling of the shortest time; 0: there are too many tiles. */
+static double choose_tiling(const sm90_model *model, const device_props *props, const gemm_traits *t,
+                            const units_config *c, units_tiling *chosen) {
+    const int64_t pairs = SM90_UNITS_ALL(t->n) / 2, steps = ceil_div(t->k, SM90_UNITS_STEP_K);
+    const int64_t tiles_m = most_group_tiles(t->m, t->groups, 8 * c->a_units);
+    double best = 0;
+    for (int32_t team_log2 = 0; SM90_GROUPED_UNITS_WARPS >> team_log2; team_log2++) {
+        if (!divides_steps(steps, team_log2)) continue;
+        /* With 8 teams, tiles of 6 and 8 pairs took 7 and 13 % longer than of 4 (2048x768, 16 and 64 tokens). */
+        const int64_t most = min_int(SM90_GROUPED_UNITS_PAIRS / c->a_units, team_log2 ? 8 : 4);
+        for (int32_t tile = 1; tile <= most && tile < 2 * pairs; tile += 1 + (tile > 1)) {
+            const int64_t tiles_n = ceil_div(pairs, tile), across = tiles_n * (t->l / t->groups);
+            const int64_t teams = SM90_GROUPED_UNITS_WARPS >> team_log2;
+            /* A team's next tile must not overflow. */
+            if (tiles_m > (INT32_MAX - props->sm_count * teams) / across) continue;
+            const units_tiling tiling = {.team_log2 = team_log2,
+                                         .tile_pairs = tile,
+                                         .tiles_n = (int32_t)tiles_n,
+                                         .pairs = (int32_t)pairs,
+                                         .read_once = t->m <= (int64_t)t->groups * 4 * c->a_units};
+            const double time = single_us(model, props, t, c, &tiling);
+            if (best && time >= best) continue;
+            best = time;
+            *chosen = tiling;
+        }
+    }
+    return best;
+}
+
+static int32_t candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
+                          gemm_candidate *out) {
+    if (t->scale_layout != NVFP4_128X4 || !t->tma_values || t->k == 0 || t->n > INT32_MAX / 2) return 0;
+    int32_t count = 0;
+    for (int32_t i = 0; i < CONFIGS; i++) {
+        const units_config *c = &configs[i];
+        units_tiling tiling;
+        if (c->type != t->a_type || c->shared_bytes > props->shared_per_block) continue;
+        const double time = choose_tiling(model, props, t, c, &tiling);
+        if (!time) continue;
+        const int64_t tiles = most_group_tiles(t->m, t->groups, 8 * c->a_units) * tiling.tiles_n * (t->l / t->groups);
+        out[count] = (gemm_candidate){
+            .single_us = time,
+            .reason = "few rows a group: each warp reads, dequantizes and multiplies by itself",
+            .grid = min_int(tiles, props->sm_count),
+            .kernel = c->kernel,
+            .swap_ab = 1,
+            .split_k = 1,
+            .tile_m = 8 * c->a_units,
+            .tile_n = 16 * tiling.tile_pairs,
+            .tile_k = SM90_UNITS_STEP_K << tiling.team_log2,
+            .stages = c->stages,
+        };
+        *TILING(units_tiling, &out[count++]) = tiling;
+    }
+    return count;
+}
+
+static void build(const device_props *props, const gemm_problem *g, const gemm_candidate *c, void *workspace,
+                  launch_plan *out) {
+    (void)props, (void)workspace;
+    const units_tiling *tiling = TILING(const units_tiling, c);
+    launch_step *step = add_step(out, c->kernel, c->grid, configs[c->kernel - configs->kernel].shared_bytes);
+    *(grouped_problem *)add_param(out, step, sizeof(grouped_problem)) = *(const grouped_problem *)g;
+    sm90_grouped_units_schedule *s = add_param(out, step, sizeof *s);
+    *s = (sm90_grouped_units_schedule){.a_cache_policy = L2_EVICT_NORMAL,
+                                       .b_cache_policy = tiling->read_once ? L2_EVICT_FIRST : L2_EVICT_NORMAL,
+                                       .team_log2 = tiling->team_log2,
+                                       .steps = (int32_t)ceil_div(g->k, SM90_UNITS_STEP_K),
+                                       .pairs = tiling->pairs,
+                                       .full_pairs = SM90_UNITS_FULL((int32_t)g->n) / 2,
+                                       .tile_pairs = tiling->tile_pairs,
+                                       .tiles_n = tiling->tiles_n};
+    sm90_units_maps(g, out, &s->b_pairs, NULL, &s->b_tail, &s->b_scales);
+}
+
+/* Teams of other sizes add in another order, so none serves every T: sm90/grouped.cu does. */
+const sm90_kind sm90_grouped_units_kind = {.operation = OP_GROUPED, .candidates = candidates, .build = build};

@@ -1,0 +1,123 @@
+"""Products of csrc/kernels/sm90/grouped_units.cu: any number of CTAs, any team, any number of pairs a tile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+from emulate import Emulator, Module
+from harness import launch
+from harness.headers import Config, Struct, family
+from harness.launch import EVICT_FIRST, SWIZZLE_128, UINT8, Generator
+from harness.values import BF16, FP16, FP32, ceil_div, stored
+
+FAMILY = family("sm90")
+CONFIGS = FAMILY.configs("grouped_units")
+Schedule, GroupedProblem = FAMILY.structs["sm90_grouped_units_schedule"], FAMILY.structs["grouped_problem"]
+STEP_K, ATOMS = FAMILY.value("SM90_UNITS_STEP_K"), FAMILY.value("SM90_UNITS_ATOMS")
+WARPS, MOST_PAIRS = FAMILY.value("SM90_GROUPED_UNITS_WARPS"), FAMILY.value("SM90_GROUPED_UNITS_PAIRS")
+
+
+class Product(launch.Product):
+    """Groups that end at `ends`, whose sizes add up to M. 16-bit A of small integers, so that sums are exact; it has
+    `a_rows` rows, of which `rows` names those of the result. NaN follows each."""
+
+    def __init__(
+        self, emulator: Emulator, generator: Generator, config: Config, ends: list[int], n: int, k: int,
+        parts: int = 1, out_type: int = FP32, m: int | None = None, gathers: bool = True,
+    ) -> None:  # fmt: skip
+        self.ends, self.parts, self.config = ends, parts, config
+        m = max(ends) if m is None else m
+        super().__init__(emulator, generator, 1, n, k, len(ends) * parts, pitch=ceil_div(k // 2, 16) * 16)
+        self.m, self.a_type = m, BF16 if config.bf16 else FP16
+        a_rows = int(generator.integers(1, m + 3)) if gathers else m
+        self.rows_of = generator.integers(0, a_rows, m).astype("i4") if gathers else numpy.arange(m, dtype="i4")
+        self.values = generator.integers(-12, 13, (a_rows, k)) / 2
+        self.a_pitch = 2 * k + 16 * int(generator.integers(2))
+        self.result_type, self.item = out_type, 4 if out_type == FP32 else 2
+        self.out_type = out_type
+        self.out_pitch = ceil_div(parts * n * self.item, 16) * 16 + 16
+        self.out = emulator.empty((m, self.out_pitch), numpy.uint8)
+        self.scale: numpy.ndarray | None = None
+        self.placed_rows = emulator.array(self.rows_of) if gathers else None
+        self.placed_ends = emulator.array(numpy.array(ends, "i4"))
+        self.row_scale: Any = None
+        self.place_a()
+
+    def place_a(self) -> None:
+        rows = numpy.full((len(self.values), self.a_pitch // 2), 0xFFFF, "u2")
+        rows[:, : self.k] = stored(self.values, self.a_type)
+        self.arrays[0] = self.emulator.array(rows)
+
+    def scale_rows(self, generator: Generator) -> None:
+        """Gives each row of the result a factor."""
+        self.scale = generator.choice([0.5, 1.0, -2.0], self.m)
+        self.row_scale = self.emulator.array(self.scale.astype("f4"))
+
+    def problem(self) -> Struct:
+        one = super().problem()
+        one.m, one.a_type, one.operation, one.out_batch = self.m, self.a_type, 2, self.n * self.item
+        one.sfa = one.sfa_pitch = one.sfa_batch = one.a_batch = 0
+        one.a_pitch, one.out_pitch, one.aligned16 = self.a_pitch, self.out_pitch, 1
+        for name, value in self.extras.items():
+            setattr(one, name, value)
+        return GroupedProblem(
+            g=one, ends=self.placed_ends.address, rows=self.placed_rows.address if self.placed_rows else 0,
+            row_scale=self.row_scale.address if self.row_scale else 0, a_rows=len(self.values),
+            groups=len(self.ends), parts=self.parts,
+        )  # fmt: skip
+
+    def launch(
+        self, module: Module, config: Config, ctas: int = 132, team_log2: int = 0, tile_pairs: int = 1,
+        wait: bool = True,
+    ) -> None:  # fmt: skip
+        pairs, steps = FAMILY.value("SM90_UNITS_ALL", self.n) // 2, ceil_div(self.k, STEP_K)
+        assert 1 << team_log2 <= min(steps, WARPS) and tile_pairs * config.a_units <= MOST_PAIRS
+        made = Schedule(
+            a_cache_policy=EVICT_FIRST, b_cache_policy=EVICT_FIRST, team_log2=team_log2, steps=steps, pairs=pairs,
+            full_pairs=FAMILY.value("SM90_UNITS_FULL", self.n) // 2, tile_pairs=tile_pairs,
+            tiles_n=ceil_div(pairs, tile_pairs),
+        )  # fmt: skip
+        b, sfb, l, blocks = self.arrays[2], self.arrays[3], self.l, ceil_div(self.n, 128)
+        if self.n >= 128:
+            dims = (self.k // 2, 32, self.n // 128 * 4, l)
+            strides = (self.pitch, 32 * self.pitch, self.n * self.pitch)
+            made.b_pairs = self.tensor_map(UINT8, b, dims, strides, (STEP_K // 2, 4, 4, 1), SWIZZLE_128)
+        if self.n % 128:
+            made.b_tail = self.values_map(1, (STEP_K // 2, 4, 1), SWIZZLE_128)
+        atoms = ceil_div(self.k, 64)
+        dims, strides = (512, atoms, blocks, l), (512, atoms * 512, blocks * atoms * 512)
+        made.b_scales = self.tensor_map(UINT8, sfb, dims, strides, (64, ATOMS, 1, 1))
+        self.start(module, config, made, ctas, config.shared_bytes, wait=wait)
+
+    def expected(self) -> numpy.ndarray:
+        """[M, parts * N]; NaN for an index outside of A; rows that no group has stay as they are (here 0)."""
+        b = self.decoded(1).reshape(len(self.ends), self.parts * self.n, self.k)
+        result, begin = numpy.zeros((self.m, self.parts * self.n)), 0
+        for group, end in enumerate(numpy.maximum.accumulate(numpy.clip(self.ends, 0, self.m))):
+            of_a = self.rows_of[begin:end]
+            inside = (of_a >= 0) & (of_a < len(self.values))
+            rows = numpy.where(inside[:, None], self.values[numpy.where(inside, of_a, 0)], numpy.nan)
+            result[begin:end] = rows @ b[group].T
+            begin = max(begin, int(end))
+        self.computed = begin
+        return result if self.scale is None else result * self.scale[:, None]
+
+    def result(self) -> numpy.ndarray:
+        rows = numpy.ascontiguousarray(self.out.numpy()[:, : self.parts * self.n * self.item])
+        return launch.loaded(rows, self.out_type).reshape(self.m, -1)
+
+    def untouched(self) -> bool:
+        out = self.out.numpy()
+        behind = (out[:, self.parts * self.n * self.item :] == 0xFF).all()
+        return bool(behind and (out[self.computed :] == 0xFF).all())
+
+    def check(self, expected: numpy.ndarray | None = None) -> None:
+        wanted = launch.rounded(self.expected() if expected is None else expected, self.out_type)[: self.computed]
+        got = self.result()[: self.computed]
+        wrong = numpy.argwhere(~((got == wanted) | (numpy.isnan(got) & numpy.isnan(wanted))))
+        assert not len(wrong), (
+            f"{len(wrong)} of {got.size} wrong, first at {wrong[0].tolist()}: "
+            f"{got[tuple(wrong[0])]} for {wanted[tuple(wrong[0])]}"
+        )
+        assert self.untouched(), "wrote outside the result"

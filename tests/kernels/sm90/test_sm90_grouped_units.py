@@ -1,0 +1,245 @@
+"""The kernels for groups of a few rows on Hopper: every instantiation, launched on the emulated H200 with any schedule.
+
+SM90_SEEDS is the number of timings of each case (1; a full proof takes 20).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy
+import pytest
+from harness import sass
+from harness.headers import Config
+from harness.launch import SHARED_LIMIT, load, timing
+from harness.predecessor import Predecessor
+from harness.values import E4M3, FP16, NAN, TYPES, VALUES, rounded, stored, swizzle_scales
+from sm90.grouped_units import CONFIGS, MOST_PAIRS, STEP_K, WARPS, Product
+
+import nvfp4
+
+pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+
+SEEDS = int(os.environ.get("SM90_SEEDS", 1))
+by_name = pytest.mark.parametrize("name", CONFIGS)
+of_each_kind = pytest.mark.parametrize(
+    "name", CONFIGS if SEEDS > 1 else ["sm90_grouped_units_fp16_16", "sm90_grouped_units_bf16_8"]
+)
+
+
+def draw_ends(random: numpy.random.Generator, m: int, groups: int) -> list[int]:
+    """Some groups are empty, one may have nearly all rows, and ends may be of any value."""
+    ends = numpy.sort(random.integers(0, m + 1, groups))
+    kind = int(random.integers(4))
+    if kind == 0:
+        ends = numpy.where(numpy.arange(groups) < random.integers(groups), 0, m)
+    elif kind == 1:
+        ends = random.integers(-3, m + 4, groups)
+    return [int(end) for end in ends]
+
+
+def draw_schedule(random: numpy.random.Generator, config: Config, k: int) -> dict[str, int]:
+    steps = -(-k // STEP_K)
+    return {
+        "team_log2": int(random.integers(min(steps, WARPS).bit_length())),
+        "tile_pairs": int(random.integers(1, MOST_PAIRS // config.a_units + 1)),
+        "ctas": int(random.choice([1, 2, 5])),
+    }
+
+
+@by_name
+def test_ragged_products(name: str, random: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any groups, rows anywhere in A, any N, K that is no multiple of a step, an atom or 32, teams of any size, tiles
+    of any number of pairs: equal bits, nothing else is written. Lanes of a warp in step and apart."""
+    config = CONFIGS[name]
+    for case in range(4 * SEEDS):
+        monkeypatch.setenv("EMULATE_LANES", ("together", "apart")[case // 2 % 2])
+        emulator, module = load(config, timing(random, case))
+        m, groups, parts = int(random.integers(1, 30)), int(random.integers(1, 5)), int(random.integers(1, 3))
+        n = int(random.integers(1, (60, 300)[case % 2]))
+        if case % 4 == 3:
+            n = n // 128 * 128 + 128
+        k = 16 * int(random.integers(1, 40)) + (0, 4 * STEP_K)[case % 2]
+        ends, of = draw_ends(random, m, groups), draw_schedule(random, config, k)
+        print(f"{ends} of {m} by {n} x {k}, {parts} parts, {of}")
+        product = Product(emulator, random, config, ends, n, k, parts, TYPES[case % 3], m, gathers=case % 2 == 0)
+        if case % 2:
+            product.scale_rows(random)
+        product.launch(module, config, **of)
+        product.check()
+
+
+@by_name
+def test_many_tiles_of_a_team(name: str, random: numpy.random.Generator) -> None:
+    """A team has more tiles than stages of any kind, of groups with one row, and with more than a tile has."""
+    config = CONFIGS[name]
+    for case in range(SEEDS):
+        emulator, module = load(config, timing(random, case))
+        ends = [1, 2, 2, 19, 20, 60]
+        product = Product(emulator, random, config, ends, 200, 2 * STEP_K + 32)
+        product.launch(module, config, 1, team_log2=1, tile_pairs=1 + case % 4)
+        product.check()
+
+
+@by_name
+def test_every_code_and_scale_of_b(name: str, random: numpy.random.Generator) -> None:
+    """With numbers of all significant bits, from the smallest normal ones of fp16 on: the exact product."""
+    config = CONFIGS[name]
+    emulator, module = load(config, timing(random, 0))
+    m, n, k = 8 * config.a_units, 256, 16 * 256
+    product = Product(emulator, random, config, [m], n, k, gathers=False)
+    rows = numpy.arange(n)
+    position = (rows * 16 + random.integers(0, 16, n))[random.permutation(n)]  # of the one nonzero value in a row of B
+    b = numpy.zeros((1, n, k), "u1")
+    b[0, rows, position] = rows % 16
+    scales = numpy.broadcast_to(random.permutation(256).astype("u1"), (1, n, 256))
+    scales = numpy.where(scales & 127 == NAN, 0x38, scales).astype("u1")
+    product.arrays[2].numpy()[:] = b[..., ::2] | b[..., 1::2] << 4
+    product.arrays[3].numpy()[:] = swizzle_scales(scales, NAN)
+    bits = 7 if config.bf16 else 10
+    numbers = 1 + random.integers(0, 1 << bits, (m, k)) / (1 << bits)
+    product.values = random.choice([-1.0, 1.0], (m, k)) * numbers * 2.0 ** random.integers(-14, 2, (m, k))
+    product.place_a()
+    product.launch(module, config, team_log2=2, tile_pairs=MOST_PAIRS // config.a_units)
+    exact = product.values[:, position] * VALUES[rows % 16] * E4M3[scales[0, rows, position // 16] & 127]
+    assert (product.result() == exact.astype("f4")).all()
+
+
+@of_each_kind
+def test_nan(name: str, random: numpy.random.Generator) -> None:
+    """A NaN scale makes its column of the group NaN, NaN in A its row, an index outside of A the row of the result, and
+    nothing else."""
+    config = CONFIGS[name]
+    emulator, module = load(config, timing(random, 1))
+    product = Product(emulator, random, config, [5, 9], 150, 1056, gathers=False)
+    product.scales[1][1, 70, 64] = NAN
+    product.arrays[2].numpy()[1, 70] = 0
+    product.arrays[3].numpy()[:] = swizzle_scales(product.scales[1], NAN)
+    product.values[2, 50] = numpy.nan
+    product.place_a()
+    product.rows_of[:] = numpy.arange(9)
+    product.rows_of[[0, 7]] = -1, 2**31 - 1
+    product.placed_rows = emulator.array(product.rows_of)
+    product.launch(module, config, 3, team_log2=1, tile_pairs=2)
+    nan = numpy.isnan(product.result())
+    expected = numpy.zeros((9, 150), bool)
+    expected[[0, 2, 7]], expected[5:, 70] = True, True
+    assert (nan == expected).all()
+
+
+@of_each_kind
+def test_epilogues(name: str, random: numpy.random.Generator) -> None:
+    """alpha as a number, of all, of each matrix and of each of its columns; bias of each matrix in any type; factors of
+    rows; each output type, rows of the result on fewer bytes than a store has."""
+    config = CONFIGS[name]
+    for case in range(4 * SEEDS):
+        emulator, module = load(config, timing(random, case))
+        out_type, bias_type = TYPES[case % 3], TYPES[int(random.integers(3))]
+        n, parts, ends = 133, 2, [3, 3, 12]
+        product = Product(emulator, random, config, ends, n, 288, parts, out_type)
+        alpha = random.choice([0.5, 1, -2, 4], (len(ends) * parts, n)).astype("f4")
+        if case % 4 == 0:
+            alpha[:] = 2.0
+            product.extras["alpha_value"] = 2.0
+        elif case % 4 == 1:
+            alpha[:] = alpha[0, 0]
+            product.keep(alpha[0, :1].copy(), "alpha", alpha_stride=0)
+        elif case % 4 == 2:
+            alpha[:] = alpha[:, :1]
+            product.keep(alpha[:, 0].copy(), "alpha", alpha_stride=0, by_batch=1)
+        else:
+            product.keep(alpha, "alpha", alpha_stride=1, by_batch=1)
+        bias = numpy.zeros_like(alpha)
+        if case % 4 > 1:
+            bias = rounded(random.integers(-64, 65, alpha.shape), bias_type)
+            product.keep(stored(bias, bias_type), "bias", bias_type=bias_type)
+            product.extras["by_batch"] = 3
+        product.scale_rows(random)
+        product.launch(module, config, 4, team_log2=1, tile_pairs=3)
+        scale, product.scale = product.scale, None
+        of = numpy.searchsorted(ends, numpy.arange(12), side="right")
+        by_group = [x.reshape(len(ends), parts * n)[of] for x in (alpha, bias)]
+        product.check((product.expected() * by_group[0] + by_group[1]) * scale[:, None])
+
+
+@of_each_kind
+def test_rows_do_not_depend_on_others(name: str, random: numpy.random.Generator) -> None:
+    """Sums that round: the bits of a row are those of the row in a group of its own, by any instantiation of its type
+    of A and any number of SMs, as long as the team has as many warps."""
+    config = CONFIGS[name]
+    emulator, module = load(config, timing(random, 0))
+    n, k = 136, 9 * STEP_K + 32
+    product = Product(emulator, random, config, [11], n, k, gathers=False)
+    product.values = random.standard_normal((11, k)).astype("f2" if not config.bf16 else "f4")
+    product.place_a()
+    product.launch(module, config, 5, team_log2=2, tile_pairs=2)
+    for other in (other for other in CONFIGS.values() if other.bf16 == config.bf16):
+        emulator, module = load(other, timing(random, 1))
+        alone = Product(emulator, random, other, [1], n, k, gathers=False)
+        for array, of in list(zip(alone.arrays, product.arrays))[2:]:
+            array.numpy()[...] = of.numpy()
+        alone.values = product.values[9:10]
+        alone.place_a()
+        alone.launch(module, other, int(random.integers(1, 20)), team_log2=2, tile_pairs=1)
+        assert (alone.result()[0].view("u4") == product.result()[9].view("u4")).all()
+
+
+@of_each_kind
+def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
+    """Dependent launches: each has the previous result as A."""
+    config = CONFIGS[name]
+    for case in range(SEEDS):
+        emulator, module = load(config, timing(random, case))
+        calls = [Product(emulator, random, config, [2, 9], 128, 128, out_type=FP16, gathers=False) for _ in range(3)]
+        for previous, call in zip(calls, calls[1:]):
+            call.arrays[0], call.a_pitch = previous.out, previous.out_pitch
+        for call in calls:
+            call.extras["alpha_value"] = 2.0**-10
+            call.launch(module, config, 3, tile_pairs=2, wait=False)
+        emulator.synchronize()
+        for previous, call in zip([None, *calls], calls):
+            if previous is not None:
+                call.values = previous.result().astype("f8")
+            if not config.bf16:
+                exact = call.expected() * 2.0**-10
+                assert numpy.allclose(call.result(), rounded(exact, FP16), rtol=2**-9, atol=2**-14)
+
+
+@pytest.mark.parametrize("operand", ["a", "b", "scale_b", "ends", "rows", "row_scale", "alpha"])
+def test_late_operands(operand: str, random: numpy.random.Generator) -> None:
+    """The grid before writes an operand late."""
+    config = CONFIGS[str(random.choice(list(CONFIGS)))]
+    for case in range(3 * SEEDS):
+        emulator, module = load(config, timing(random, case))
+        product = Product(emulator, random, config, [3, 3, 20], 150, 800, parts=2)
+        product.scale_rows(random)
+        product.alpha = float(random.choice([0.5, 2.0]))
+        product.keep(numpy.array([product.alpha], "f4"), "alpha", alpha_stride=0)
+        arrays = {"a": product.arrays[0], "b": product.arrays[2], "scale_b": product.arrays[3]}
+        arrays |= {"ends": product.placed_ends, "rows": product.placed_rows, "row_scale": product.row_scale}
+        late = (arrays | {"alpha": product.kept["alpha"]})[operand]
+        before = Predecessor(emulator, "sm90")
+        before.writes(late, {"ends": (0, 20, -1)[case % 3], "rows": 0, "b": 0, "scale_b": 0}.get(operand))
+        with before.launched():
+            product.launch(module, config, 3, int(random.integers(2)), 2, wait=False)
+        product.check(product.expected() * product.alpha)
+
+
+def test_shared_memory() -> None:
+    assert all(config.shared_bytes <= SHARED_LIMIT for config in CONFIGS.values())
+
+
+@sass.needed
+def test_machine_code(tmp_path: Path) -> None:
+    """No local memory; the loop over pairs is not unrolled: the mma and scalings of one pair, for 8 rows and, where a
+    tile has 16, for those. A CTA fits the registers."""
+    cubin = sass.find_cubin(Path(nvfp4._C.__file__), tmp_path, "nvfp4_sm90_grouped_units_")
+    kernels = sass.disassemble(cubin, "nvfp4_")
+    for name, config in CONFIGS.items():
+        kernel = kernels[name]
+        assert kernel.stack == kernel.local == 0 and not kernel.all("LDL|STL")
+        assert len(kernel.all("HMMA")) == 16 * (1 if config.a_units == 1 else 3)
+        scalings = len(kernel.all(r"HMUL2|HFMA2\.(MMA\.)?BF16"))
+        assert 64 * config.a_units <= scalings <= 64 * config.a_units + 8
+        assert kernel.registers * config.threads <= 65536
