@@ -17,16 +17,16 @@
 
 /* The kinds of kernels, in the order of their numbers in the family's kernel_set: a name, the instantiations, and how
  * one is loaded. A new kind is a row here and the files NAME.cu, NAME_config.h and NAME_plan.c, which defines
- * sm90_NAME_kind. */
+ * sm90_NAME_kind; those of gemv_quantize are gemv's. */
 #define SM90_KINDS(X)                                                                                                  \
     X(gemm, SM90_GEMM_CONFIGS, SM90_GEMM_ENTRY)                                                                        \
     X(gemv, SM90_GEMV_CONFIGS, SM90_GEMV_ENTRY)                                                                        \
     X(prefill, SM90_PREFILL_CONFIGS, SM90_PREFILL_ENTRY)                                                               \
     X(units, SM90_UNITS_CONFIGS, SM90_UNITS_ENTRY)                                                                     \
-    X(gemv_quantize, SM90_GEMV_QUANTIZE_CONFIGS, SM90_GEMV_ENTRY)                                                      \
     X(nn, SM90_NN_CONFIGS, SM90_NN_ENTRY)                                                                              \
     X(grouped_units, SM90_GROUPED_UNITS_CONFIGS, SM90_GROUPED_UNITS_ENTRY)                                             \
-    X(grouped, SM90_GROUPED_CONFIGS, SM90_GROUPED_ENTRY)
+    X(grouped, SM90_GROUPED_CONFIGS, SM90_GROUPED_ENTRY)                                                               \
+    X(gemv_quantize, SM90_GEMV_QUANTIZE_CONFIGS, SM90_GEMV_ENTRY)
 
 /* Numbers of the kernels. */
 enum {
