@@ -11,7 +11,7 @@ static const int on[] = {H200, H100_PCIE, H200_SLICE};
 enum {
     FIRST_UNITS = KERNEL_sm90_grouped_units_fp16_8,
     FIRST = KERNEL_sm90_grouped_fp16_128x64,
-    END = KERNEL_SM90_DEQUANT
+    END = KERNEL_sm90_gemv_quantize_fp16_1
 };
 
 static long times_first[SM90_KERNELS], times_listed[SM90_KERNELS];
