@@ -26,7 +26,7 @@ static const struct {
 #undef X
 };
 static const struct {
-    int mma_a_e2m1, stages, bf16;
+    int mma_a_e2m1, stages, a16, bf16;
 } prefill_configs[] = {
 #define X(id, ...) {__VA_ARGS__},
     SM90_PREFILL_CONFIGS(X)
@@ -440,13 +440,15 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
                           const launch_step *gemm) {
     const sm90_prefill_schedule *s = param_of(plan, gemm, 1);
     const sm90_dequant_schedule *e = dequant_of(plan);
+    const int a16 = prefill_configs[c->kernel - FIRST_PREFILL].a16;
     const int e2m1[2] = {prefill_configs[c->kernel - FIRST_PREFILL].mma_a_e2m1, 0};
+    const int as_it_lies[2] = {e2m1[0], a16};
     const int64_t rows[2] = {s->swap_ab ? p->n : p->m, s->swap_ab ? p->m : p->n}, clusters = g->props.sm_count / 2;
     const int64_t tiles_m = ceil_div(rows[0], 128), tiles_n = ceil_div(rows[1], 256);
     const int64_t pairs = ceil_div(tiles_m, 2) * tiles_n * p->l, rest = pairs % clusters;
     const int64_t split_k_tiles = 2 * rest <= clusters ? 2 * rest : 0, dp_pairs = pairs - split_k_tiles / 2;
     expect(prefill_configs[c->kernel - FIRST_PREFILL].bf16 == (p->a_type == NVFP4_BF16) &&
-               (p->a_type == VALUES_E2M1 || (e2m1[0] && s->swap_ab)),
+               a16 == (p->a_type != VALUES_E2M1) && (!a16 || (e2m1[0] && s->swap_ab)),
            "A of 16 bits is mma_b, in its own type");
     expect(entry_of(c->kernel)->shared_bytes <= g->props.shared_per_block &&
                gemm->shared_bytes == entry_of(c->kernel)->shared_bytes,
@@ -465,11 +467,12 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
     const uintptr_t end = WORKSPACE + (uintptr_t)c->workspace;
     uintptr_t from = WORKSPACE;
     int64_t counts[2];
-    expect(!!e == (p->k > 0), "a pre-pass, unless there is no K");
+    expect(!!e == (p->k > 0 && !a16) && plan->steps == 1 + !!e, "a pre-pass, unless there is no K or A has 16 bits");
+    expect(!a16 || c->workspace == 0, "A of 16 bits needs no workspace");
     for (int i = 1; i >= 0; i--) {
         const int is_b = i == 0 ? s->swap_ab : !s->swap_ab;
         const int64_t batch = is_b ? p->b_batch : p->a_batch, scale_batch = is_b ? p->sfb_batch : p->sfa_batch;
-        const int64_t count = batch == 0 && (e2m1[i] || scale_batch == 0) ? 1 : p->l;
+        const int64_t count = batch == 0 && (as_it_lies[i] || scale_batch == 0) ? 1 : p->l;
         expect(operands[i]->rows == rows[i] && operands[i]->batches == count, "rows and batches of an operand");
         expect(operands[i]->scale == (is_b ? p->sfb : p->sfa) && operands[i]->scale_batch == scale_batch &&
                    operands[i]->scale_pitch == (is_b ? p->sfb_pitch : p->sfa_pitch),
@@ -494,22 +497,25 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
         const int is_b = i == 0 ? s->swap_ab : !s->swap_ab;
         const tensor_layout *t = &plan->tensor_map[j].layout;
         expect(place == (const unsigned char *)&operands[i]->values, "in its place");
-        expect(t->data == (e2m1[i] ? (is_b ? p->b : p->a)
-                           : e     ? (i ? e->first.to : e->second.to)
-                                   : NULL),
+        expect(t->data == (as_it_lies[i] ? (is_b ? p->b : p->a)
+                           : e           ? (i ? e->first.to : e->second.to)
+                                         : NULL),
                "of what is there");
-        expect(t->rank == 3 && !strcmp(t->name, e2m1[i] ? is_b ? "b" : "a"
-                                                : is_b  ? "the dequantized b"
-                                                        : "the dequantized a"),
+        expect(t->rank == 3 && !strcmp(t->name, as_it_lies[i] ? is_b ? "b" : "a"
+                                                : is_b        ? "the dequantized b"
+                                                              : "the dequantized a"),
                "its rank and name");
         expect(t->element_bytes == (e2m1[i] ? 1 : 2) && t->box[0] == (e2m1[i] ? 32u : 64u) && t->box[1] == 128 &&
                    t->box[2] == 1,
                "a box");
-        expect(t->swizzle == (e2m1[i] ? 0 : 128), "what is dequantized is swizzled");
-        expect((int64_t)t->dims[1] == (e2m1[i] ? rows[i] : whole_tiles(rows[i], 256, p->k)) &&
+        expect(t->swizzle == (e2m1[i] ? 0 : 128), "what has 16 bits is swizzled");
+        expect((int64_t)t->dims[1] == (as_it_lies[i] ? rows[i] : whole_tiles(rows[i], 256, p->k)) &&
                    (int64_t)t->dims[2] == operands[i]->batches,
                "all rows are there, in the workspace of whole tiles");
-        expect((int64_t)t->dims[0] == (e2m1[i] ? p->k / 2 : ceil_div(p->k, 128) * 128), "all of K is there");
+        expect((int64_t)t->dims[0] == (e2m1[i] ? p->k / 2
+                                       : a16   ? p->k
+                                               : ceil_div(p->k, 128) * 128),
+               "all of K is there");
     }
 }
 

@@ -18,7 +18,7 @@ sm90_dequant_operand sm90_operand_of(const gemm_problem *p, int is_b) {
                                   .type = is_b ? VALUES_E2M1 : p->a_type};
 }
 
-sm90_operand_size sm90_e2m1_operand(const gemm_traits *t, int is_b) {
+sm90_operand_size sm90_operand_as_it_lies(const gemm_traits *t, int is_b) {
     const int32_t broadcast = is_b ? t->broadcast_b : t->broadcast_a;
     return (sm90_operand_size){.rows = (int32_t)(is_b ? t->n : t->m),
                                .batches = broadcast & BROADCAST_VALUES ? 1 : (int32_t)t->l};
@@ -73,6 +73,19 @@ sm90_dequant_schedule *sm90_add_dequant(const gemm_problem *p, int mma_b_is_b, c
     s->first.to = *mma_b_fp16;
     s->second.to = *behind;
     return s;
+}
+
+tensor_layout sm90_a16_layout(const gemm_problem *p, int64_t batches, int32_t box_k, int32_t box_rows) {
+    return (tensor_layout){
+        .name = "a",
+        .data = p->a,
+        .element_bytes = 2,
+        .rank = 3,
+        .dims = {(uint64_t)p->k, (uint64_t)p->m, (uint64_t)batches},
+        .strides = {tensor_stride(p->m, p->a_pitch), tensor_stride(batches, p->a_batch)},
+        .box = {(uint32_t)box_k, (uint32_t)box_rows, 1},
+        .swizzle = 128,
+    };
 }
 
 tensor_layout sm90_fp16_layout(const gemm_problem *p, int is_b, const void *data, const sm90_operand_size *size,

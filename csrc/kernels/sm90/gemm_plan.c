@@ -128,7 +128,7 @@ static int takes_operands(const gemm_config *config, const gemm_traits *t, int32
     if (t->scale_layout != NVFP4_128X4 || !t->tma_values || !takes_type(config, t)) return 0;
     if (t->a_type != VALUES_E2M1 && !swap_ab) return 0;
     if (!config->dequant_b_in_kernel) return sm90_fp16_operand(t, !swap_ab, config->mma_tile_n, mma_b);
-    *mma_b = sm90_e2m1_operand(t, !swap_ab);
+    *mma_b = sm90_operand_as_it_lies(t, !swap_ab);
     return 1;
 }
 

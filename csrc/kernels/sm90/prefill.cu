@@ -15,6 +15,11 @@
  * the second of two register buffers while wgmma runs; lane t of a quad takes the values under scale t
  * (sm90/dequant.cu). The epilogue of a tile overlaps the loads of the next one.
  *
+ * A 16-bit A (MMA_B_A16) is mma_b as it lies in memory. Its order along K is that of wgmma, so a thread reads all of
+ * its two rows of mma_a and takes bytes t and t + 4 of each scale group. TMA would take 10 clocks for each row past the
+ * end of A. So the last tile along mma_n begins 256 rows before the end, and rows of the tile before are not stored
+ * again.
+ *
  * Shared memory: STAGES stages [mma_b 32768 | mma_a 16384, or e2m1 4096 and scales 512] bytes, an epilogue staging
  * buffer for each math warp, mbarriers (SM90_PREFILL_SHARED_BYTES). Rows past the end of a tensor reach only results
  * that are not stored. */
@@ -39,9 +44,9 @@ enum {
 /* createpolicy.fractional evict_normal, fraction 1 (PTX ISA 9.0, section 9.7.9.20). */
 static constexpr uint64_t EVICT_NORMAL = 0x1000000000000000;
 
-template <int MMA_A_E2M1_, int STAGES_, int BF16_> struct config {
+template <int MMA_A_E2M1_, int STAGES_, int A16_, int BF16_> struct config {
     static constexpr int TYPE = BF16_ ? NVFP4_BF16 : NVFP4_FP16; /* of the wgmma operands */
-    static constexpr bool MMA_A_E2M1 = MMA_A_E2M1_;
+    static constexpr bool MMA_A_E2M1 = MMA_A_E2M1_, MMA_B_A16 = A16_;
     static constexpr int STAGES = STAGES_, STAGE_BYTES = SM90_PREFILL_STAGE_BYTES(MMA_A_E2M1);
     static constexpr int HALF_B_BYTES = SM90_PREFILL_MMA_B_BYTES / 2, MMA_A_OFFSET = SM90_PREFILL_MMA_B_BYTES;
     static constexpr int MMA_A_BYTES = SM90_PREFILL_MMA_A_BYTES(MMA_A_E2M1),
@@ -72,12 +77,15 @@ template <class C> struct smem_layout {
 struct tile_scheduler {
     const sm90_prefill_schedule &s;
     uint32_t rank, next, clusters;
+    bool ends_with_rows;     /* no tile passes the last row of mma_b, unless it has fewer than a tile */
     bool split_k;            /* each CTA of the cluster computes half of K of one tile */
     int32_t mma_m, mma_n, l; /* first rows of the tile; its batch */
+    int32_t stored_n;        /* first row of mma_b whose results are stored */
     int32_t k, k_end, steps; /* stages along K; with split_k the last step can be at k_end, and is empty */
 
-    __device__ __forceinline__ tile_scheduler(const sm90_prefill_schedule &s)
-        : s(s), rank(cluster_ctarank()), next(blockIdx.x / 2), clusters(gridDim.x / 2) {}
+    __device__ __forceinline__ tile_scheduler(const sm90_prefill_schedule &s, bool ends_with_rows)
+        : s(s), rank(cluster_ctarank()), next(blockIdx.x / 2), clusters(gridDim.x / 2), ends_with_rows(ends_with_rows) {
+    }
 
     /* Advances to the next tile; false if there is none. */
     __device__ __forceinline__ bool advance() {
@@ -109,7 +117,8 @@ struct tile_scheduler {
         uint32_t band = in_batch / (BAND * s.tiles_mma_n), in_band = in_batch - band * BAND * s.tiles_mma_n;
         uint32_t width = min((uint32_t)BAND, pairs_m - band * BAND);
         l = (int32_t)(pair / batch);
-        mma_n = (int32_t)(in_band / width) * SM90_PREFILL_MMA_TILE_N;
+        mma_n = stored_n = (int32_t)(in_band / width) * SM90_PREFILL_MMA_TILE_N;
+        if (ends_with_rows) mma_n = max(min(mma_n, s.mma_b.rows - SM90_PREFILL_MMA_TILE_N), 0);
         mma_m = (int32_t)((band * BAND + in_band % width) * 2 + half) * SM90_PREFILL_MMA_TILE_M;
     }
 };
@@ -198,6 +207,47 @@ template <class C> __device__ __forceinline__ void decode_a(uint32_t stage, uint
         }
 }
 
+/* The values 2t, 2t + 1 and 2t + 8, 2t + 9 of a scale group, without their scale. */
+template <int TYPE> __device__ __forceinline__ void e2m1_columns(uint2 group, int t, uint32_t (&pairs)[2]) {
+    uint32_t bytes = __byte_perm(group.x, group.y, (TYPE == NVFP4_FP16 ? 0x4400 : 0x4040) + t * 0x1111);
+    if (TYPE == NVFP4_FP16) { /* bytes t, t, t + 4, t + 4: a code at the top of each */
+        uint32_t codes = bytes << 4 & 0x00FF00FF | bytes & 0xFF00FF00;
+        e4m3x4_to_half2x2(and_or(codes, 0x80808080, codes >> 2 & 0x1C1C1C1C), pairs[0], pairs[1]);
+    } else { /* bytes t, t + 4, t, t + 4: codes at bits 4 and 12 of each half */
+        uint32_t codes = bytes << 4 & 0x0000FFFF | bytes & 0xFFFF0000;
+        pairs[0] = and_or(codes << 8, 0x80008000, codes << 2 & 0x01C001C0);
+        pairs[1] = and_or(codes, 0x80008000, codes >> 6 & 0x01C001C0);
+    }
+}
+
+template <int TYPE> __device__ __forceinline__ uint32_t multiply_pair(uint32_t x, uint32_t y) {
+    return TYPE == NVFP4_FP16 ? half2_multiply(x, y) : bf162_multiply(x, y);
+}
+
+/* The same as decode_a in natural order along K, that of a 16-bit A. */
+template <class C> __device__ __forceinline__ void decode_a_in_order(uint32_t stage, uint32_t (&a)[4][4]) {
+    int lane = threadIdx.x % 32, row = (threadIdx.x / 32 - FIRST_MATH_WARP) * 16 + lane / 4, t = lane % 4;
+    uint32_t values = stage + C::MMA_A_OFFSET + row * 32,
+             scales = stage + C::MMA_SFA_OFFSET + row % 32 * 16 + row / 32 * 4;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        uint32_t four = ld_shared(scales + h * 8 * 16) & 0x7F7F7F7F;
+        uint32_t factors[2] = {w4a16<C::TYPE>::scales(four & 0xFFFF), w4a16<C::TYPE>::scales(four >> 16)};
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            uint4 words = ld_shared_v4(values + h * 8 * 32 + i * 8);
+            uint32_t first[2], second[2];
+            e2m1_columns<C::TYPE>(make_uint2(words.x, words.y), t, first);
+            e2m1_columns<C::TYPE>(make_uint2(words.z, words.w), t, second);
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                a[i][2 * j + h] = multiply_pair<C::TYPE>(first[j], both_halves<0>(factors[i / 2]));
+                a[i + 1][2 * j + h] = multiply_pair<C::TYPE>(second[j], both_halves<1>(factors[i / 2]));
+            }
+        }
+    }
+}
+
 /* The mainloop of one tile. */
 template <class C> struct mainloop {
     smem_layout<C> smem;
@@ -209,7 +259,10 @@ template <class C> struct mainloop {
     __device__ __forceinline__ void step(bool first, uint32_t other, uint32_t (&a)[4][4], float (&d)[SUMS]) {
         uint32_t stage = smem.stage(state.index);
         mbarrier_wait(smem.full(state.index), state.phase);
-        if constexpr (C::MMA_A_E2M1) decode_a<C>(stage, a);
+        if constexpr (C::MMA_B_A16)
+            decode_a_in_order<C>(stage, a);
+        else if constexpr (C::MMA_A_E2M1)
+            decode_a<C>(stage, a);
         uint64_t b_descriptor = wgmma_smem_descriptor(stage);
         uint64_t a_descriptor = wgmma_smem_descriptor(stage + C::MMA_A_OFFSET + threadIdx.x / 128 * 8192 - 8192);
         wgmma_fence();
@@ -333,7 +386,7 @@ template <bool TRANS> __device__ __forceinline__ void stmatrix_x4(uint32_t to, c
  * i of 16 bytes is at i ^ row % 8, against bank conflicts. */
 template <bool SWAP_AB>
 __device__ __forceinline__ void epilogue_plain(const gemm_problem &p, int32_t l, int32_t mma_m, int32_t mma_n,
-                                               int begin, int end, uint32_t staging, float unit,
+                                               int32_t stored_n, int begin, int end, uint32_t staging, float unit,
                                                const float (&d)[SUMS]) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, matrix = lane / 8;
     float alpha = p.alpha ? *p.alpha : p.alpha_value;
@@ -375,7 +428,8 @@ __device__ __forceinline__ void epilogue_plain(const gemm_problem &p, int32_t l,
             int64_t column = SWAP_AB ? 0 : chunk, to_row = i * STEP + (SWAP_AB ? chunk : 0);
             int at_row = i * STEP + (SWAP_AB ? warp * 4 + lane / 8 : lane / 8);
             uint4 v = ld_shared_v4(mine + i * STEP * 128 + (lane % 8 ^ at_row % 8) * 16);
-            if (m + to_row < p.m && n + column < p.n) *(uint4 *)(out + to_row * p.out_pitch + column * 2) = v;
+            if (m + to_row < p.m && n + column < p.n && (!SWAP_AB || m + to_row >= stored_n))
+                *(uint4 *)(out + to_row * p.out_pitch + column * 2) = v;
         }
     }
 }
@@ -391,13 +445,14 @@ __device__ __forceinline__ void epilogue(const gemm_problem &p, const sm90_prefi
     if (is_plain(p)) {
         uint32_t staging = shared_address(to);
         if (s.swap_ab)
-            epilogue_plain<true>(p, scheduler.l, scheduler.mma_m + warp / 4 * 64, scheduler.mma_n, begin, end,
-                                 staging - warp % 4 * SM90_PREFILL_EPILOGUE_STAGING_BYTES, unit, d);
+            epilogue_plain<true>(p, scheduler.l, scheduler.mma_m + warp / 4 * 64, scheduler.mma_n, scheduler.stored_n,
+                                 begin, end, staging - warp % 4 * SM90_PREFILL_EPILOGUE_STAGING_BYTES, unit, d);
         else
-            epilogue_plain<false>(p, scheduler.l, mma_m, scheduler.mma_n, begin, end, staging, unit, d);
+            epilogue_plain<false>(p, scheduler.l, mma_m, scheduler.mma_n, 0, begin, end, staging, unit, d);
         return;
     }
     epilogue_staging staging(to, s.swap_ab);
+    int64_t first_m = s.swap_ab ? scheduler.stored_n : 0;
 #pragma unroll
     for (int chunk = 0; chunk < SM90_PREFILL_MMA_TILE_N; chunk += 32) {
         if (chunk < begin || chunk >= end) continue;
@@ -410,8 +465,8 @@ __device__ __forceinline__ void epilogue(const gemm_problem &p, const sm90_prefi
 #pragma unroll 1
             for (int pass = 0; pass < 4; pass++) {
                 float4 v = staging.get(pass);
-                if (m + pass * staging.rows < p.m)
-                    columns.store(p, scheduler.l, m + pass * staging.rows, {v.x, v.y, v.z, v.w});
+                int64_t row = m + pass * staging.rows;
+                if (row >= first_m && row < p.m) columns.store(p, scheduler.l, row, {v.x, v.y, v.z, v.w});
             }
         }
         __syncwarp();
@@ -443,7 +498,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     /* After the wait: launched earlier, the grid after next could start before this one's predecessor is complete. */
     griddepcontrol_launch_dependents();
 
-    tile_scheduler scheduler(s);
+    tile_scheduler scheduler(s, C::MMA_B_A16);
     if (warp < FIRST_MATH_WARP) {
         setmaxnreg_dec<C::PRODUCER_REGISTERS>();
         if (warp == 0 && elect_one()) producer(s, smem, scheduler);

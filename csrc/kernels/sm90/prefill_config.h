@@ -2,15 +2,19 @@
  * Host C and device code share this file: plain C preprocessor.
  *
  * mma_a is the wgmma operand of which a CTA takes 128 rows, mma_b the one of which it takes 256. swap_ab selects which
- * user matrix is mma_a (1: B). mma_b is dequantized to fp16 in a workspace first. Two kernels:
+ * user matrix is mma_a (1: B). Two kernels dequantize mma_b to fp16 in a workspace first:
  *
  *   sm90_prefill_mixed   mma_a stays e2m1 and is dequantized in the kernel; it should be the operand with more rows
  *   sm90_prefill_fp16    both operands are dequantized first
  *
- * sm90_prefill_mixed needs 128x4 scales, K a multiple of 64, values that a tensor map reaches (rows and batches on 16
- * bytes), and scale, scale_batch and scale_pitch of mma_a on 16 bytes. sm90_prefill_fp16 takes everything.
+ * Two take a 16-bit A (W4A16), which is mma_b and read as it lies; mma_a stays e2m1:
  *
- * A call is two launches on one stream, both programmatic (PDL):
+ *   sm90_prefill_a_fp16, sm90_prefill_a_bf16
+ *
+ * All but sm90_prefill_fp16 need 128x4 scales, K a multiple of 64, values that a tensor map reaches (rows and batches
+ * on 16 bytes), and scale, scale_batch and scale_pitch of mma_a on 16 bytes. sm90_prefill_fp16 takes all of NVFP4.
+ *
+ * A call of NVFP4 A is two launches on one stream, both programmatic (PDL); a 16-bit A needs the second alone:
  *
  *   1. nvfp4_sm90_dequant(sm90_dequant_schedule)         first_ctas + second_ctas CTAs of SM90_DEQUANT_THREADS
  *                                                        threads
@@ -42,11 +46,12 @@
 
 #include "common/tensor_map.h"
 
-/*    id, mma_a_e2m1, stages, bf16 (wgmma in bf16 for bf16 A) */
+/*    id, mma_a_e2m1, stages, a16 (mma_b is a 16-bit A), bf16 (wgmma in bf16 for bf16 A) */
 #define SM90_PREFILL_CONFIGS(X)                                                                                        \
-    X(sm90_prefill_mixed, 1, 5, 0)                                                                                     \
-    X(sm90_prefill_fp16, 0, 4, 0)                                                                                      \
-    X(sm90_prefill_mixed_bf16, 1, 5, 1)
+    X(sm90_prefill_mixed, 1, 5, 0, 0)                                                                                  \
+    X(sm90_prefill_fp16, 0, 4, 0, 0)                                                                                   \
+    X(sm90_prefill_a_fp16, 1, 5, 1, 0)                                                                                 \
+    X(sm90_prefill_a_bf16, 1, 5, 1, 1)
 
 #define SM90_PREFILL_THREADS    384 /* a producer warpgroup, two math warpgroups */
 #define SM90_PREFILL_STAGE_K    64  /* values along K of a stage: 128 bytes of fp16, one span of the 128-byte swizzle */
@@ -110,7 +115,8 @@ typedef struct sm90_dequant_schedule {
 /* Second parameter of the prefill kernels. The scale fields of an fp16 operand are unused. */
 typedef struct sm90_prefill_operand {
     tensor_map values; /* fp16 {128 ceil(K/128), rows of whole clusters, batches}, box {64, 128, 1}, 128-byte swizzle;
-                          e2m1: uint8 {K/2, rows, batches}, box {32, 128, 1}, no swizzle */
+                          16-bit A: {K, rows, batches}, the same box; e2m1: uint8 {K/2, rows, batches}, box {32, 128, 1},
+                          no swizzle */
     const uint8_t *scale;
     int64_t scale_pitch, scale_batch; /* bytes between 128-row blocks, between batches */
     int32_t rows;

@@ -1,10 +1,11 @@
-/* The large-M (prefill) kernels: one operand or both are dequantized to fp16 once, in a workspace. The rules are those
- * of sm90/prefill_config.h. */
+/* The large-M (prefill) kernels: one operand or both are dequantized to fp16 once, in a workspace, or A has 16 bits.
+ * The rules are those of sm90/prefill_config.h. */
 #include "kernels/sm90/plan.h"
 
 typedef struct prefill_config {
     int32_t kernel;
     int32_t mma_a_e2m1, stages;
+    int32_t a16;  /* mma_b is a 16-bit A */
     int32_t type; /* of the wgmma operands */
     int32_t shared_bytes;
     const char *reason;
@@ -12,14 +13,16 @@ typedef struct prefill_config {
 
 #define MANY " so many products repay that"
 static const prefill_config configs[] = {
-#define X(id, mma_a_e2m1, stages, bf16)                                                                                \
+#define X(id, mma_a_e2m1, stages, a16, bf16)                                                                           \
     {KERNEL_##id,                                                                                                      \
      mma_a_e2m1,                                                                                                       \
      stages,                                                                                                           \
+     a16,                                                                                                              \
      (bf16) ? NVFP4_BF16 : NVFP4_FP16,                                                                                 \
      SM90_PREFILL_SHARED_BYTES(mma_a_e2m1, stages),                                                                    \
-     (mma_a_e2m1) ? "the operand with fewer rows is dequantized to fp16 first, the other decoded in registers:" MANY   \
-                  : "both operands are dequantized to fp16 first:" MANY},
+     (a16)          ? "A is read as it lies, B decoded in registers"                                                   \
+     : (mma_a_e2m1) ? "the operand with fewer rows is dequantized to fp16 first, the other decoded in registers:" MANY \
+                    : "both operands are dequantized to fp16 first:" MANY},
     SM90_PREFILL_CONFIGS(X)
 #undef X
 };
@@ -35,9 +38,12 @@ typedef struct IS_TILING prefill_tiling {
 
 /* 0: an operand cannot be dequantized. */
 static int takes_operands(const gemm_traits *t, const prefill_config *config, int swap_ab, prefill_tiling *tiling) {
-    if (!sm90_fp16_operand(t, !swap_ab, CLUSTER_ROWS, &tiling->mma_b)) return 0;
+    if (config->a16)
+        tiling->mma_b = sm90_operand_as_it_lies(t, 0);
+    else if (!sm90_fp16_operand(t, !swap_ab, CLUSTER_ROWS, &tiling->mma_b))
+        return 0;
     if (!config->mma_a_e2m1) return sm90_fp16_operand(t, swap_ab, CLUSTER_ROWS, &tiling->mma_a);
-    tiling->mma_a = sm90_e2m1_operand(t, swap_ab);
+    tiling->mma_a = sm90_operand_as_it_lies(t, swap_ab);
     return 1;
 }
 
@@ -77,8 +83,8 @@ static double single_us(const sm90_model *m, const gemm_traits *t, const prefill
 static int32_t list_one(const sm90_model *model, const device_props *props, const gemm_traits *t,
                         const prefill_config *config, int32_t swap_ab, gemm_candidate *out) {
     prefill_tiling tiling;
-    if (config->type != sm90_wgmma_type(t)) return 0;
-    if (t->a_type != VALUES_E2M1 && !(config->mma_a_e2m1 && swap_ab)) return 0; /* 16-bit A is mma_b */
+    const int a16 = t->a_type != VALUES_E2M1;
+    if (config->type != sm90_wgmma_type(t) || config->a16 != a16 || (a16 && !swap_ab)) return 0;
     if (config->shared_bytes > props->shared_per_block || !takes_operands(t, config, swap_ab, &tiling) ||
         !tile(props, t, config, &tiling))
         return 0;
@@ -139,7 +145,8 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
         .swap_ab = c->swap_ab,
     };
     if (p->k == 0) return;
-    const tensor_layout mma_b = sm90_fp16_layout(p, !mma_a_is_b, mma_b_fp16, &tiling->mma_b, BOX_ROWS);
+    const tensor_layout mma_b = config->a16 ? sm90_a16_layout(p, tiling->mma_b.batches, SM90_PREFILL_STAGE_K, BOX_ROWS)
+                                            : sm90_fp16_layout(p, !mma_a_is_b, mma_b_fp16, &tiling->mma_b, BOX_ROWS);
     const tensor_layout mma_a =
         config->mma_a_e2m1 ? values_layout(p, mma_a_is_b, tiling->mma_a.batches, SM90_PREFILL_STAGE_K / 2, BOX_ROWS, 0)
                            : sm90_fp16_layout(p, mma_a_is_b, mma_a_fp16, &tiling->mma_a, BOX_ROWS);

@@ -18,9 +18,9 @@ from emulate import Emulator, Module
 from harness import launch, sass
 from harness.headers import Config
 from harness.launch import chain, check_chain, timing
-from harness.values import BF16, FP16, FP32, rounded
+from harness.values import BF16, E4M3, FP16, FP32, NAN, VALUES, rounded, swizzle_scales
 from sm90.operands import FAMILY, dequant_ptx
-from sm90.prefill import CONFIGS, PrefillProduct
+from sm90.prefill import A16_CONFIGS, CONFIGS, A16Product, PrefillProduct
 
 import nvfp4
 
@@ -213,6 +213,86 @@ def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
         check_chain(calls)
 
 
+of_a16 = pytest.mark.parametrize("name", A16_CONFIGS)
+
+
+@of_a16
+def test_a16_products(name: str, random: numpy.random.Generator) -> None:
+    """A as it lies, with NaN behind its rows: fewer rows than a tile, and a last tile that begins before its own rows;
+    c in place of the output, so that a row that is stored twice is wrong; data-parallel and split-K tiles; batches."""
+    config = A16_CONFIGS[name]
+    for case in range(3 * SEEDS):
+        emulator, module = launch.load(config, timing(random, case))
+        m = (int(random.integers(1, 257)), int(random.integers(257, 600)), 512)[case % 3]
+        n, k, clusters = int(random.integers(1, 400)), 64 * int(random.integers(1, 14)), int(random.integers(1, 6))
+        product = A16Product(
+            emulator, random, config, m, n, k, 1 + case % 2, out_type=(FP16, FP32, BF16)[int(random.integers(3))]
+        )
+        if case % 2:
+            product.set_epilogue(random, "vector", FP32, "out")
+        print(f"{m} x {n} x {k} x {product.l}, {clusters} clusters, type {product.out_type}")
+        product.launch_a16(module, config, clusters)
+        product.check()
+
+
+@of_a16
+def test_a16_plain_output(name: str, random: numpy.random.Generator) -> None:
+    """16-byte stores, several tiles, some split along K."""
+    config = A16_CONFIGS[name]
+    for clusters in (3, 5):
+        emulator, module = launch.load(config, timing(random, clusters))
+        product = A16Product(emulator, random, config, int(random.integers(257, 520)), 8 * int(random.integers(33, 65)),
+                             320, out_type=BF16 if config.bf16 else FP16)  # fmt: skip
+        product.launch_a16(module, config, clusters)
+        product.check()
+
+
+@of_a16
+def test_a16_every_code_and_scale(name: str, random: numpy.random.Generator) -> None:
+    """Each place in a stage of 64 values takes each code and each scale, sign bit set or not: a unit matrix gives the
+    exact values of B."""
+    config = A16_CONFIGS[name]
+    emulator, module = launch.load(config, timing(random, 0))
+    product = A16Product(emulator, random, config, 64, 256, 64)
+    product.values = numpy.eye(64)[None]
+    product.place_a()
+    codes = (numpy.arange(256)[:, None] + random.integers(0, 16, 64)).astype("u1")[None] % 16
+    scales = numpy.stack([random.permutation(256) for _ in range(4)], axis=1).astype("u1")[None]
+    scales = numpy.where(scales & 127 == NAN, 0x38, scales).astype("u1")
+    product.arrays[2].numpy()[:] = codes[..., ::2] | codes[..., 1::2] << 4
+    product.arrays[3].numpy()[:] = swizzle_scales(scales, NAN)
+    product.launch_a16(module, config, 1)
+    exact = VALUES[codes] * numpy.repeat(E4M3[scales & 127], 16, axis=2)
+    assert (product.result() == exact.swapaxes(1, 2)).all()
+
+
+@of_a16
+def test_a16_nan_scales(name: str, random: numpy.random.Generator) -> None:
+    """A NaN scale makes its column NaN, and nothing else."""
+    config = A16_CONFIGS[name]
+    emulator, module = launch.load(config, timing(random, 1))
+    product = A16Product(emulator, random, config, 30, 200, 192)
+    column = int(random.integers(200))
+    product.scales[1][0, column, int(random.integers(12))] = NAN
+    product.arrays[3].numpy()[:] = swizzle_scales(product.scales[1], NAN)
+    product.launch_a16(module, config, 1)
+    got = product.result()
+    assert (numpy.isnan(got) == (numpy.arange(200) == column)).all()
+
+
+@of_a16
+def test_a16_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
+    """Dependent launches, each reading the previous output as c; no K."""
+    config = A16_CONFIGS[name]
+    for case in range(SEEDS):
+        emulator, module = launch.load(config, int(random.integers(2**30)) * 4 + 2 + case % 2)
+        calls = chain([A16Product(emulator, random, config, 270, 20, k) for k in (512, 0, 64)])
+        for call in calls:
+            call.launch_a16(module, config, clusters=2, wait=False)
+        emulator.synchronize()
+        check_chain(calls)
+
+
 @pytest.mark.skipif("sm_90a" not in nvfp4.info()["archs"], reason="this build has no machine code for sm_90a")
 @sass.needed
 def test_machine_code() -> None:
@@ -220,7 +300,7 @@ def test_machine_code() -> None:
     access to global memory."""
     source = Path(os.environ.get("SM90_PREFILL_CUBIN", nvfp4._C.__file__))
     kernels = sass.kernels_of(source, "nvfp4_sm90_prefill_")
-    configs = FAMILY.configs("prefill")
+    configs = CONFIGS | A16_CONFIGS
     assert set(kernels) == {name.removeprefix("sm90_prefill_") for name in configs}, "install the package again"
     for name, config in configs.items():
         kernel = kernels[name.removeprefix("sm90_prefill_")]
