@@ -19,7 +19,7 @@ from harness import launch, sass
 from harness.headers import Config
 from harness.launch import chain, check_chain, timing
 from harness.values import BF16, E4M3, FP16, FP32, NAN, VALUES, rounded, swizzle_scales
-from sm90.operands import FAMILY, dequant_ptx
+from sm90.operands import dequant_ptx
 from sm90.prefill import A16_CONFIGS, CONFIGS, A16Product, PrefillProduct
 
 import nvfp4
