@@ -213,23 +213,6 @@ def baseline(model: Model, weights: Weights, routing: Routing) -> Tensor:
     return torch.cat(parts)
 
 
-def captured(calls: list[Call]) -> Call:
-    """All calls as one CUDA graph. The result is that of the last one, always the same tensor."""
-    torch = machine.need_torch()
-    calls[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            result = call()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return result
-
-    return replay
-
-
 def measure(
     model: Model,
     weights: Weights,
@@ -256,7 +239,7 @@ def measure(
         check_agreement(model, tokens, quantized(), wanted, AGREEMENT_W4A4)
     each_call = 1 / ROUTINGS if on_gpu else 1.0
     if on_gpu:
-        calls = {name: [captured(own)] for name, own in calls.items()}
+        calls = {name: [timing.captured(own)] for name, own in calls.items()}
     implementations = [
         timing.Implementation(name, partial(nth, own), "this", ours=name != NAMES[2], sets=len(own))
         for name, own in calls.items()
