@@ -38,8 +38,8 @@ PROGRAM = r"""
 #define SM90(id, groups, tiles, y, words, stages, streamk, bf16)                                                      \
     if (!(bf16)) printf("sm90 | %s | %d | %d | %d |\n", NAME(id), 4 * groups, stages,                                 \
            KIB(SM90_SHARED_BYTES(groups, tiles, y, stages)));
-#define PREFILL(id, raw, stages, a16, bf16)                                                                           \
-    printf("prefill | %s | %d | %d |\n", #id + sizeof "sm90_prefill", stages,                                         \
+#define PREFILL(id, raw, stages, divided, bf16)                                                                      \
+    if (!(bf16)) printf("prefill | %s | %d | %d |\n", #id + sizeof "sm90_prefill", stages,                            \
            KIB(SM90_PREFILL_SHARED_BYTES(raw, stages)));
 #define GEMV(id, rows, warps, stages)                                                                                 \
     printf("gemv | %d | %d | %d | %d |\n", rows, warps, stages, KIB(SM90_GEMV_STAGES_BYTES(warps, stages)));

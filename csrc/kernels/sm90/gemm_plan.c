@@ -58,7 +58,7 @@ static const gemm_config configs[] = {
     SM90_GEMM_CONFIGS(X)
 #undef X
 };
-enum { CONFIGS = sizeof configs / sizeof *configs, OTHER_CANDIDATES = 8 /* gemv: 2, prefill: 4, units: 2 */ };
+enum { CONFIGS = sizeof configs / sizeof *configs, OTHER_CANDIDATES = 10 /* gemv: 2, prefill: 6, units: 2 */ };
 #define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, streamk, bf16) +!(bf16)
 _Static_assert((0 SM90_GEMM_CONFIGS(X)) * 2 * MAX_CLUSTER + OTHER_CANDIDATES <= FAMILY_MAX_CANDIDATES,
                "room for all of fp16, which are more");
@@ -128,7 +128,7 @@ static int takes_operands(const gemm_config *config, const gemm_traits *t, int32
     if (t->scale_layout != NVFP4_128X4 || !t->tma_values || !takes_type(config, t)) return 0;
     if (t->a_type != VALUES_E2M1 && !swap_ab) return 0;
     if (!config->dequant_b_in_kernel) return sm90_fp16_operand(t, !swap_ab, config->mma_tile_n, mma_b);
-    *mma_b = sm90_operand_as_it_lies(t, !swap_ab);
+    *mma_b = sm90_e2m1_operand(t, !swap_ab);
     return 1;
 }
 

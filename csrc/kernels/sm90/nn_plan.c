@@ -74,6 +74,20 @@ static int32_t candidates(const sm90_model *model, const device_props *props, co
     return count;
 }
 
+/* A as it is. */
+static tensor_layout a_layout(const gemm_problem *p, int64_t batches, int32_t box_rows) {
+    return (tensor_layout){
+        .name = "a",
+        .data = p->a,
+        .element_bytes = 2,
+        .rank = 3,
+        .dims = {(uint64_t)p->k, (uint64_t)p->m, (uint64_t)batches},
+        .strides = {tensor_stride(p->m, p->a_pitch), tensor_stride(batches, p->a_batch)},
+        .box = {SM90_NN_STAGE_K, (uint32_t)box_rows, 1},
+        .swizzle = 128,
+    };
+}
+
 static tensor_layout b_layout(const gemm_problem *p, int64_t batches) {
     return (tensor_layout){
         .name = "b",
@@ -103,8 +117,7 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
                             .inv_split_k = sm90_reciprocal(c->split_k)};
     if (p->k == 0) return;                                  /* nothing is loaded */
     const int32_t rows = (int32_t)min_int(p->m, c->tile_m); /* TMA takes some 10 clocks to fill one with zeros */
-    const tensor_layout a = sm90_a16_layout(p, tiling->a_batches, SM90_NN_STAGE_K, rows),
-                        b = b_layout(p, tiling->b_batches);
+    const tensor_layout a = a_layout(p, tiling->a_batches, rows), b = b_layout(p, tiling->b_batches);
     add_tensor_map(out, &a, &s->a);
     add_tensor_map(out, &b, &s->b);
 }

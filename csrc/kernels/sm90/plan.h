@@ -68,14 +68,14 @@ static inline int32_t sm90_wgmma_type(const gemm_traits *t) {
     return t->a_type == NVFP4_BF16 ? NVFP4_BF16 : NVFP4_FP16;
 }
 
-/* An operand as a kernel reads it: as it lies, e2m1 with its scales or 16-bit; or in the workspace, by the pre-pass. */
+/* An operand as a kernel reads it: e2m1 with its scales, or 16-bit in the workspace, by the pre-pass. */
 typedef struct sm90_operand_size {
-    int64_t dequant_bytes; /* in the workspace; 0: read as it lies */
-    int64_t map_rows;      /* of its tensor map in the workspace: whole tiles */
+    int64_t dequant_bytes; /* in the workspace; 0: read as e2m1 */
+    int64_t map_rows;      /* of its tensor map: 16-bit, whole tiles */
     int32_t rows, batches; /* batches of its tensor map: L, or 1 where one serves all */
 } sm90_operand_size;
 
-sm90_operand_size sm90_operand_as_it_lies(const gemm_traits *traits, int is_b);
+sm90_operand_size sm90_e2m1_operand(const gemm_traits *traits, int is_b);
 /* 0: the workspace would be larger than tensor maps reach, or the pre-pass have too many CTAs. */
 int sm90_fp16_operand(const gemm_traits *traits, int is_b, int32_t tile_rows, sm90_operand_size *size);
 
@@ -92,8 +92,11 @@ sm90_dequant_schedule *sm90_add_dequant(const gemm_problem *problem, int mma_b_i
                                         const sm90_operand_size *mma_a, void *workspace, launch_plan *out,
                                         uint8_t **mma_b_fp16, uint8_t **behind);
 
-/* A 16-bit A as it lies: {K, M, batches}, with the 128-byte swizzle. */
-tensor_layout sm90_a16_layout(const gemm_problem *problem, int64_t batches, int32_t box_k, int32_t box_rows);
+/* The same for the first rows and values along K of mma_b, if one matrix of it serves all batches. */
+sm90_dequant_schedule *sm90_add_dequant_part(const gemm_problem *problem, int mma_b_is_b,
+                                             const sm90_operand_size *mma_b, int64_t rows, int64_t k,
+                                             const sm90_operand_size *mma_a, void *workspace, launch_plan *out,
+                                             uint8_t **mma_b_fp16, uint8_t **behind);
 
 /* A dequantized operand: fp16 {K rounded up, rows, batches}. */
 tensor_layout sm90_fp16_layout(const gemm_problem *problem, int is_b, const void *data, const sm90_operand_size *size,

@@ -8,17 +8,14 @@
  * keeps 128 of the 256 columns and sends the other its partial sums.
  *
  *   warp            waits for   does                                                              arrives at
- *   0, one thread   empty       TMA loads of both operands, bulk copies of scales                 full
+ *   0, one thread   empty,      TMA loads of both operands, bulk copies of scales                 full
+ *                   flags
+ *   1-3             -           dequantize blocks of mma_b to the workspace (DIVIDED)            flags
  *   4-11 (math)     full        MMA_A_E2M1: dequantize to registers; four wgmma; tile epilogue    empty, of both CTAs
  *
  * A stage is released after the wgmma of the next stage are issued. With MMA_A_E2M1 the next stage is dequantized into
  * the second of two register buffers while wgmma runs; lane t of a quad takes the values under scale t
  * (sm90/dequant.cu). The epilogue of a tile overlaps the loads of the next one.
- *
- * A 16-bit A (MMA_B_A16) is mma_b as it lies in memory. Its order along K is that of wgmma, so a thread reads all of
- * its two rows of mma_a and takes bytes t and t + 4 of each scale group. TMA would take 10 clocks for each row past the
- * end of A. So the last tile along mma_n begins 256 rows before the end, and rows of the tile before are not stored
- * again.
  *
  * Shared memory: STAGES stages [mma_b 32768 | mma_a 16384, or e2m1 4096 and scales 512] bytes, an epilogue staging
  * buffer for each math warp, mbarriers (SM90_PREFILL_SHARED_BYTES). Rows past the end of a tensor reach only results
@@ -26,27 +23,29 @@
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/decode.cuh"
 #include "kernels/common/epilogue.cuh"
+#include "kernels/common/flags.cuh"
 #include "kernels/common/mbarrier.cuh"
 #include "kernels/common/placement.cuh"
 #include "kernels/common/tma.cuh"
 #include "kernels/common/w4a16.cuh"
 #include "kernels/common/wgmma_m64n256.cuh"
+#include "kernels/sm90/dequant.cuh"
 #include "kernels/sm90/prefill_config.h"
 
 enum {
     MATH_WARPS = 8,
     FIRST_MATH_WARP = 4,
-    BAND = 8, /* pairs of tiles along mma_m that are adjacent in time */
     BOX_ROWS = 128,
-    SUMS = 128,   /* accumulators of a thread */
-    SCALES = 512, /* bytes of the scales of 128 rows by 64 along K */
+    SUMS = 128,                                           /* accumulators of a thread */
+    SCALES = 512,                                         /* bytes of the scales of 128 rows by 64 along K */
+    BLOCK_STAGES = SM90_DEQUANT_K / SM90_PREFILL_STAGE_K, /* of a block of mma_b */
 };
 /* createpolicy.fractional evict_normal, fraction 1 (PTX ISA 9.0, section 9.7.9.20). */
 static constexpr uint64_t EVICT_NORMAL = 0x1000000000000000;
 
-template <int MMA_A_E2M1_, int STAGES_, int A16_, int BF16_> struct config {
+template <int MMA_A_E2M1_, int STAGES_, int DIVIDED_, int BF16_> struct config {
     static constexpr int TYPE = BF16_ ? NVFP4_BF16 : NVFP4_FP16; /* of the wgmma operands */
-    static constexpr bool MMA_A_E2M1 = MMA_A_E2M1_, MMA_B_A16 = A16_;
+    static constexpr bool MMA_A_E2M1 = MMA_A_E2M1_, DIVIDED = DIVIDED_;
     static constexpr int STAGES = STAGES_, STAGE_BYTES = SM90_PREFILL_STAGE_BYTES(MMA_A_E2M1);
     static constexpr int HALF_B_BYTES = SM90_PREFILL_MMA_B_BYTES / 2, MMA_A_OFFSET = SM90_PREFILL_MMA_B_BYTES;
     static constexpr int MMA_A_BYTES = SM90_PREFILL_MMA_A_BYTES(MMA_A_E2M1),
@@ -56,7 +55,7 @@ template <int MMA_A_E2M1_, int STAGES_, int A16_, int BF16_> struct config {
                          FULL_OFFSET = EPILOGUE_STAGING_OFFSET + MATH_WARPS * SM90_PREFILL_EPILOGUE_STAGING_BYTES;
     static constexpr int EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES, END = EMPTY_OFFSET + 8 * STAGES;
     /* setmaxnreg: of 168 registers a thread at launch. */
-    static constexpr int PRODUCER_REGISTERS = 40, MATH_REGISTERS = 232;
+    static constexpr int PRODUCER_REGISTERS = DIVIDED ? 56 : 40, MATH_REGISTERS = DIVIDED ? 224 : 232;
 
     static_assert(STAGE_BYTES % 1024 == 0 && MMA_A_OFFSET % 1024 == 0, "the 128-byte swizzle repeats every 1024 bytes");
     static_assert(END == SM90_PREFILL_SHARED_BYTES(MMA_A_E2M1, STAGES) && END <= 227 * 1024,
@@ -77,15 +76,12 @@ template <class C> struct smem_layout {
 struct tile_scheduler {
     const sm90_prefill_schedule &s;
     uint32_t rank, next, clusters;
-    bool ends_with_rows;     /* no tile passes the last row of mma_b, unless it has fewer than a tile */
     bool split_k;            /* each CTA of the cluster computes half of K of one tile */
     int32_t mma_m, mma_n, l; /* first rows of the tile; its batch */
-    int32_t stored_n;        /* first row of mma_b whose results are stored */
     int32_t k, k_end, steps; /* stages along K; with split_k the last step can be at k_end, and is empty */
 
-    __device__ __forceinline__ tile_scheduler(const sm90_prefill_schedule &s, bool ends_with_rows)
-        : s(s), rank(cluster_ctarank()), next(blockIdx.x / 2), clusters(gridDim.x / 2), ends_with_rows(ends_with_rows) {
-    }
+    __device__ __forceinline__ tile_scheduler(const sm90_prefill_schedule &s)
+        : s(s), rank(cluster_ctarank()), next(blockIdx.x / 2), clusters(gridDim.x / 2) {}
 
     /* Advances to the next tile; false if there is none. */
     __device__ __forceinline__ bool advance() {
@@ -110,16 +106,16 @@ struct tile_scheduler {
     }
 
   private:
-    /* Pairs are ordered in bands of BAND along mma_m, along mma_m first: concurrent tiles then share rows of both
-     * operands in L2. */
+    /* Pairs are ordered in bands of SM90_PREFILL_BAND along mma_m, along mma_m first: concurrent tiles then share rows
+     * of both operands in L2. */
     __device__ __forceinline__ void locate(uint32_t pair, uint32_t half) {
         uint32_t pairs_m = (s.tiles_mma_m + 1) / 2, batch = pairs_m * s.tiles_mma_n, in_batch = pair % batch;
-        uint32_t band = in_batch / (BAND * s.tiles_mma_n), in_band = in_batch - band * BAND * s.tiles_mma_n;
-        uint32_t width = min((uint32_t)BAND, pairs_m - band * BAND);
+        uint32_t band = in_batch / (SM90_PREFILL_BAND * s.tiles_mma_n),
+                 in_band = in_batch - band * SM90_PREFILL_BAND * s.tiles_mma_n;
+        uint32_t width = min((uint32_t)SM90_PREFILL_BAND, pairs_m - band * SM90_PREFILL_BAND);
         l = (int32_t)(pair / batch);
-        mma_n = stored_n = (int32_t)(in_band / width) * SM90_PREFILL_MMA_TILE_N;
-        if (ends_with_rows) mma_n = max(min(mma_n, s.mma_b.rows - SM90_PREFILL_MMA_TILE_N), 0);
-        mma_m = (int32_t)((band * BAND + in_band % width) * 2 + half) * SM90_PREFILL_MMA_TILE_M;
+        mma_n = (int32_t)(in_band / width) * SM90_PREFILL_MMA_TILE_N;
+        mma_m = (int32_t)((band * SM90_PREFILL_BAND + in_band % width) * 2 + half) * SM90_PREFILL_MMA_TILE_M;
     }
 };
 
@@ -132,21 +128,95 @@ __device__ __forceinline__ void tma_load_3d_multicast(uint32_t to, const tensor_
                  : "memory");
 }
 
+/* The blocks of a group of tiles of mma_b (sm90/prefill_config.h). */
+struct block_group {
+    uint32_t first_tile, tiles, first_block;
+
+    __device__ __forceinline__ block_group(const sm90_prefill_schedule &s, uint32_t index)
+        : first_tile(index * s.group_tiles), tiles(min(s.group_tiles, s.tiles_mma_n - first_tile)),
+          first_block(first_tile * s.chunks) {}
+};
+
+/* The flags of the blocks of one tile. */
+struct tile_flags {
+    const sm90_prefill_schedule &s;
+    block_group group;
+    uint32_t in_group;
+
+    __device__ __forceinline__ tile_flags(const sm90_prefill_schedule &s, uint32_t tile)
+        : s(s), group(s, tile / s.group_tiles), in_group(tile - group.first_tile) {}
+
+    /* Waits until the block along K has been dequantized. The warps that do it wait for nothing, and each block that
+     * no warp has taken yet is taken by one of any CTA that runs, this one too. */
+    __device__ __forceinline__ void wait(uint32_t chunk) const {
+        flag_wait_generic(s.flags + group.first_block + chunk * group.tiles + in_group, SM90_PREFILL_BLOCK_PIECES);
+    }
+};
+
+/* Warps 1 to 3: take pieces of blocks until none is left. The next piece is taken while the loads are under way. */
+template <class C> __device__ __forceinline__ void dequantize_blocks(const sm90_prefill_schedule &s) {
+    const sm90_dequant_operand &b = s.mma_b_e2m1;
+    const int lane = threadIdx.x % 32;
+    const uint32_t end = s.blocks * SM90_PREFILL_BLOCK_PIECES;
+    uint32_t taken = 0;
+    if (lane == 0) taken = atomicAdd(s.flags + s.blocks, 1);
+    for (uint32_t piece; (piece = __shfl_sync(~0u, taken, 0)) < end;) {
+        const uint32_t block = piece / SM90_PREFILL_BLOCK_PIECES;
+        const block_group group(s, block / (s.group_tiles * s.chunks));
+        const uint32_t chunk = (block - group.first_block) / group.tiles;
+        const uint32_t tile = group.first_tile + block - group.first_block - chunk * group.tiles;
+        const int32_t row = tile * SM90_PREFILL_MMA_TILE_N + piece % SM90_PREFILL_BLOCK_PIECES * 8 + lane / 16;
+        const int64_t k64 = (int64_t)chunk * (SM90_DEQUANT_K / 64) + lane / 4 % 4;
+        const int have = k64 < s.k_stages && row < b.rows ? (b.rows - row + 1) / 2 : 0;
+        const int64_t pitch = (int64_t)(s.k_stages + 1) / 2 * 256, group16 = k64 * 4 + lane % 4;
+        char *to = (char *)b.to + row * pitch + k64 * 128 + lane % 4 * 16;
+        if (C::TYPE == NVFP4_FP16 && b.type == VALUES_E2M1) {
+            const uint8_t *scale =
+                b.scale + row / 128 * b.scale_pitch + k64 * SCALES + row % 32 * 16 + row / 32 % 4 * 4 + lane % 4;
+            e2m1_lane<4> rows;
+            rows.load(b.data + row * b.pitch + group16 * 8, 2 * b.pitch, scale, 2 * 16, 4, have);
+            if (lane == 0) taken = atomicAdd(s.flags + s.blocks, 1);
+            rows.store(to, 2 * pitch, 4, have);
+        } else {
+            const uint8_t *data = b.data + row * b.pitch + group16 * 32;
+            if (lane == 0) taken = atomicAdd(s.flags + s.blocks, 1);
+#pragma unroll 1
+            for (int i = 0; i < 4; i += 2, data += 4 * b.pitch, to += 4 * pitch) {
+                a16_lane<2> rows;
+                rows.load(data, 2 * b.pitch, 2, have - i);
+                rows.store(C::TYPE, to, 2 * pitch, 2, have - i);
+            }
+        }
+        fence_proxy_async_global();
+        __syncwarp();
+        if (lane == 0) flag_arrive_at_both(s.flags + block, s.flags + s.blocks + 1);
+    }
+}
+
 /* The producer, one thread. */
 template <class C>
 __device__ __forceinline__ void producer(const sm90_prefill_schedule &s, smem_layout<C> smem,
                                          tile_scheduler scheduler) {
     pipeline_state<C::STAGES> state;
+    bool has_flags = C::DIVIDED; /* and some blocks of mma_b may not be done */
     while (scheduler.advance()) {
         int32_t a_batch = s.mma_a.batches == 1 ? 0 : scheduler.l, b_batch = s.mma_b.batches == 1 ? 0 : scheduler.l,
                 k = scheduler.k;
         const uint8_t *scales = s.mma_a.scale + scheduler.l * s.mma_a.scale_batch +
                                 scheduler.mma_m / SM90_PREFILL_MMA_TILE_M * s.mma_a.scale_pitch;
         bool have_scales = C::MMA_A_E2M1 && scheduler.mma_m < s.mma_a.rows;
+        /* In later waves all pieces are done, and one look at their number replaces many at flags. */
+        if (has_flags && flag_load(s.flags + s.blocks + 1) == s.blocks * SM90_PREFILL_BLOCK_PIECES) has_flags = false;
+        const tile_flags flags(s, has_flags ? scheduler.mma_n / SM90_PREFILL_MMA_TILE_N : 0);
+        int32_t flagged = has_flags && k < scheduler.k_end ? k : INT32_MAX; /* the next stage with another flag */
         uint32_t bytes = SM90_PREFILL_MMA_B_BYTES + C::MMA_A_BYTES + (have_scales ? SCALES : 0);
 #pragma unroll 1
         for (int32_t step = 0; step < scheduler.steps; step++, k++, state.advance()) {
             uint32_t stage = smem.stage(state.index), full = smem.full(state.index);
+            if (C::DIVIDED && k == flagged) {
+                flags.wait(k / BLOCK_STAGES);
+                flagged = (k / BLOCK_STAGES + 1) * BLOCK_STAGES;
+            }
             mbarrier_wait(smem.empty(state.index), state.phase ^ 1);
             if (k == scheduler.k_end) { /* split_k, odd number of stages: the second CTA has one less */
                 mbarrier_arrive(full);
@@ -207,47 +277,6 @@ template <class C> __device__ __forceinline__ void decode_a(uint32_t stage, uint
         }
 }
 
-/* The values 2t, 2t + 1 and 2t + 8, 2t + 9 of a scale group, without their scale. */
-template <int TYPE> __device__ __forceinline__ void e2m1_columns(uint2 group, int t, uint32_t (&pairs)[2]) {
-    uint32_t bytes = __byte_perm(group.x, group.y, (TYPE == NVFP4_FP16 ? 0x4400 : 0x4040) + t * 0x1111);
-    if (TYPE == NVFP4_FP16) { /* bytes t, t, t + 4, t + 4: a code at the top of each */
-        uint32_t codes = bytes << 4 & 0x00FF00FF | bytes & 0xFF00FF00;
-        e4m3x4_to_half2x2(and_or(codes, 0x80808080, codes >> 2 & 0x1C1C1C1C), pairs[0], pairs[1]);
-    } else { /* bytes t, t + 4, t, t + 4: codes at bits 4 and 12 of each half */
-        uint32_t codes = bytes << 4 & 0x0000FFFF | bytes & 0xFFFF0000;
-        pairs[0] = and_or(codes << 8, 0x80008000, codes << 2 & 0x01C001C0);
-        pairs[1] = and_or(codes, 0x80008000, codes >> 6 & 0x01C001C0);
-    }
-}
-
-template <int TYPE> __device__ __forceinline__ uint32_t multiply_pair(uint32_t x, uint32_t y) {
-    return TYPE == NVFP4_FP16 ? half2_multiply(x, y) : bf162_multiply(x, y);
-}
-
-/* The same as decode_a in natural order along K, that of a 16-bit A. */
-template <class C> __device__ __forceinline__ void decode_a_in_order(uint32_t stage, uint32_t (&a)[4][4]) {
-    int lane = threadIdx.x % 32, row = (threadIdx.x / 32 - FIRST_MATH_WARP) * 16 + lane / 4, t = lane % 4;
-    uint32_t values = stage + C::MMA_A_OFFSET + row * 32,
-             scales = stage + C::MMA_SFA_OFFSET + row % 32 * 16 + row / 32 * 4;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        uint32_t four = ld_shared(scales + h * 8 * 16) & 0x7F7F7F7F;
-        uint32_t factors[2] = {w4a16<C::TYPE>::scales(four & 0xFFFF), w4a16<C::TYPE>::scales(four >> 16)};
-#pragma unroll
-        for (int i = 0; i < 4; i += 2) {
-            uint4 words = ld_shared_v4(values + h * 8 * 32 + i * 8);
-            uint32_t first[2], second[2];
-            e2m1_columns<C::TYPE>(make_uint2(words.x, words.y), t, first);
-            e2m1_columns<C::TYPE>(make_uint2(words.z, words.w), t, second);
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                a[i][2 * j + h] = multiply_pair<C::TYPE>(first[j], both_halves<0>(factors[i / 2]));
-                a[i + 1][2 * j + h] = multiply_pair<C::TYPE>(second[j], both_halves<1>(factors[i / 2]));
-            }
-        }
-    }
-}
-
 /* The mainloop of one tile. */
 template <class C> struct mainloop {
     smem_layout<C> smem;
@@ -259,10 +288,7 @@ template <class C> struct mainloop {
     __device__ __forceinline__ void step(bool first, uint32_t other, uint32_t (&a)[4][4], float (&d)[SUMS]) {
         uint32_t stage = smem.stage(state.index);
         mbarrier_wait(smem.full(state.index), state.phase);
-        if constexpr (C::MMA_B_A16)
-            decode_a_in_order<C>(stage, a);
-        else if constexpr (C::MMA_A_E2M1)
-            decode_a<C>(stage, a);
+        if constexpr (C::MMA_A_E2M1) decode_a<C>(stage, a);
         uint64_t b_descriptor = wgmma_smem_descriptor(stage);
         uint64_t a_descriptor = wgmma_smem_descriptor(stage + C::MMA_A_OFFSET + threadIdx.x / 128 * 8192 - 8192);
         wgmma_fence();
@@ -280,7 +306,8 @@ template <class C> struct mainloop {
     }
 
     __device__ __forceinline__ void run(const tile_scheduler &scheduler, float (&d)[SUMS]) {
-        uint32_t a[2][4][4], other = scheduler.rank ^ 1;
+        /* DIVIDED: read again, since the scheduler's would be spilled. */
+        uint32_t a[2][4][4], other = (C::DIVIDED ? cluster_ctarank() : scheduler.rank) ^ 1;
         int32_t k = scheduler.k;
 #pragma unroll
         for (int i = 0; i < SUMS; i++) d[i] = 0.0f;
@@ -386,7 +413,7 @@ template <bool TRANS> __device__ __forceinline__ void stmatrix_x4(uint32_t to, c
  * i of 16 bytes is at i ^ row % 8, against bank conflicts. */
 template <bool SWAP_AB>
 __device__ __forceinline__ void epilogue_plain(const gemm_problem &p, int32_t l, int32_t mma_m, int32_t mma_n,
-                                               int32_t stored_n, int begin, int end, uint32_t staging, float unit,
+                                               int begin, int end, uint32_t staging, float unit,
                                                const float (&d)[SUMS]) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, matrix = lane / 8;
     float alpha = p.alpha ? *p.alpha : p.alpha_value;
@@ -428,8 +455,7 @@ __device__ __forceinline__ void epilogue_plain(const gemm_problem &p, int32_t l,
             int64_t column = SWAP_AB ? 0 : chunk, to_row = i * STEP + (SWAP_AB ? chunk : 0);
             int at_row = i * STEP + (SWAP_AB ? warp * 4 + lane / 8 : lane / 8);
             uint4 v = ld_shared_v4(mine + i * STEP * 128 + (lane % 8 ^ at_row % 8) * 16);
-            if (m + to_row < p.m && n + column < p.n && (!SWAP_AB || m + to_row >= stored_n))
-                *(uint4 *)(out + to_row * p.out_pitch + column * 2) = v;
+            if (m + to_row < p.m && n + column < p.n) *(uint4 *)(out + to_row * p.out_pitch + column * 2) = v;
         }
     }
 }
@@ -445,14 +471,13 @@ __device__ __forceinline__ void epilogue(const gemm_problem &p, const sm90_prefi
     if (is_plain(p)) {
         uint32_t staging = shared_address(to);
         if (s.swap_ab)
-            epilogue_plain<true>(p, scheduler.l, scheduler.mma_m + warp / 4 * 64, scheduler.mma_n, scheduler.stored_n,
-                                 begin, end, staging - warp % 4 * SM90_PREFILL_EPILOGUE_STAGING_BYTES, unit, d);
+            epilogue_plain<true>(p, scheduler.l, scheduler.mma_m + warp / 4 * 64, scheduler.mma_n, begin, end,
+                                 staging - warp % 4 * SM90_PREFILL_EPILOGUE_STAGING_BYTES, unit, d);
         else
-            epilogue_plain<false>(p, scheduler.l, mma_m, scheduler.mma_n, 0, begin, end, staging, unit, d);
+            epilogue_plain<false>(p, scheduler.l, mma_m, scheduler.mma_n, begin, end, staging, unit, d);
         return;
     }
     epilogue_staging staging(to, s.swap_ab);
-    int64_t first_m = s.swap_ab ? scheduler.stored_n : 0;
 #pragma unroll
     for (int chunk = 0; chunk < SM90_PREFILL_MMA_TILE_N; chunk += 32) {
         if (chunk < begin || chunk >= end) continue;
@@ -465,8 +490,8 @@ __device__ __forceinline__ void epilogue(const gemm_problem &p, const sm90_prefi
 #pragma unroll 1
             for (int pass = 0; pass < 4; pass++) {
                 float4 v = staging.get(pass);
-                int64_t row = m + pass * staging.rows;
-                if (row >= first_m && row < p.m) columns.store(p, scheduler.l, row, {v.x, v.y, v.z, v.w});
+                if (m + pass * staging.rows < p.m)
+                    columns.store(p, scheduler.l, m + pass * staging.rows, {v.x, v.y, v.z, v.w});
             }
         }
         __syncwarp();
@@ -498,10 +523,11 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     /* After the wait: launched earlier, the grid after next could start before this one's predecessor is complete. */
     griddepcontrol_launch_dependents();
 
-    tile_scheduler scheduler(s, C::MMA_B_A16);
+    tile_scheduler scheduler(s);
     if (warp < FIRST_MATH_WARP) {
         setmaxnreg_dec<C::PRODUCER_REGISTERS>();
         if (warp == 0 && elect_one()) producer(s, smem, scheduler);
+        if (C::DIVIDED && warp > 0) dequantize_blocks<C>(s);
         __syncwarp();
         if (blockIdx.x / 2 < s.split_k_tiles) { /* the math warps' barriers in exchange_partials */
             barrier_cluster_arrive_relaxed(), barrier_cluster_wait();
