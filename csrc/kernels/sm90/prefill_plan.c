@@ -35,7 +35,7 @@ typedef struct IS_TILING prefill_tiling {
     int32_t group_tiles;                                                 /* the same; 0: not divided */
 } prefill_tiling;
 
-/* Those that run at once. */
+/* Clusters that run at once: a pair of SMs has one. */
 static int64_t clusters_of(const device_props *props) {
     return props->sm_count / 2;
 }
