@@ -105,7 +105,8 @@ static double single_us(const sm90_model *m, const device_props *props, const ge
     const double all = more * (double)(tiling->mma_a.dequant_bytes + tiling->mma_b.dequant_bytes) / SM90_FP16_BYTES;
     const double ready = more * (double)ready_blocks(tiling) * SM90_PREFILL_MMA_TILE_N * SM90_DEQUANT_K;
     const double loss = m->prefill_loss * (tiling->group_tiles ? m->prefill_divided_loss : 1.0);
-    return m->prefill_fixed_us + sm90_dequant_time_us(m, tiling->group_tiles ? ready : all) +
+    const double fixed = m->prefill_fixed_us + (tiling->group_tiles ? m->prefill_divided_us : 0.0);
+    return fixed + sm90_dequant_time_us(m, tiling->group_tiles ? ready : all) +
            sm90_clocks_us(m, stages * stage * loss + stores) + exchange;
 }
 
@@ -120,7 +121,8 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
     tiling.group_tiles = config->divided ? group_tiles(props, &tiling) : 0;
     if (config->divided && tiling.group_tiles == 0) return 0;
     *out = (gemm_candidate){
-        .single_us = (config->type == NVFP4_BF16 ? model->bf16_loss : 1.0) * single_us(model, props, t, &tiling),
+        .single_us =
+            (config->type == NVFP4_BF16 ? model->prefill_bf16_loss : 1.0) * single_us(model, props, t, &tiling),
         .reason = config->reason,
         .grid = 2 * min_int(max_int(tiling.dp_pairs, tiling.split_k_tiles), clusters_of(props)),
         .workspace =
