@@ -10,7 +10,7 @@
  *   warp            waits for   does                                                              arrives at
  *   0, one thread   empty,      TMA loads of both operands, bulk copies of scales                 full
  *                   flags
- *   1-3             -           dequantize blocks of mma_b to the workspace (DIVIDED)            flags
+ *   1-3             -           DIVIDED: dequantize blocks of mma_b to the workspace              flags
  *   4-11 (math)     full        MMA_A_E2M1: dequantize to registers; four wgmma; tile epilogue    empty, of both CTAs
  *
  * A stage is released after the wgmma of the next stage are issued. With MMA_A_E2M1 the next stage is dequantized into
@@ -128,7 +128,7 @@ __device__ __forceinline__ void tma_load_3d_multicast(uint32_t to, const tensor_
                  : "memory");
 }
 
-/* The blocks of a group of tiles of mma_b (sm90/prefill_config.h). */
+/* DIVIDED: the blocks of a group of tiles of mma_b (sm90/prefill_config.h). */
 struct block_group {
     uint32_t first_tile, tiles, first_block;
 

@@ -2,14 +2,14 @@
  * Host C and device code share this file: plain C preprocessor.
  *
  * mma_a is the wgmma operand of which a CTA takes 128 rows, mma_b the one of which it takes 256. swap_ab selects which
- * user matrix is mma_a (1: B). mma_b is dequantized to fp16 in a workspace first. Two kernels:
+ * user matrix is mma_a (1: B). mma_b is dequantized to fp16 in a workspace first. Three kernels:
  *
- *   sm90_prefill_mixed   mma_a stays e2m1 and is dequantized in the kernel; it should be the operand with more rows
- *   sm90_prefill_fp16    both operands are dequantized first
- *   sm90_prefill_divided as sm90_prefill_mixed, but most of mma_b is dequantized in the kernel
+ *   sm90_prefill_mixed     mma_a stays e2m1 and is dequantized in the kernel; it should be the operand with more rows
+ *   sm90_prefill_fp16      both operands are dequantized first
+ *   sm90_prefill_divided   as sm90_prefill_mixed, but most of mma_b is dequantized in the kernel
  *
- * sm90_prefill_mixed needs 128x4 scales, K a multiple of 64, values that a tensor map reaches (rows and batches on 16
- * bytes), and scale, scale_batch and scale_pitch of mma_a on 16 bytes. sm90_prefill_fp16 takes everything.
+ * All but sm90_prefill_fp16, which takes everything, need 128x4 scales, K a multiple of 64, values that a tensor map
+ * reaches (rows and batches on 16 bytes), and scale, scale_batch and scale_pitch of mma_a on 16 bytes.
  *
  * A call is two launches on one stream, both programmatic (PDL):
  *
@@ -20,12 +20,12 @@
  *
  * With K = 0 only the second is launched, with k_stages = 0.
  *
- * sm90_prefill_divided needs one matrix of mma_b for all batches and a first wave not of split-K tiles alone. It
- * dequantizes most of it itself, in warps that would be idle, and the pre-pass only what the first stages need. mma_b
- * is divided into blocks of 256 rows (a tile) by 256 along K, in this order: by groups of group_tiles tiles, which
- * clusters need at the same time; in a group along K; at one place along K by tile. The pre-pass dequantizes the first
- * `ready` blocks: READY_CHUNKS places along K of the first group. Warps of the second kernel take pieces of 8 rows of
- * the other blocks, in order, from a counter. Behind the operands the workspace has 32-bit words:
+ * sm90_prefill_divided needs one matrix of mma_b for all batches, K above 512, and a first wave not of split-K tiles
+ * alone. It dequantizes most of it itself, in warps that would be idle, and the pre-pass only what the first stages
+ * need. mma_b is divided into blocks of 256 rows (a tile) by 256 along K, in this order: by groups of group_tiles
+ * tiles, which clusters need at the same time; in a group along K; at one place along K by tile. The pre-pass
+ * dequantizes the first `ready` blocks: READY_CHUNKS places along K of the first group. Warps of the second kernel take
+ * pieces of 8 rows of the other blocks, in order, from a counter. Behind the operands the workspace has 32-bit words:
  *
  *   flags[blocks]   pieces of the block that are dequantized; SM90_PREFILL_BLOCK_PIECES: all
  *   next            the next piece that nobody has taken
