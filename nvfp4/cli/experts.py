@@ -223,23 +223,6 @@ def baseline(model: Model, weights: Weights, routing: Routing) -> Tensor:
     return torch.cat(parts)
 
 
-def captured(calls: list[Call]) -> Call:
-    """All calls as one CUDA graph. The result is that of the last one, always the same tensor."""
-    torch = machine.need_torch()
-    calls[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            result = call()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return result
-
-    return replay
-
-
 def measure(
     model: Model,
     weights: Weights,
@@ -271,7 +254,7 @@ def measure(
             check_agreement(model, tokens, calls[marlin.NAME][i](), wanted, name=marlin.NAME)
     each_call = 1 / ROUTINGS if on_gpu else 1.0
     if on_gpu:
-        calls = {name: [captured(own)] for name, own in calls.items()}
+        calls = {name: [timing.captured(own)] for name, own in calls.items()}
     implementations = [
         timing.Implementation(name, partial(nth, own), "this", ours=name not in (NAMES[2], marlin.NAME), sets=len(own))
         for name, own in calls.items()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .machine import need_torch
 from .show import Failure
@@ -32,6 +32,7 @@ BACK_TO_BACK_S = 0.25  # fewer calls where 50 would take longer
 PAUSE_S = 0.02  # OpenMP's threads spin for milliseconds after a call, on cores that the next implementation needs
 
 Call = Callable[[], object]
+T = TypeVar("T")
 
 
 @dataclass
@@ -151,6 +152,23 @@ class DeviceClock:
         half = self.flush.numel() // 2
         target, source = self.flush[:half], self.flush[half : 2 * half]
         return 2 * half / min(self.run([lambda: target.copy_(source)] * repeat))
+
+
+def captured(calls: Sequence[Callable[[], T]]) -> Callable[[], T]:
+    """All calls as one CUDA graph. The result is that of the last one, always the same object."""
+    cuda = need_torch().cuda
+    calls[0]()
+    cuda.synchronize()
+    graph = cuda.CUDAGraph()
+    with cuda.graph(graph):
+        for call in calls:
+            result = call()
+
+    def replay() -> T:
+        graph.replay()
+        return result
+
+    return replay
 
 
 def time_on_stream(

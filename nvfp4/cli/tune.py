@@ -4,9 +4,9 @@ The plans of a shape differ in kernel, in swap_ab, in split_k, in the prefetch o
 for a CTA of the next call;
 csrc/kernels/sm90/gemm_plan.c and kernels/sm100/plan.c rank them by models (kernels/sm90/model.h,
 kernels/sm100/model.h). Each plan is first checked bit for bit against torch's fp64 product, on data whose sums are
-exact. Then all correct plans alternate, in a new random order each round, and are timed as in the competition:
-consecutive calls between one pair of events, each on its own inputs, after writes that evict the L2. The fastest plan
-is selected on the even rounds and compared with the model's choice on the odd ones, so that the comparison is unbiased.
+exact. Then all correct plans alternate, in a new random order each round, and are timed in CUDA graphs of consecutive
+calls, each on its own inputs, after writes that evict the L2. The fastest plan is selected on the even rounds and
+compared with the model's choice on the odd ones, so that the comparison is unbiased.
 
 The result is a file that nvfp4.use_tuning (nvfp4/_tuning.py) reads. It is written anew after each shape, so that a
 run that is interrupted leaves the shapes that it finished.
@@ -53,24 +53,21 @@ class Clock(Protocol):
         """Seconds per call, over consecutive calls."""
 
 
-class StreamClock:
-    """Times back-to-back calls on a stream between one pair of events, after writes that evict the L2.
-
-    The writes last until all calls are enqueued (timing.time_on_stream).
-    """
+class GraphClock:
+    """Times a CUDA graph of consecutive calls, after writes that evict the L2: kernels follow each other as in a model
+    whose step is captured, and the host has no part in it."""
 
     def __init__(self, device: torch.device) -> None:
         self.clock = timing.DeviceClock(device)
-        self.torch = self.clock.torch
-        self.writes = 1
 
     def describe(self) -> str:
         flush = show.mebibytes(self.clock.flush.numel())
-        return f"one pair of CUDA events around the calls, enqueued during {self.writes} writes of {flush} before them"
+        return f"one pair of CUDA events around a CUDA graph of the calls, enqueued during writes of {flush} before it"
 
     def run(self, calls: Sequence[Callable[[], object]]) -> float:
-        timed, self.writes = timing.time_on_stream(self.torch, self.clock.flush, calls, self.writes)
-        return timed.seconds
+        replay = timing.captured(calls)
+        replay()  # the first one also loads the graph
+        return self.clock.run([replay])[0] / len(calls)
 
 
 @dataclass
@@ -371,7 +368,7 @@ def run(
         report = tune(
             shapes,
             target,
-            clock or StreamClock(target.device),
+            clock or GraphClock(target.device),
             args.repeat or ROUNDS,
             args.seed,
             calls,

@@ -26,7 +26,7 @@ static const struct {
 #undef X
 };
 static const struct {
-    int mma_a_e2m1, stages, bf16;
+    int mma_a_e2m1, stages, divided, bf16;
 } prefill_configs[] = {
 #define X(id, ...) {__VA_ARGS__},
     SM90_PREFILL_CONFIGS(X)
@@ -105,8 +105,8 @@ static void check_cache_policies(const gpu *g, const gemm_problem *p, const sm90
 }
 
 /* An operand as it lies in memory. */
-static void check_e2m1(const gemm_problem *p, int is_b, const sm90_dequant_operand *e) {
-    expect(e->data == (is_b ? p->b : p->a) && e->scale == (is_b ? p->sfb : p->sfa) && e->rows == (is_b ? p->n : p->m) &&
+static void check_e2m1(const gemm_problem *p, int is_b, const sm90_dequant_operand *e, int64_t rows) {
+    expect(e->data == (is_b ? p->b : p->a) && e->scale == (is_b ? p->sfb : p->sfa) && e->rows == rows &&
                e->pitch == (is_b ? p->b_pitch : p->a_pitch) && e->batch == (is_b ? p->b_batch : p->a_batch) &&
                e->scale_pitch == (is_b ? p->sfb_pitch : p->sfa_pitch) &&
                e->scale_batch == (is_b ? p->sfb_batch : p->sfa_batch) && e->type == (is_b ? VALUES_E2M1 : p->a_type),
@@ -115,8 +115,9 @@ static void check_e2m1(const gemm_problem *p, int is_b, const sm90_dequant_opera
 
 /* A thread dequantizes one row where that takes no more CTAs than two an SM of an H200. */
 static void check_rows_per_thread(const sm90_dequant_schedule *e, int64_t first_batches, int64_t second_batches) {
-    const int64_t first = e->first_ctas ? SM90_DEQUANT_CTAS((int64_t)e->first.rows, e->k, first_batches, 1) : 0;
-    const int64_t second = e->second_ctas ? SM90_DEQUANT_CTAS((int64_t)e->second.rows, e->k, second_batches, 1) : 0;
+    const int64_t k = (int64_t)e->chunks * SM90_DEQUANT_K;
+    const int64_t first = e->first_ctas ? SM90_DEQUANT_CTAS((int64_t)e->first.rows, k, first_batches, 1) : 0;
+    const int64_t second = e->second_ctas ? SM90_DEQUANT_CTAS((int64_t)e->second.rows, k, second_batches, 1) : 0;
     expect(e->rows_per_thread == (first + second <= 264 ? 1 : 4), "rows that a thread dequantizes");
 }
 
@@ -127,15 +128,14 @@ static int64_t whole_tiles(int64_t rows, int64_t tile, int64_t k) {
 }
 
 /* A dequantized operand: in the workspace, whose end it must not pass; returns where it ends, with the rows that fill
- * the last tile of `tile` rows. */
+ * the last tile of `tile` rows. The pre-pass dequantizes the first `part` rows of it. */
 static uintptr_t check_dequantized(const gemm_problem *p, int is_b, const sm90_dequant_schedule *s, int is_second,
-                                   int64_t batches, int64_t tile, uintptr_t from, uintptr_t end) {
+                                   int64_t batches, int64_t tile, int64_t part, uintptr_t from, uintptr_t end) {
     const sm90_dequant_operand *e = is_second ? &s->second : &s->first;
     const int64_t ctas = is_second ? s->second_ctas : s->first_ctas, rows = is_b ? p->n : p->m;
-    expect(ctas == ceil_div(rows, 32 * s->rows_per_thread) * ceil_div(p->k, SM90_DEQUANT_K) * batches,
-           "CTAs of the pre-pass");
+    expect(ctas == ceil_div(part, 32 * s->rows_per_thread) * s->chunks * batches, "CTAs of the pre-pass");
     expect(s->k == p->k && s->scale_layout == p->scale_layout, "K and layout of the scales");
-    check_e2m1(p, is_b, e);
+    check_e2m1(p, is_b, e, part);
     uintptr_t to = (uintptr_t)e->to;
     expect(to % 256 == 0 && to >= from, "in the workspace, on 256 bytes, behind the other");
     to += (uintptr_t)(((batches - 1) * rows + whole_tiles(rows, tile, p->k)) * ceil_div(p->k, 128) * 256);
@@ -291,14 +291,16 @@ static void check_gemm(const gpu *g, const gemm_problem *p, const gemm_candidate
                s->mma_a.scale_batch == (mma_b_is_b ? p->sfa_batch : p->sfb_batch) &&
                s->mma_a.scale_pitch == (mma_b_is_b ? p->sfa_pitch : p->sfb_pitch),
            "scales of mma_a");
-    check_e2m1(p, mma_b_is_b, &s->mma_b_e2m1);
+    check_e2m1(p, mma_b_is_b, &s->mma_b_e2m1, mma_b_is_b ? p->n : p->m);
     const sm90_dequant_schedule *e = dequant_of(plan);
     const uintptr_t end = WORKSPACE + (uintptr_t)candidate->workspace;
     expect(!!e == (!in_kernel && p->k > 0), "a pre-pass where mma_b is not dequantized in the kernel");
     const int constant_mma_a = p->constant_b && s->swap_ab;
     expect(s->preload_stages == (e || constant_mma_a ? 2 : 0), "loads of mma_a before griddepcontrol.wait");
     if (e) {
-        uintptr_t used = check_dequantized(p, mma_b_is_b, e, 0, mma_b_batches, c->mma_tile_n, WORKSPACE, end);
+        uintptr_t used = check_dequantized(p, mma_b_is_b, e, 0, mma_b_batches, c->mma_tile_n, mma_b_is_b ? p->n : p->m,
+                                           WORKSPACE, end);
+        expect(e->chunks == ceil_div(p->k, SM90_DEQUANT_K) && e->ready == 0, "all of it");
         expect(e->launch_first == constant_mma_a, "the pre-pass waits first, unless mma_a is constant");
         check_rows_per_thread(e, mma_b_batches, 0);
         expect(e->span == SM90_STAGE_K, "the order along K of sm90/gemm.cu");
@@ -470,6 +472,14 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
     uintptr_t from = WORKSPACE;
     int64_t counts[2];
     expect(!!e == (p->k > 0), "a pre-pass, unless there is no K");
+    const int64_t chunks = ceil_div(p->k, SM90_DEQUANT_K), blocks = tiles_n * chunks;
+    const int divided = prefill_configs[c->kernel - FIRST_PREFILL].divided && p->k > 0;
+    if (divided)
+        expect(e2m1[0] && dp_pairs > 0 && s->mma_b.batches == 1 && chunks > 2 && blocks <= INT32_MAX / 32,
+               "a mma_b that the kernel can dequantize");
+    const int64_t group = min_int(tiles_n, ceil_div(clusters, min_int(8, ceil_div(tiles_m, 2))));
+    const int64_t first_rows = divided ? min_int(rows[1], 256 * group) : rows[1];
+    expect(!!s->flags == divided, "a kernel that dequantizes has flags");
     for (int i = 1; i >= 0; i--) {
         const int is_b = i == 0 ? s->swap_ab : !s->swap_ab;
         const int64_t batch = is_b ? p->b_batch : p->a_batch, scale_batch = is_b ? p->sfb_batch : p->sfa_batch;
@@ -481,15 +491,27 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
         if (e && e2m1[i])
             expect((i ? e->first_ctas : e->second_ctas) == 0, "what is read as e2m1 is not dequantized");
         else if (e)
-            from = check_dequantized(p, is_b, e, i == 0, count, 256, from, end);
+            from = check_dequantized(p, is_b, e, i == 0, count, 256, i ? first_rows : rows[0], from, end);
         counts[i] = count;
     }
-    expect(c->workspace > 0 ? end - from < 256 : !e, "and no more than that");
+    if (divided) {
+        expect(s->blocks == blocks && s->chunks == chunks && s->group_tiles == group,
+               "blocks, in groups of tiles that are needed at the same time");
+        expect(e->chunks == 2 && e->ready == 2 * group, "of which two are ready");
+        expect((uintptr_t)s->flags == from && e->zeroed == s->flags && e->flags == blocks + 2,
+               "a flag for each block behind the operand, and two counters");
+        check_e2m1(p, !s->swap_ab, &s->mma_b_e2m1, rows[1]);
+        expect(s->mma_b_e2m1.to == e->first.to, "into the same place");
+        from += (uintptr_t)(blocks + 2) * 4;
+    } else if (e) {
+        expect(e->flags == 0 && e->chunks == chunks && e->ready == 0, "all, and no flags");
+    }
+    expect(c->workspace > 0 ? end - from < 256 && from <= end : !e, "and no more than that");
     if (e) {
         check_rows_per_thread(e, counts[1], counts[0]);
         expect(e->span == SM90_PREFILL_STAGE_K, "the order along K of sm90/prefill.cu");
         expect(plan->step[0].grid_x == e->first_ctas + e->second_ctas, "the grid of the pre-pass");
-        expect(e->flags == 0 && !e->launch_first, "no flags, and the pre-pass waits first");
+        expect(!e->launch_first, "the pre-pass waits first");
     }
     expect(plan->tensor_maps == (p->k > 0 ? 2 : 0), "two tensor maps");
     for (int32_t j = 0; j < plan->tensor_maps; j++) {
@@ -657,7 +679,7 @@ static void check_many_pairs(void) {
         list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &p, 0, &list);
         for (int32_t j = 0; j < list.count; j++) count += kind_of(list.all[j].kernel) == PREFILL;
         name_product(&gpus[H200], &p, PLAIN);
-        expect(count == (products[i].fits ? 4 : 0), "both prefill kernels either way round, if pairs can be counted");
+        expect(count == (products[i].fits ? 4 : 0), "both undivided kernels either way round, if pairs can be counted");
     }
 }
 

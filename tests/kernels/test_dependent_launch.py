@@ -62,7 +62,7 @@ def kinds() -> dict[str, list[Config]]:
         "sm90_gemv": list(sm90.gemv.CONFIGS.values()),
         QUANTIZING: list(sm90.gemv.QUANTIZING.values()),
         "sm90_units": list(sm90.units.CONFIGS.values()),
-        **{name: [config] for name, config in sm90.prefill.CONFIGS.items()},
+        **{name: [config] for name, config in (sm90.prefill.CONFIGS | sm90.prefill.DIVIDED).items()},
         "sm100_gemm": [config for config in sm100_gemm if not config.cp_async and config.cta_group == 1],
         "sm100_gemm pairs": [config for config in sm100_gemm if config.cta_group == 2],
         "sm100_gemm cp_async": [config for config in sm100_gemm if config.cp_async],
@@ -134,6 +134,8 @@ def form_of(
     dequant, mma_b = emulator.load(dequant_ptx()), 0 if swap_ab else 1
     if kind.startswith("sm90_prefill"):
         k, clusters = 0 if empty else 64 * int(random.integers(1, 6)), int(random.integers(1, 3))
+        if config.divided:
+            k, clusters = 64 * int(random.integers(9, 14)), 1
         size = sizes(256, 128)
 
         def make_prefill() -> Product:
@@ -230,7 +232,9 @@ def test_constant_b_is_loaded_early(kind: str, operand: str, random: Generator) 
 
 
 @pytest.mark.parametrize("operand", [*READ_BY_EPILOGUE, "out"])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (STREAMK, "sm90_units", QUANTIZING)])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind not in (STREAMK, "sm90_units", QUANTIZING, *sm90.prefill.DIVIDED)]
+)
 def test_operand_with_empty_k(kind: str, operand: str, random: Generator) -> None:
     """The epilogue then has no pre-pass before it, and waits for no main loop."""
     run(kind, operand, random, empty=True)

@@ -39,7 +39,7 @@ PROGRAM = r"""
 #define SM90(id, groups, tiles, y, words, stages, dequant_b, streamk, bf16)                                           \
     if (!(bf16)) printf("sm90 | %s | %d | %d | %d |\n", NAME(id), 4 * groups, stages,                                 \
            KIB(SM90_SHARED_BYTES(groups, tiles, y, stages)));
-#define PREFILL(id, raw, stages, bf16)                                                                                \
+#define PREFILL(id, raw, stages, divided, bf16)                                                                      \
     if (!(bf16)) printf("prefill | %s | %d | %d |\n", #id + sizeof "sm90_prefill", stages,                            \
            KIB(SM90_PREFILL_SHARED_BYTES(raw, stages)));
 #define GEMV(id, rows, warps, stages)                                                                                 \

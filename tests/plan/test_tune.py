@@ -12,6 +12,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,8 +107,8 @@ def test_a_wrong_plan_is_neither_fastest_nor_compared_with() -> None:
 # --- the clock's logic, on a fake GPU -------------------------------------------------------------------------------
 
 
-def stream_clock(late: int) -> tuple[tune.StreamClock, list[str]]:
-    """A clock whose GPU completes the first event too early `late` times, and its log."""
+def graph_clock(monkeypatch: pytest.MonkeyPatch, late: int) -> tuple[tune.GraphClock, list[str]]:
+    """A clock whose GPU completes the first event too early `late` times, and its log, without captured calls."""
     log: list[str] = []
     pairs = iter(range(10**6))
 
@@ -126,29 +127,37 @@ def stream_clock(late: int) -> tuple[tune.StreamClock, list[str]]:
             assert end.number == self.number + 1
             return 0.004 * (self.number // 2 + 1)
 
-    clock = object.__new__(tune.StreamClock)
-    flush = SimpleNamespace(fill_=lambda value: log.append("write"), numel=lambda: 2**29)
-    cuda = SimpleNamespace(Event=Event, synchronize=lambda: log.append("wait"))
-    clock.clock, clock.torch, clock.writes = SimpleNamespace(flush=flush), SimpleNamespace(cuda=cuda), 1
+    class Graph:
+        held: list[str]
+
+        def replay(self) -> None:
+            log.append(f"graph of {self.held}")
+
+    @contextmanager
+    def capture(graph: Graph) -> Iterator[None]:
+        outside = log[:]
+        del log[:]
+        yield
+        graph.held, log[:] = log[:], outside
+
+    cuda = SimpleNamespace(Event=Event, CUDAGraph=Graph, graph=capture, synchronize=lambda: log.append("wait"))
+    monkeypatch.setattr(timing, "need_torch", lambda: SimpleNamespace(cuda=cuda))
+    clock = object.__new__(tune.GraphClock)
+    clock.clock = object.__new__(timing.DeviceClock)
+    clock.clock.flush = SimpleNamespace(fill_=lambda value: log.append("write"), numel=lambda: 2**29)
+    clock.clock.torch, clock.clock.value, clock.clock.writes = SimpleNamespace(cuda=cuda), 0, 1
     return clock, log
 
 
-def test_times_that_include_host_time_are_dropped() -> None:
-    clock, log = stream_clock(late=2)
-    calls = [lambda: log.append("call")] * 4
-    assert clock.run(calls) == pytest.approx(3e-6)  # 12 us of the third try, over 4 calls
-    tries = [["write"] * writes + ["event", *["call"] * 4, "event", "wait"] for writes in (1, 2, 4)]
-    assert log == sum(tries, [])
-    del log[:]
-    clock.run(calls)
-    assert log == tries[2]  # it keeps the number of writes
-    assert "4 writes of 512 MiB" in clock.describe()
-
-
-def test_a_host_that_is_too_slow_is_an_error() -> None:
-    clock, _ = stream_clock(late=10**6)
-    with pytest.raises(show.Failure, match=f"cannot enqueue 4 calls in the time of {timing.MAX_WRITES} writes"):
-        clock.run([lambda: None] * 4)
+def test_consecutive_calls_are_timed_in_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is captured anew for the plan that is in force, and replayed once before; host time is dropped."""
+    clock, log = graph_clock(monkeypatch, late=1)
+    calls = [lambda name=name: log.append(name) for name in "abcd"]
+    assert clock.run(calls) == pytest.approx(2e-6)  # 8 us of the second try, over 4 calls
+    graph = "graph of ['a', 'b', 'c', 'd']"
+    attempt = ["write", "event", graph, "event"]
+    assert log == ["a", "wait", graph, *attempt, *attempt, "wait"]
+    assert "writes of 512 MiB" in clock.describe()
 
 
 # --- inputs ---------------------------------------------------------------------------------------------------------

@@ -16,54 +16,24 @@
  *   lane      4 scale groups x 4 times 128 bytes of the output x 2 rows
  *   further   rows 32, 64, 96 of the same lane: their scales are neighbours in the 128x4 layout
  *
- * Lanes of a quad exchange pairs (transpose_quad), so that each holds whole chunks and a warp stores whole lines. */
+ * Lanes of a quad exchange pairs (sm90/dequant.cuh), so that each holds whole chunks and a warp stores whole lines.
+ *
+ * For sm90/prefill.cu it dequantizes the first `chunks` of K alone, and prepares the flags with which that kernel
+ * dequantizes the rest. */
 #include "common/problem.h"
 #include "kernels/common/cluster.cuh"
-#include "kernels/common/decode.cuh"
-#include "kernels/common/w4a16.cuh"
+#include "kernels/sm90/dequant.cuh"
 #include "kernels/sm90/gemm_config.h"
 #include "kernels/sm90/prefill_config.h"
 
-static_assert(SM90_DEQUANT_THREADS >= SM90_MAX_WORKERS, "a thread for each flag");
-
-enum { ROWS_PER_THREAD = 4 };
+enum { MOST_ROWS = 4 }; /* of a thread */
 static_assert(2 * SM90_DEQUANT_THREADS / 32 == 32, "a warp has 2 of 32 rows");
-
-/* Transposes a 4x4 matrix of words over the lanes of a quad. */
-__device__ __forceinline__ void transpose_quad(uint32_t (&v)[4]) {
-    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        uint32_t got = __shfl_xor_sync(~0u, odd ? v[i] : v[i + 1], 1);
-        if (odd)
-            v[i] = got;
-        else
-            v[i + 1] = got;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t got = __shfl_xor_sync(~0u, high ? v[i] : v[i + 2], 2);
-        if (high)
-            v[i] = got;
-        else
-            v[i + 2] = got;
-    }
-}
-
-/* Stores 16 values, as pairs of two words, of each lane of a quad. */
-__device__ __forceinline__ void store_pairs(char *to, uint32_t (&pairs)[2][4], bool exists) {
-    transpose_quad(pairs[0]);
-    transpose_quad(pairs[1]);
-    if (!exists) return;
-    ((uint4 *)to)[0] = make_uint4(pairs[0][0], pairs[0][1], pairs[0][2], pairs[0][3]);
-    ((uint4 *)to)[4] = make_uint4(pairs[1][0], pairs[1][1], pairs[1][2], pairs[1][3]);
-}
 
 extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS)
     nvfp4_sm90_dequant(const __grid_constant__ sm90_dequant_schedule s) {
     bool is_second = (int32_t)blockIdx.x >= s.first_ctas;
     const sm90_dequant_operand &operand = is_second ? s.second : s.first;
-    uint32_t chunks = (uint32_t)((s.k + SM90_DEQUANT_K - 1) / SM90_DEQUANT_K);
+    uint32_t chunks = (uint32_t)s.chunks;
     uint32_t blocks = ((uint32_t)operand.rows + 32 * s.rows_per_thread - 1) / (32 * s.rows_per_thread);
     uint32_t index = blockIdx.x - (is_second ? s.first_ctas : 0), block = index / chunks,
              chunk = index - block * chunks;
@@ -90,48 +60,23 @@ extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS)
     if (s.launch_first) griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     griddepcontrol_launch_dependents(); /* has no effect the second time */
-    if (blockIdx.x == 0 && (int32_t)threadIdx.x < s.flags) s.zeroed[threadIdx.x] = 0;
+    for (uint32_t i = blockIdx.x * SM90_DEQUANT_THREADS + threadIdx.x; i < s.flags;
+         i += gridDim.x * SM90_DEQUANT_THREADS) {
+        uint32_t word = 0;
+        if (i < s.ready) word = SM90_PREFILL_BLOCK_PIECES;
+        if (i >= s.flags - 2) word = s.ready * SM90_PREFILL_BLOCK_PIECES; /* next, done */
+        s.zeroed[i] = word;
+    }
 
+    const int have = first < operand.rows ? (operand.rows - first + 31) / 32 : 0;
+    const int loaded = exists ? have : 0, kept = stored ? have : 0;
     if (operand.type != VALUES_E2M1) {
-        uint4 values[ROWS_PER_THREAD][2];
-#pragma unroll
-        for (int i = 0; i < ROWS_PER_THREAD; i++)
-#pragma unroll
-            for (int w = 0; w < 2; w++) {
-                const bool loaded = i < s.rows_per_thread && exists && first + i * 32 < operand.rows;
-                values[i][w] = loaded ? ((const uint4 *)(data + i * 32 * operand.pitch))[w] : make_uint4(0, 0, 0, 0);
-            }
-#pragma unroll
-        for (int i = 0; i < ROWS_PER_THREAD; i++) {
-            if (i >= s.rows_per_thread) break;
-            uint32_t pairs[2][4];
-#pragma unroll
-            for (int w = 0; w < 2; w++)
-                if (operand.type == NVFP4_FP16)
-                    w4a16<NVFP4_FP16>::activations(values[i][w], pairs[w]);
-                else
-                    w4a16<NVFP4_BF16>::activations(values[i][w], pairs[w]);
-            store_pairs(to + i * 32 * to_pitch, pairs, stored && first + i * 32 < operand.rows);
-        }
+        a16_lane<MOST_ROWS> rows;
+        rows.load(data, 32 * operand.pitch, s.rows_per_thread, loaded);
+        rows.store(operand.type, to, 32 * to_pitch, s.rows_per_thread, kept);
         return;
     }
-    uint2 words[ROWS_PER_THREAD];
-    uint32_t scales[ROWS_PER_THREAD];
-#pragma unroll
-    for (int i = 0; i < ROWS_PER_THREAD; i++) {
-        words[i] = make_uint2(0, 0);
-        scales[i] = 0;
-        if (i < s.rows_per_thread && exists && first + i * 32 < operand.rows) {
-            words[i] = *(const uint2 *)(data + i * 32 * operand.pitch);
-            scales[i] = scale[i * scale_step];
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < ROWS_PER_THREAD; i++) {
-        if (i == s.rows_per_thread) break;
-        uint32_t pairs[2][4], scale_pair = decode_scales(scales[i], 0);
-        decode_word<0>(words[i].x, scale_pair, pairs[0]);
-        decode_word<0>(words[i].y, scale_pair, pairs[1]);
-        store_pairs(to + i * 32 * to_pitch, pairs, stored && first + i * 32 < operand.rows);
-    }
+    e2m1_lane<MOST_ROWS> rows;
+    rows.load(data, 32 * operand.pitch, scale, scale_step, s.rows_per_thread, loaded);
+    rows.store(to, 32 * to_pitch, s.rows_per_thread, kept);
 }

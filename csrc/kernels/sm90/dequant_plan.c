@@ -44,17 +44,17 @@ int64_t sm90_workspace_bytes(int64_t dequantized, int64_t more) {
     return dequantized > 0 ? dequantized + more + WORKSPACE_ALIGNMENT - CALLER_ALIGNMENT : 0;
 }
 
-static int64_t ctas_of(const sm90_operand_size *size, int64_t k, int64_t rows_per_thread) {
-    return size->dequant_bytes ? SM90_DEQUANT_CTAS((int64_t)size->rows, k, size->batches, rows_per_thread) : 0;
+static int64_t ctas_of(const sm90_operand_size *size, int64_t rows, int64_t k, int64_t rows_per_thread) {
+    return size->dequant_bytes ? SM90_DEQUANT_CTAS(rows, k, size->batches, rows_per_thread) : 0;
 }
 
-sm90_dequant_schedule *sm90_add_dequant(const gemm_problem *p, int mma_b_is_b, const sm90_operand_size *mma_b,
-                                        const sm90_operand_size *mma_a, void *workspace, launch_plan *out,
-                                        uint8_t **mma_b_fp16, uint8_t **behind) {
-    const int64_t one_row = ctas_of(mma_b, p->k, 1) + ctas_of(mma_a, p->k, 1);
+sm90_dequant_schedule *sm90_add_dequant_part(const gemm_problem *p, int mma_b_is_b, const sm90_operand_size *mma_b,
+                                             int64_t rows, int64_t k, const sm90_operand_size *mma_a, void *workspace,
+                                             launch_plan *out, uint8_t **mma_b_fp16, uint8_t **behind) {
+    const int64_t one_row = ctas_of(mma_b, rows, k, 1) + ctas_of(mma_a, mma_a->rows, k, 1);
     const int64_t rows_per_thread = one_row <= MAX_ONE_ROW_CTAS ? 1 : 4;
-    const int64_t first_ctas = ctas_of(mma_b, p->k, rows_per_thread),
-                  second_ctas = ctas_of(mma_a, p->k, rows_per_thread);
+    const int64_t first_ctas = ctas_of(mma_b, rows, k, rows_per_thread),
+                  second_ctas = ctas_of(mma_a, mma_a->rows, k, rows_per_thread);
     const uintptr_t begin =
         ((uintptr_t)workspace + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
     *mma_b_fp16 = (uint8_t *)begin;
@@ -68,11 +68,19 @@ sm90_dequant_schedule *sm90_add_dequant(const gemm_problem *p, int mma_b_is_b, c
                                  .first_ctas = (int32_t)first_ctas,
                                  .second_ctas = (int32_t)second_ctas,
                                  .rows_per_thread = (int32_t)rows_per_thread,
-                                 .span = SM90_PREFILL_STAGE_K};
+                                 .span = SM90_PREFILL_STAGE_K,
+                                 .chunks = (int32_t)ceil_div(k, SM90_DEQUANT_K)};
     if (second_ctas) s->second = sm90_operand_of(p, !mma_b_is_b);
+    s->first.rows = (int32_t)rows;
     s->first.to = *mma_b_fp16;
     s->second.to = *behind;
     return s;
+}
+
+sm90_dequant_schedule *sm90_add_dequant(const gemm_problem *p, int mma_b_is_b, const sm90_operand_size *mma_b,
+                                        const sm90_operand_size *mma_a, void *workspace, launch_plan *out,
+                                        uint8_t **mma_b_fp16, uint8_t **behind) {
+    return sm90_add_dequant_part(p, mma_b_is_b, mma_b, mma_b->rows, p->k, mma_a, workspace, out, mma_b_fp16, behind);
 }
 
 tensor_layout sm90_fp16_layout(const gemm_problem *p, int is_b, const void *data, const sm90_operand_size *size,

@@ -60,9 +60,12 @@
     X(dequant_us, 1.913) /* a launch before another */                                                                 \
     X(bf16_loss, 1.06)   /* times as long with bf16 A: median of 1,866 calls beside the same in fp16 */                \
     /* prefill.cu */                                                                                                   \
-    X(prefill_fixed_us, 3.82)    /* the kernel's own fixed_us */                                                       \
-    X(prefill_loss, 1.208)       /* times as long as wgmma's rate says: these run long, and at a lower clock */        \
-    X(prefill_store_b_clk, 13.1) /* bytes of results that an SM stores a clock */                                      \
+    X(prefill_fixed_us, 3.82)     /* the kernel's own fixed_us */                                                      \
+    X(prefill_loss, 1.208)        /* times as long as wgmma's rate says: these run long, and at a lower clock */       \
+    X(prefill_divided_loss, 1.02) /* the same where the kernel dequantizes mma_b: 1.5 %, and waits for flags */        \
+    X(prefill_divided_us, 0.4)    /* added there: 512x7168x2048 and 1024x4096x4096 on an H100 */                       \
+    X(prefill_bf16_loss, 1.03)    /* bf16_loss of these kernels: calls of an H100 in graphs */                         \
+    X(prefill_store_b_clk, 13.1)  /* bytes of results that an SM stores a clock */                                     \
     /* nn.cu: 790 calls on an H200, M = 1 to 4096 of four (N, K), fp16 and bf16 A: off by 4 % (rms) */                 \
     X(nn_fixed_us, 3.821)      /* the kernel's own fixed_us */                                                         \
     X(nn_decode_clocks, 713.5) /* clocks that dequantizing a stage takes */                                            \

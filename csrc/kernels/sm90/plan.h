@@ -103,6 +103,12 @@ sm90_dequant_schedule *sm90_add_dequant(const gemm_problem *problem, int mma_b_i
 void sm90_units_maps(const gemm_problem *problem, launch_plan *out, tensor_map *pairs, tensor_map *units,
                      tensor_map *tail, tensor_map *scales);
 
+/* The same for the first rows and values along K of mma_b, if one matrix of it serves all batches. */
+sm90_dequant_schedule *sm90_add_dequant_part(const gemm_problem *problem, int mma_b_is_b,
+                                             const sm90_operand_size *mma_b, int64_t rows, int64_t k,
+                                             const sm90_operand_size *mma_a, void *workspace, launch_plan *out,
+                                             uint8_t **mma_b_fp16, uint8_t **behind);
+
 /* A dequantized operand: fp16 {K rounded up, rows, batches}. */
 tensor_layout sm90_fp16_layout(const gemm_problem *problem, int is_b, const void *data, const sm90_operand_size *size,
                                int32_t box_rows);

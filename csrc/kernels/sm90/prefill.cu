@@ -8,7 +8,9 @@
  * keeps 128 of the 256 columns and sends the other its partial sums.
  *
  *   warp            waits for   does                                                              arrives at
- *   0, one thread   empty       TMA loads of both operands, bulk copies of scales                 full
+ *   0, one thread   empty,      TMA loads of both operands, bulk copies of scales                 full
+ *                   flags
+ *   1-3             -           DIVIDED: dequantize blocks of mma_b to the workspace              flags
  *   4-11 (math)     full        MMA_A_E2M1: dequantize to registers; four wgmma; tile epilogue    empty, of both CTAs
  *
  * A stage is released after the wgmma of the next stage are issued. With MMA_A_E2M1 the next stage is dequantized into
@@ -21,27 +23,29 @@
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/decode.cuh"
 #include "kernels/common/epilogue.cuh"
+#include "kernels/common/flags.cuh"
 #include "kernels/common/mbarrier.cuh"
 #include "kernels/common/placement.cuh"
 #include "kernels/common/tma.cuh"
 #include "kernels/common/w4a16.cuh"
 #include "kernels/common/wgmma_m64n256.cuh"
+#include "kernels/sm90/dequant.cuh"
 #include "kernels/sm90/prefill_config.h"
 
 enum {
     MATH_WARPS = 8,
     FIRST_MATH_WARP = 4,
-    BAND = 8, /* pairs of tiles along mma_m that are adjacent in time */
     BOX_ROWS = 128,
-    SUMS = 128,   /* accumulators of a thread */
-    SCALES = 512, /* bytes of the scales of 128 rows by 64 along K */
+    SUMS = 128,                                           /* accumulators of a thread */
+    SCALES = 512,                                         /* bytes of the scales of 128 rows by 64 along K */
+    BLOCK_STAGES = SM90_DEQUANT_K / SM90_PREFILL_STAGE_K, /* of a block of mma_b */
 };
 /* createpolicy.fractional evict_normal, fraction 1 (PTX ISA 9.0, section 9.7.9.20). */
 static constexpr uint64_t EVICT_NORMAL = 0x1000000000000000;
 
-template <int MMA_A_E2M1_, int STAGES_, int BF16_> struct config {
+template <int MMA_A_E2M1_, int STAGES_, int DIVIDED_, int BF16_> struct config {
     static constexpr int TYPE = BF16_ ? NVFP4_BF16 : NVFP4_FP16; /* of the wgmma operands */
-    static constexpr bool MMA_A_E2M1 = MMA_A_E2M1_;
+    static constexpr bool MMA_A_E2M1 = MMA_A_E2M1_, DIVIDED = DIVIDED_;
     static constexpr int STAGES = STAGES_, STAGE_BYTES = SM90_PREFILL_STAGE_BYTES(MMA_A_E2M1);
     static constexpr int HALF_B_BYTES = SM90_PREFILL_MMA_B_BYTES / 2, MMA_A_OFFSET = SM90_PREFILL_MMA_B_BYTES;
     static constexpr int MMA_A_BYTES = SM90_PREFILL_MMA_A_BYTES(MMA_A_E2M1),
@@ -51,7 +55,7 @@ template <int MMA_A_E2M1_, int STAGES_, int BF16_> struct config {
                          FULL_OFFSET = EPILOGUE_STAGING_OFFSET + MATH_WARPS * SM90_PREFILL_EPILOGUE_STAGING_BYTES;
     static constexpr int EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES, END = EMPTY_OFFSET + 8 * STAGES;
     /* setmaxnreg: of 168 registers a thread at launch. */
-    static constexpr int PRODUCER_REGISTERS = 40, MATH_REGISTERS = 232;
+    static constexpr int PRODUCER_REGISTERS = DIVIDED ? 56 : 40, MATH_REGISTERS = DIVIDED ? 224 : 232;
 
     static_assert(STAGE_BYTES % 1024 == 0 && MMA_A_OFFSET % 1024 == 0, "the 128-byte swizzle repeats every 1024 bytes");
     static_assert(END == SM90_PREFILL_SHARED_BYTES(MMA_A_E2M1, STAGES) && END <= 227 * 1024,
@@ -102,15 +106,16 @@ struct tile_scheduler {
     }
 
   private:
-    /* Pairs are ordered in bands of BAND along mma_m, along mma_m first: concurrent tiles then share rows of both
-     * operands in L2. */
+    /* Pairs are ordered in bands of SM90_PREFILL_BAND along mma_m, along mma_m first: concurrent tiles then share rows
+     * of both operands in L2. */
     __device__ __forceinline__ void locate(uint32_t pair, uint32_t half) {
         uint32_t pairs_m = (s.tiles_mma_m + 1) / 2, batch = pairs_m * s.tiles_mma_n, in_batch = pair % batch;
-        uint32_t band = in_batch / (BAND * s.tiles_mma_n), in_band = in_batch - band * BAND * s.tiles_mma_n;
-        uint32_t width = min((uint32_t)BAND, pairs_m - band * BAND);
+        uint32_t band = in_batch / (SM90_PREFILL_BAND * s.tiles_mma_n),
+                 in_band = in_batch - band * SM90_PREFILL_BAND * s.tiles_mma_n;
+        uint32_t width = min((uint32_t)SM90_PREFILL_BAND, pairs_m - band * SM90_PREFILL_BAND);
         l = (int32_t)(pair / batch);
         mma_n = (int32_t)(in_band / width) * SM90_PREFILL_MMA_TILE_N;
-        mma_m = (int32_t)((band * BAND + in_band % width) * 2 + half) * SM90_PREFILL_MMA_TILE_M;
+        mma_m = (int32_t)((band * SM90_PREFILL_BAND + in_band % width) * 2 + half) * SM90_PREFILL_MMA_TILE_M;
     }
 };
 
@@ -123,21 +128,95 @@ __device__ __forceinline__ void tma_load_3d_multicast(uint32_t to, const tensor_
                  : "memory");
 }
 
+/* DIVIDED: the blocks of a group of tiles of mma_b (sm90/prefill_config.h). */
+struct block_group {
+    uint32_t first_tile, tiles, first_block;
+
+    __device__ __forceinline__ block_group(const sm90_prefill_schedule &s, uint32_t index)
+        : first_tile(index * s.group_tiles), tiles(min(s.group_tiles, s.tiles_mma_n - first_tile)),
+          first_block(first_tile * s.chunks) {}
+};
+
+/* The flags of the blocks of one tile. */
+struct tile_flags {
+    const sm90_prefill_schedule &s;
+    block_group group;
+    uint32_t in_group;
+
+    __device__ __forceinline__ tile_flags(const sm90_prefill_schedule &s, uint32_t tile)
+        : s(s), group(s, tile / s.group_tiles), in_group(tile - group.first_tile) {}
+
+    /* Waits until the block along K has been dequantized. The warps that do it wait for nothing, and each block that
+     * no warp has taken yet is taken by one of any CTA that runs, this one too. */
+    __device__ __forceinline__ void wait(uint32_t chunk) const {
+        flag_wait_generic(s.flags + group.first_block + chunk * group.tiles + in_group, SM90_PREFILL_BLOCK_PIECES);
+    }
+};
+
+/* Warps 1 to 3: take pieces of blocks until none is left. The next piece is taken while the loads are under way. */
+template <class C> __device__ __forceinline__ void dequantize_blocks(const sm90_prefill_schedule &s) {
+    const sm90_dequant_operand &b = s.mma_b_e2m1;
+    const int lane = threadIdx.x % 32;
+    const uint32_t end = s.blocks * SM90_PREFILL_BLOCK_PIECES;
+    uint32_t taken = 0;
+    if (lane == 0) taken = atomicAdd(s.flags + s.blocks, 1);
+    for (uint32_t piece; (piece = __shfl_sync(~0u, taken, 0)) < end;) {
+        const uint32_t block = piece / SM90_PREFILL_BLOCK_PIECES;
+        const block_group group(s, block / (s.group_tiles * s.chunks));
+        const uint32_t chunk = (block - group.first_block) / group.tiles;
+        const uint32_t tile = group.first_tile + block - group.first_block - chunk * group.tiles;
+        const int32_t row = tile * SM90_PREFILL_MMA_TILE_N + piece % SM90_PREFILL_BLOCK_PIECES * 8 + lane / 16;
+        const int64_t k64 = (int64_t)chunk * (SM90_DEQUANT_K / 64) + lane / 4 % 4;
+        const int have = k64 < s.k_stages && row < b.rows ? (b.rows - row + 1) / 2 : 0;
+        const int64_t pitch = (int64_t)(s.k_stages + 1) / 2 * 256, group16 = k64 * 4 + lane % 4;
+        char *to = (char *)b.to + row * pitch + k64 * 128 + lane % 4 * 16;
+        if (C::TYPE == NVFP4_FP16 && b.type == VALUES_E2M1) {
+            const uint8_t *scale =
+                b.scale + row / 128 * b.scale_pitch + k64 * SCALES + row % 32 * 16 + row / 32 % 4 * 4 + lane % 4;
+            e2m1_lane<4> rows;
+            rows.load(b.data + row * b.pitch + group16 * 8, 2 * b.pitch, scale, 2 * 16, 4, have);
+            if (lane == 0) taken = atomicAdd(s.flags + s.blocks, 1);
+            rows.store(to, 2 * pitch, 4, have);
+        } else {
+            const uint8_t *data = b.data + row * b.pitch + group16 * 32;
+            if (lane == 0) taken = atomicAdd(s.flags + s.blocks, 1);
+#pragma unroll 1
+            for (int i = 0; i < 4; i += 2, data += 4 * b.pitch, to += 4 * pitch) {
+                a16_lane<2> rows;
+                rows.load(data, 2 * b.pitch, 2, have - i);
+                rows.store(C::TYPE, to, 2 * pitch, 2, have - i);
+            }
+        }
+        fence_proxy_async_global();
+        __syncwarp();
+        if (lane == 0) flag_arrive_at_both(s.flags + block, s.flags + s.blocks + 1);
+    }
+}
+
 /* The producer, one thread. */
 template <class C>
 __device__ __forceinline__ void producer(const sm90_prefill_schedule &s, smem_layout<C> smem,
                                          tile_scheduler scheduler) {
     pipeline_state<C::STAGES> state;
+    bool has_flags = C::DIVIDED; /* and some blocks of mma_b may not be done */
     while (scheduler.advance()) {
         int32_t a_batch = s.mma_a.batches == 1 ? 0 : scheduler.l, b_batch = s.mma_b.batches == 1 ? 0 : scheduler.l,
                 k = scheduler.k;
         const uint8_t *scales = s.mma_a.scale + scheduler.l * s.mma_a.scale_batch +
                                 scheduler.mma_m / SM90_PREFILL_MMA_TILE_M * s.mma_a.scale_pitch;
         bool have_scales = C::MMA_A_E2M1 && scheduler.mma_m < s.mma_a.rows;
+        /* In later waves all pieces are done, and one look at their number replaces many at flags. */
+        if (has_flags && flag_load(s.flags + s.blocks + 1) == s.blocks * SM90_PREFILL_BLOCK_PIECES) has_flags = false;
+        const tile_flags flags(s, has_flags ? scheduler.mma_n / SM90_PREFILL_MMA_TILE_N : 0);
+        int32_t flagged = has_flags && k < scheduler.k_end ? k : INT32_MAX; /* the next stage with another flag */
         uint32_t bytes = SM90_PREFILL_MMA_B_BYTES + C::MMA_A_BYTES + (have_scales ? SCALES : 0);
 #pragma unroll 1
         for (int32_t step = 0; step < scheduler.steps; step++, k++, state.advance()) {
             uint32_t stage = smem.stage(state.index), full = smem.full(state.index);
+            if (C::DIVIDED && k == flagged) {
+                flags.wait(k / BLOCK_STAGES);
+                flagged = (k / BLOCK_STAGES + 1) * BLOCK_STAGES;
+            }
             mbarrier_wait(smem.empty(state.index), state.phase ^ 1);
             if (k == scheduler.k_end) { /* split_k, odd number of stages: the second CTA has one less */
                 mbarrier_arrive(full);
@@ -227,7 +306,8 @@ template <class C> struct mainloop {
     }
 
     __device__ __forceinline__ void run(const tile_scheduler &scheduler, float (&d)[SUMS]) {
-        uint32_t a[2][4][4], other = scheduler.rank ^ 1;
+        /* DIVIDED: read again, since the scheduler's would be spilled. */
+        uint32_t a[2][4][4], other = (C::DIVIDED ? cluster_ctarank() : scheduler.rank) ^ 1;
         int32_t k = scheduler.k;
 #pragma unroll
         for (int i = 0; i < SUMS; i++) d[i] = 0.0f;
@@ -447,6 +527,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     if (warp < FIRST_MATH_WARP) {
         setmaxnreg_dec<C::PRODUCER_REGISTERS>();
         if (warp == 0 && elect_one()) producer(s, smem, scheduler);
+        if (C::DIVIDED && warp > 0) dequantize_blocks<C>(s);
         __syncwarp();
         if (blockIdx.x / 2 < s.split_k_tiles) { /* the math warps' barriers in exchange_partials */
             barrier_cluster_arrive_relaxed(), barrier_cluster_wait();

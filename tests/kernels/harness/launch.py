@@ -246,7 +246,8 @@ class Product:
         data, scale = self.arrays[2 * which : 2 * which + 2]
         return {
             "data": data.address, "scale": scale.address, "pitch": self.pitch, "batch": (p.a_batch, p.b_batch)[which],
-            "scale_pitch": p.sfa_pitch, "scale_batch": (p.sfa_batch, p.sfb_batch)[which], "rows": self.rows(which),
+            "scale_pitch": (p.sfa_pitch, p.sfb_pitch)[which], "scale_batch": (p.sfa_batch, p.sfb_batch)[which],
+            "rows": self.rows(which),
         }  # fmt: skip
 
     def tensor_map(

@@ -56,8 +56,9 @@ class Dequantizing(launch.Product):
         """Poisoned memory for a dequantized operand."""
         return self.emulator.empty((self.batches(which), self.rows(which), self.width), numpy.float16)
 
-    def dequant_ctas(self, which: int, rows_per_thread: int) -> int:
-        return FAMILY.value("SM90_DEQUANT_CTAS", self.rows(which), self.k, self.batches(which), rows_per_thread)
+    def dequant_ctas(self, which: int, rows_per_thread: int, part: tuple[int, int] | None = None) -> int:
+        rows, k = part or (self.rows(which), self.k)
+        return FAMILY.value("SM90_DEQUANT_CTAS", rows, k, self.batches(which), rows_per_thread)
 
     def dequantize(
         self,
@@ -67,15 +68,22 @@ class Dequantizing(launch.Product):
         rows_per_thread: int = 0,
         flags: int = 0,
         zeroed: Array | None = None,
+        part: tuple[int, int] | None = None,
+        **fields: int,
     ) -> None:
-        """rows_per_thread: 0: the planner's rule. flags: words of `zeroed` to zero, for stream-K kernels."""
+        """rows_per_thread: 0: the planner's rule. flags: words of `zeroed` to zero, for stream-K kernels. part: rows of
+        the operand and values along K, from the beginning; fields: others of the schedule."""
         if not rows_per_thread:
-            rows_per_thread = 1 if sum(self.dequant_ctas(which, 1) for which, _ in operands) <= MOST_THIN_CTAS else 4
-        ctas = [self.dequant_ctas(which, rows_per_thread) for which, _ in operands]
+            thin = sum(self.dequant_ctas(which, 1, part) for which, _ in operands) <= MOST_THIN_CTAS
+            rows_per_thread = 1 if thin else 4
+        ctas = [self.dequant_ctas(which, rows_per_thread, part) for which, _ in operands]
         filled = [DequantOperand(to=to.address, **self.placed(which)) for which, to in operands]
+        if part:
+            filled[0].rows = part[0]
         schedule = DequantSchedule(
             first=filled[0], k=self.k, scale_layout=int(self.linear), first_ctas=ctas[0],
             rows_per_thread=rows_per_thread, span=self.span,
+            chunks=ceil_div(part[1] if part else self.k, FAMILY.value("SM90_DEQUANT_K")), **fields,
         )  # fmt: skip
         schedule.launch_first = int(self.constant_b and [which for which, _ in operands] == [0])  # mma_a is B
         if zeroed:

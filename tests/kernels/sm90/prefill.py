@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from emulate import Module
-from harness.headers import Config, Struct
-from harness.values import ceil_div
-from sm90.operands import FAMILY, STAGE_K, Dequantizing
+from typing import Any
 
-CONFIGS = {name: c for name, c in FAMILY.configs("prefill").items() if not c.bf16}  # of NVFP4 A
+import numpy
+from emulate import Array, Emulator, Module
+from harness.headers import Config, Struct
+from harness.launch import Generator
+from harness.values import BF16, FP16, ceil_div
+from sm90 import units
+from sm90.operands import FAMILY, STAGE_K, Dequantizing, DequantOperand
+
+ALL_CONFIGS = FAMILY.configs("prefill")
+CONFIGS = {name: c for name, c in ALL_CONFIGS.items() if not c.bf16 and not c.divided}  # of any product of NVFP4 A
+DIVIDED = {name: c for name, c in ALL_CONFIGS.items() if not c.bf16 and c.divided}
 PrefillOperand, PrefillSchedule = FAMILY.structs["sm90_prefill_operand"], FAMILY.structs["sm90_prefill_schedule"]
+CHUNK = FAMILY.value("SM90_DEQUANT_K")
+PIECES = FAMILY.value("SM90_PREFILL_BLOCK_PIECES")
+READY, BAND = FAMILY.value("SM90_PREFILL_READY_CHUNKS"), FAMILY.value("SM90_PREFILL_BAND")
 
 
 class PrefillProduct(Dequantizing):
     """One product, and its two launches."""
 
     span = STAGE_K
+    flags: Array | None = None  # of a kernel that dequantizes mma_b itself
 
     def operand(self, config: Config, which: int, e2m1: bool) -> Struct:
         operand = PrefillOperand(rows=self.rows(which), batches=self.batches(which))
@@ -36,10 +47,26 @@ class PrefillProduct(Dequantizing):
         pairs = ceil_div(tiles_mma_m, 2) * tiles_mma_n * self.l
         rest = pairs % clusters
         split_k_tiles = 2 * rest if 2 * rest <= clusters else 0
-        return PrefillSchedule(
+        made = PrefillSchedule(
             tiles_mma_m=tiles_mma_m, tiles_mma_n=tiles_mma_n, dp_pairs=pairs - split_k_tiles // 2,
             split_k_tiles=split_k_tiles, k_stages=ceil_div(self.k, STAGE_K), swap_ab=int(swap_ab),
         )  # fmt: skip
+        chunks = ceil_div(self.k, CHUNK)
+        if config.divided:
+            assert made.dp_pairs and self.batches(mma_b) == 1 and chunks > READY
+            made.chunks, made.blocks = chunks, tiles_mma_n * chunks
+            made.group_tiles = min(tiles_mma_n, ceil_div(clusters, min(ceil_div(tiles_mma_m, 2), BAND)))
+        return made
+
+    def place_flags(self, schedule: Struct, mma_b: int) -> None:
+        """Whatever lies in the workspace, unless it is that of another call."""
+        if not self.flags or self.flags.shape[0] != schedule.blocks + 2:
+            words = numpy.random.default_rng(schedule.blocks).choice(
+                [0, PIECES - 1, PIECES, 2**32 - 1], schedule.blocks + 2
+            )
+            self.flags = self.emulator.array(words.astype("u4"))
+        schedule.flags = self.flags.address
+        schedule.mma_b_e2m1 = DequantOperand(to=self.outputs[mma_b].address, **self.placed(mma_b))
 
     def launch_prefill(
         self, dequant: Module | None, module: Module, config: Config, swap_ab: bool, clusters: int, wait: bool = True
@@ -51,9 +78,30 @@ class PrefillProduct(Dequantizing):
         for which in operands:
             if which not in self.outputs:  # freeing memory would wait for the previous calls
                 self.outputs[which] = self.dequant_output(which)
-        if operands and dequant:
-            self.dequantize(dequant, [(which, self.outputs[which]) for which in operands])
         schedule = self.prefill_schedule(config, swap_ab, clusters)
+        part: dict[str, Any] = {}
+        if schedule.group_tiles:
+            self.place_flags(schedule, mma_b)
+            part = {
+                "part": (min(self.rows(mma_b), schedule.group_tiles * config.mma_tile_n), READY * CHUNK),
+                "flags": schedule.blocks + 2, "zeroed": self.flags, "ready": schedule.group_tiles * READY,
+            }  # fmt: skip
+        if operands and dequant:
+            self.dequantize(dequant, [(which, self.outputs[which]) for which in operands], **part)
         schedule.mma_a, schedule.mma_b = self.operand(config, mma_a, e2m1), self.operand(config, mma_b, False)
         grid = 2 * min(clusters, max(schedule.dp_pairs, schedule.split_k_tiles))
         self.start(module, config, schedule, grid, config.shared_bytes, cluster=2, wait=wait)
+
+
+class A16Product(PrefillProduct, units.Product):
+    """16-bit A, which is mma_b."""
+
+    def __init__(self, emulator: Emulator, generator: Generator, config: Config, *sizes: int, **options: Any) -> None:
+        super().__init__(emulator, generator, *sizes, a_type=BF16 if config.bf16 else FP16, **options)
+
+    def placed(self, which: int) -> dict[str, int]:
+        if which:
+            return super().placed(which)
+        batch = self.problem().a_batch
+        return {"data": self.arrays[0].address, "pitch": self.a_pitch, "batch": batch, "rows": self.m,
+                "type": int(self.a_type or 0)}  # fmt: skip

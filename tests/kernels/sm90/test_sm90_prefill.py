@@ -19,8 +19,8 @@ from harness import launch, sass
 from harness.headers import Config
 from harness.launch import chain, check_chain, timing
 from harness.values import BF16, FP16, FP32, rounded
-from sm90.operands import FAMILY, dequant_ptx
-from sm90.prefill import CONFIGS, PrefillProduct
+from sm90.operands import dequant_ptx
+from sm90.prefill import ALL_CONFIGS, CHUNK, CONFIGS, DIVIDED, PIECES, A16Product, PrefillProduct
 
 import nvfp4
 
@@ -117,6 +117,74 @@ def test_products(name: str, swap_ab: bool, random: numpy.random.Generator) -> N
         product.check()
 
 
+@pytest.mark.parametrize("rest", ["some pairs", "split-K at the end", "two bands"])
+@pytest.mark.parametrize("name", DIVIDED)
+def test_divided_dequantization(name: str, rest: str, random: numpy.random.Generator) -> None:
+    """K of at least three blocks, the last of 64 to 256: the kernel dequantizes what the pre-pass leaves, in one group
+    of tiles of mma_b or several, the last one smaller, and once. The workspace holds anything before the call."""
+    config = ALL_CONFIGS[name]
+    for case in range(SEEDS):
+        seed = timing(random, case)
+        emulator, dequant, module = load(config, seed)
+        if rest == "split-K at the end":
+            mma_m, mma_n, clusters = int(random.integers(1, 257)), int(random.integers(769, 1024)), 3
+        elif rest == "two bands":
+            mma_m, mma_n, clusters = 2048 + int(random.integers(1, 257)), int(random.integers(257, 600)), 9
+        else:
+            mma_m, mma_n, clusters = int(random.integers(257, 520)), int(random.integers(1025, 1300)), 4
+        k = 2 * CHUNK + 64 * int(random.integers(1, 5 if rest == "two bands" else 13))
+        swap_ab = bool(case % 2)
+        product = PrefillProduct(emulator, random, *((mma_n, mma_m) if swap_ab else (mma_m, mma_n)), k)
+        schedule = product.prefill_schedule(config, swap_ab, clusters)
+        assert schedule.group_tiles and (rest != "split-K at the end" or schedule.split_k_tiles == 2)
+        assert rest != "some pairs" or schedule.tiles_mma_n > schedule.group_tiles
+        print(f"seed {seed}: {product.m} x {product.n} x {k}, {clusters} clusters, {schedule.group_tiles} in a group")
+        product.launch_prefill(dequant, module, config, swap_ab, clusters)
+        product.check()
+        flags, which = product.flags.numpy(), int(not swap_ab)
+        assert (flags[:-2] == PIECES).all() and flags[-2] >= PIECES * schedule.blocks == flags[-1]
+        assert (product.outputs[which].numpy() == product.expected_dequant(which))[:, :, :k].all()
+
+
+@pytest.mark.parametrize("name", [name for name, config in ALL_CONFIGS.items() if config.mma_a_e2m1])
+def test_a16_products(name: str, random: numpy.random.Generator) -> None:
+    """16-bit A, NaN behind its rows: dequantized by the pre-pass alone, with batches, of which some share A; divided,
+    in several groups, the last piece partly behind the last row."""
+    config = ALL_CONFIGS[name]
+    for case in range(2 * SEEDS):
+        emulator, dequant, module = load(config, timing(random, case))
+        m, n, clusters, k, l = *(int(random.integers(1, most)) for most in (600, 400, 6, 20)), 1 + case // 2 % 2
+        if config.divided:
+            m, n, clusters, k, l = int(random.integers(257, 800)), int(random.integers(257, 400)), 2, k % 8 + 9, 1
+        out_type = (FP16, FP32, BF16)[int(random.integers(3))]
+        product = A16Product(emulator, random, config, m, n, 64 * k, l, out_type=out_type)
+        if l > 1 and case % 2:
+            product.shared, product.values = 0, numpy.repeat(product.values[:1], l, axis=0)
+            product.extras |= {"a_batch": 0}
+        print(f"{m} x {n} x {64 * k} x {l}, {clusters} clusters, type {out_type}")
+        product.launch_prefill(dequant, module, config, True, clusters)
+        product.check()
+
+
+@by_rows
+def test_flags_of_prefill(rows_per_thread: int, random: numpy.random.Generator) -> None:
+    """The pre-pass of a divided dequantization sets every flag, dequantizes its part and writes nothing else."""
+    emulator = Emulator("sm_90")
+    product = PrefillProduct(emulator, random, 300, 1, 5 * CHUNK - 64, integer=False)
+    output = product.dequant_output(0)
+    before = output.numpy().copy()
+    words = emulator.array(random.integers(0, 2**32, 130, "u4"))
+    kept = words.numpy()[121:].copy()
+    product.dequantize(emulator.load(dequant_ptx()), [(0, output)], True, rows_per_thread, 121, words, (256, 2 * CHUNK),
+                       ready=24)  # fmt: skip
+    wanted = [PIECES] * 24 + [0] * 95 + [24 * PIECES] * 2
+    assert (words.numpy()[:121] == wanted).all() and (words.numpy()[121:] == kept).all()
+    made = numpy.zeros(output.shape, bool)
+    made[:, :256, : 2 * CHUNK] = True
+    assert (output.numpy() == product.expected_dequant(0))[made].all()
+    assert (output.numpy().view("u2") == before.view("u2"))[~made].all()
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_split_k_tiles(name: str, random: numpy.random.Generator) -> None:
     """One data-parallel wave, then tiles split along K over the CTAs of a cluster, also for an odd k_stages."""
@@ -199,15 +267,16 @@ def test_empty_k(name: str, random: numpy.random.Generator) -> None:
     product.check()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *DIVIDED])
 def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
     """Dependent launches in one workspace, each reading the previous output as c."""
-    config = CONFIGS[name]
+    config = ALL_CONFIGS[name]
     for case in range(SEEDS):
         emulator, dequant, module = load(config, int(random.integers(2**30)) * 4 + 2 + case % 2)
-        calls = chain([PrefillProduct(emulator, random, 300, 20, 512) for _ in range(3)])
+        k = 832 if config.divided else 512  # with flags: those of the call before
+        calls = chain([PrefillProduct(emulator, random, 600 if config.divided else 300, 20, k) for _ in range(3)])
         for call in calls:
-            call.outputs = calls[0].outputs
+            call.outputs, call.flags = calls[0].outputs, calls[0].flags
             call.launch_prefill(dequant, module, config, False, clusters=2, wait=False)
         emulator.synchronize()
         check_chain(calls)
@@ -220,7 +289,7 @@ def test_machine_code() -> None:
     access to global memory."""
     source = Path(os.environ.get("SM90_PREFILL_CUBIN", nvfp4._C.__file__))
     kernels = sass.kernels_of(source, "nvfp4_sm90_prefill_")
-    configs = FAMILY.configs("prefill")
+    configs = ALL_CONFIGS
     assert set(kernels) == {name.removeprefix("sm90_prefill_") for name in configs}, "install the package again"
     for name, config in configs.items():
         kernel = kernels[name.removeprefix("sm90_prefill_")]
