@@ -167,6 +167,8 @@ def groupeds(draw: Draw, target: str, volume: float) -> Grouped:
         broken, at = (broken, at | {broken: wrong}) if wrong else ("", at)
     backends = [FAMILY] if families(target) else [None, "cpu"]
     reached = layout == "128x4" and odd not in ("b", "both") and (n > 1 or k % 32 == 0)
+    if a == "nvfp4":
+        reached = reached and odd != "a" and (t > 1 or k % 32 == 0)
     own = own_family(target, a, anywhere=not reached)
     if own and transpose_b and not broken:
         backends = [own]

@@ -55,8 +55,8 @@ def keep(experts: Experts) -> Experts:
 
 
 def make(generator: torch.Generator, activation: str = "silu", gated: bool = True, **more: Any) -> Experts:
-    integers = more.pop("integers", False)
-    experts = Experts(E, H, INNER, activation, gated, **more)
+    integers, inner = more.pop("integers", False), more.pop("inner", INNER)
+    experts = Experts(E, H, inner, activation, gated, **more)
     for stack in (experts.gate_up, experts.down):
         filled(stack, generator, integers)
     return experts.eval()

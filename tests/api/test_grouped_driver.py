@@ -151,6 +151,27 @@ def test_sm90_grid_is_at_most_a_cta_an_sm(fake_driver: Path, tmp_path: Path) -> 
     assert [grid for _, grid in rows] == [1, 5, sms]
 
 
+def test_sm90_dequantizes_an_nvfp4_a(fake_driver: Path, tmp_path: Path) -> None:
+    """By a grid of its own, which depends on T, E and K alone. Where scales begin is not accessible either."""
+    call = CALL.strip().replace('"sm80"', '"sm90"')
+    sizes = [(t, k, e) for t in (1, 37, 2000) for k in (96, 1056) for e in (1, 8, 1024)]
+    code = f"[call(t, 200, k, e, 2, nvfp4_a=True) for t, k, e in {sizes}]"
+    rows = launches(f"{call}\n    {code}", fake_driver, tmp_path / "log", FAKE_CC="90")
+    rows = [row for row in rows if row[0] != "map"]
+    assert all(row[5:] == ["0", "1"] for row in rows)
+    before, after = rows[::2], rows[1::2]
+    assert {row[0] for row in before} == {f"{REORDER}_e2m1"}
+    assert [int(row[1]) for row in before] == [(t + min(t, e) * 31) // 32 * (1 + k // 1024) for t, k, e in sizes]
+    assert len(after) == 18 and all(row[0].startswith("nvfp4_sm90_grouped_fp16_") for row in after)
+
+
+@pytest.mark.parametrize(("t", "backend"), [(8, "sm80"), (512, "sm80"), (8192, "sm90"), (65536, "sm90")])
+def test_sm90_plans_of_an_nvfp4_a(t: int, backend: str, fake_driver: Path) -> None:
+    """Few rows a group stay with sm80's kernel."""
+    plan = f"nvfp4.info({t}, 4096, 7168, groups=256, device=0)['plan']"
+    assert run(f"print({plan}['backend'])", fake_driver, FAKE_CC="90") == backend
+
+
 def test_sm90_rejects_what_tensor_maps_do_not_reach(fake_driver: Path) -> None:
     code = CALL.strip().replace('"sm80"', '"sm90"') + "\n    call(5, 7, 48, 3)"
     said = run(code, fake_driver, FAKE_CC="90")

@@ -125,11 +125,14 @@ def test_enough_cases() -> None:
 
 
 def own_of(case: Grouped, target: str) -> str | None:
-    """The target's own kernels, if they take the case: as it is, or with 128x4 scales and rows of B on 16 bytes."""
+    """The target's own kernels, if they take the case: as it is, or with 128x4 scales and rows of A and B on 16 bytes.
+    Linear scales of an NVFP4 A stay so, as `rows` may gather them."""
     if not case.transpose_b:
         return None
     reached = "b" not in case.at and (case.n > 1 or case.k % 32 == 0)  # or can be put there
-    return own_family(target, case.a, anywhere=case.a == "nvfp4" or not reached)
+    if case.a == "nvfp4":
+        reached = reached and case.layout == "128x4" and (case.t > 1 or case.k % 32 == 0)
+    return own_family(target, case.a, anywhere=not reached)
 
 
 def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
@@ -149,7 +152,7 @@ def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
         row_bytes |= dict.fromkeys(("scale_b", *(["scale_a"] if case.a == "nvfp4" else [])), case.k // 16)
     apart = {name for i, name in enumerate(row_bytes, 10) if seed >> i & 1}
     if moved and case.k % 32:
-        apart.add("b")
+        apart |= {"a", "b"} if case.a == "nvfp4" else {"b"}
     pitches = {name: up(row_bytes[name], 16) + 16 for name in apart}
     slack = {name: -row_bytes[name] % 16 for name, edge in zip(names, edges) if name in pitches and edge == "end"}
     at = {name: At(pitches.get(name), slack=slack.get(name, 0), edge=edge) for name, edge in zip(names, edges)}

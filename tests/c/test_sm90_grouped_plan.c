@@ -17,6 +17,8 @@ enum {
 static long times_first[SM90_KERNELS], times_listed[SM90_KERNELS];
 
 static size_t param_bytes(int32_t kernel, int32_t index) {
+    if (kernel == KERNEL_SM90_REORDER_E2M1)
+        return index == 0 ? sizeof(grouped_problem) : index == 1 ? sizeof(sm90_reorder_e2m1_schedule) : 0;
     if (kernel == KERNEL_SM90_REORDER) return index == 0 ? sizeof(sm90_reorder_schedule) : 0;
     if (kernel < FIRST)
         return index == 0 ? sizeof(grouped_problem) : index == 1 ? sizeof(sm90_grouped_units_schedule) : 0;
@@ -36,6 +38,21 @@ static void check_reorder(const grouped_problem *p, const gemm_candidate *c, con
     expect(r->to == s->a && r->stages == stages, "it fills what the kernel reads");
     expect(c->workspace >= count * stages * 256, "which there is room for");
     expect(step->grid_x * SM90_REORDER_THREADS >= count * stages * 4, "a thread for each 32 values");
+}
+
+/* The pre-pass over NVFP4 A finds its rows from the ends, whatever they are. */
+static void check_reorder_e2m1(const grouped_problem *p, const gemm_candidate *c, const launch_plan *plan,
+                               const sm90_grouped_schedule *s) {
+    const launch_step *step = &plan->step[0];
+    const sm90_reorder_e2m1_schedule *r = param_of(plan, step, 1);
+    const int64_t stages = ceil_div(p->g.k, 128), hit = min_int(p->groups, p->g.m);
+    expect(plan->steps == 2 && step->kernel == KERNEL_SM90_REORDER_E2M1, "a pre-pass before the kernel");
+    expect(!memcmp(param_of(plan, step, 0), p, sizeof *p), "which gets the problem");
+    expect(r->to == s->a && r->stages == stages && !s->a_is_gathered, "it fills what the kernel reads");
+    expect(c->workspace >= p->g.m * stages * 256, "which there is room for");
+    expect(r->chunks * (int64_t)SM90_REORDER_STAGES >= stages, "its chunks cover K");
+    expect(step->grid_x == (p->g.m + hit * (SM90_REORDER_TILE_M - 1)) / SM90_REORDER_TILE_M * r->chunks,
+           "by a CTA for each tile of any ends");
 }
 
 /* What few rows a group have: one launch, teams that share K, tiles of pairs of units. */
@@ -82,7 +99,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     times_listed[c->kernel]++;
     expect(!memcmp(param_of(plan, step, 0), all, sizeof *all), "the kernel gets the problem");
     expect(!strcmp(kernel->fatbin, c->kernel < FIRST ? "sm90_grouped_units" : "sm90_grouped"), "it is one of groups");
-    expect(strstr(kernel->name, p->a_type == NVFP4_FP16 ? "_fp16_" : "_bf16_") != NULL, "and of this type of A");
+    expect(strstr(kernel->name, p->a_type == NVFP4_BF16 ? "_bf16_" : "_fp16_") != NULL, "and of this type of A");
     expect(kernel->pdl && step->cluster == 0 && step->grid_y == 1, "a dependent launch");
     expect(p->scale_layout == NVFP4_128X4 && p->aligned16, "scales and rows that the kernel takes");
     if (c->kernel < FIRST) {
@@ -99,7 +116,10 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
         expect(plan->steps == 1 && plan->tensor_maps == 0 && !s->a, "nothing to load");
         return;
     }
-    check_reorder(all, c, plan, s);
+    if (p->a_type == VALUES_E2M1)
+        check_reorder_e2m1(all, c, plan, s);
+    else
+        check_reorder(all, c, plan, s);
     const tensor_layout *b = &plan->tensor_map[0].layout;
     expect(plan->tensor_maps == 1 && b->data == p->b && b->element_bytes == 1 && b->rank == 3, "a tensor map of B");
     expect((int64_t)b->dims[0] == p->k / 2 && (int64_t)b->dims[1] == p->n && (int64_t)b->dims[2] == p->l,
@@ -135,14 +155,19 @@ static void check_batch_invariant(const grouped_problem *p) {
 }
 
 /* Rows of the first plan's tile, and the family that is chosen of both. */
-static int32_t first_tile(int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts, int32_t *family) {
-    const grouped_problem p = grouped(OP_GROUPED, m, n, k, groups, parts, BF16_A);
+static int32_t first_tile_of(variant a, int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts,
+                             int32_t *family) {
+    const grouped_problem p = grouped(OP_GROUPED, m, n, k, groups, parts, a);
     static candidate_list sm80, sm90;
     list_candidates(NVFP4_BACKEND_SM80, &gpus[H200], &p.g, 0, &sm80);
     list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &p.g, 0, &sm90);
     const gemm_candidate *x = &sm80.all[first_of(&sm80)], *y = &sm90.all[first_of(&sm90)];
     *family = candidate_precedes(y, x) ? NVFP4_BACKEND_SM90 : NVFP4_BACKEND_SM80;
     return y->tile_m;
+}
+
+static int32_t first_tile(int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts, int32_t *family) {
+    return first_tile_of(BF16_A, m, n, k, groups, parts, family);
 }
 
 static void check_choices(void) {
@@ -155,6 +180,12 @@ static void check_choices(void) {
            "few rows a group have a narrow tile");
     expect(first_tile(65536, 768, 2048, 128, 2, &family) == 128 && family == NVFP4_BACKEND_SM90,
            "many rows a group have a wide one");
+    first_tile_of(PLAIN, 128, 768, 2048, 128, 2, &family);
+    expect(family == NVFP4_BACKEND_SM80, "one NVFP4 row a group or two are sm80's");
+    first_tile_of(PLAIN, 512, 2048, 7168, 256, 2, &family);
+    expect(family == NVFP4_BACKEND_SM80, "a few are, too");
+    expect(first_tile_of(PLAIN, 65536, 768, 2048, 128, 2, &family) == 128 && family == NVFP4_BACKEND_SM90,
+           "many are dequantized once");
 }
 
 static void check_limits(void) {
@@ -189,11 +220,14 @@ int main(void) {
             for (size_t k = 0; k < COUNT(depths); k++)
                 for (size_t e = 0; e < COUNT(groups_of); e++) {
                     const gpu *g = &gpus[on[(m + n + k + e) % COUNT(on)]];
-                    const variant v = (m + n + k) % 2 ? FP16_A : BF16_A;
+                    static const variant types[] = {BF16_A, FP16_A, PLAIN};
+                    const variant v = types[(m + n + k) % COUNT(types)];
                     grouped_problem p = grouped(OP_GROUPED, rows_of_result[m], columns[n], depths[k], groups_of[e],
                                                 1 + (int32_t)((m + k) % 3), v);
                     if ((m + e) % 7 == 3) p.g.scale_layout = NVFP4_LINEAR;
-                    if ((n + e) % 3 == 1)
+                    if (v == PLAIN)
+                        p.rows = NULL;
+                    else if ((n + e) % 3 == 1)
                         p.a_rows = p.g.m / 2 + 1;
                     else if ((m + n) % 2)
                         p.rows = NULL;

@@ -1,5 +1,5 @@
-/* Products of groups of rows of fp16 or bf16 A, each group by an NVFP4 matrix of its own (common/grouped_problem.h), on
- * Hopper tensor cores.
+/* Products of groups of rows of A, each group by an NVFP4 matrix of its own (common/grouped_problem.h), on Hopper
+ * tensor cores. A is fp16 or bf16. An NVFP4 A becomes fp16 in the pre-pass.
  *
  * As in gemm.cu with swap_ab, mma_a is B: it is dequantized into the registers that wgmma reads (sm90/mainloop.cuh). Up
  * to MMA_TILE_N rows of A are mma_b. The pre-pass sm90/reorder.cu puts their values into the order along K that
@@ -23,8 +23,9 @@
  * Shared memory: stages as in gemm.cu, an epilogue staging buffer for each math warp, mbarriers, factors of the rows of
  * some tiles, the table of groups (SM90_GROUPED_SHARED_BYTES).
  *
- * Tails: what is past the end of K is zero in A, and its scales are masked. The result of a row outside of A has the
- * factor NaN. Rows past the end of a group and columns past the end of B reach only results that are not stored. */
+ * Tails: what is past the end of K is zero in A, and its scales are masked. The result of a row outside of A, or
+ * without scales, has the factor NaN. Rows past the end of a group and columns past the end of B reach only results
+ * that are not stored. */
 #include "kernels/common/batch_epilogue.cuh"
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/cp_async.cuh"
@@ -165,7 +166,8 @@ template <class C> struct a_rows {
 
     /* Finds the rows, and stores the factors of their results. */
     __device__ __forceinline__ void begin_tile(const grouped_problem &p, const sm90_grouped_schedule &s,
-                                               const grouped_tile &tile, uint32_t factors) {
+                                               const grouped_tile &tile, const group_table &table, uint32_t factors) {
+        const int32_t group = tile.l / p.parts, begin = table.rows[group], scaled = rows_with_scales(p, group);
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++)
 #pragma unroll
@@ -174,7 +176,7 @@ template <class C> struct a_rows {
                 rows[i][h] = -1;
                 if (at >= tile.rows) continue;
                 const int32_t to = tile.row + at, from = p.rows ? p.rows[to] : to;
-                const bool exists = from >= 0 && from < p.a_rows;
+                const bool exists = from >= 0 && from < p.a_rows && to - begin < scaled;
                 if (exists && s.a) rows[i][h] = s.a_is_gathered ? to : from;
                 if (chunk == 0)
                     st_shared(factors + at * 4, !exists       ? 0x7FFFFFFF
@@ -335,7 +337,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
         pipeline_state<C::STAGES> state;
         for (; tiles.next(tile, C::MMA_TILE_N); factors.advance()) {
             mbarrier_wait(cta.factors_free(factors.index), factors.phase ^ 1);
-            rows.begin_tile(p, s, tile, cta.factors(factors.index));
+            rows.begin_tile(p, s, tile, table, cta.factors(factors.index));
             mbarrier_arrive(cta.factors_full(factors.index));
             rows.copy_tile(s.a, state);
         }

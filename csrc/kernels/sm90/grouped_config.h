@@ -51,7 +51,7 @@ typedef struct sm90_grouped_schedule {
     uint8_t padding_[40];
 } sm90_grouped_schedule;
 
-/* The pre-pass, sm90/reorder.cu: 4 threads for 128 values of a row. */
+/* The pre-passes, sm90/reorder.cu: 4 threads for 128 values of a row. */
 #define SM90_REORDER_THREADS            256
 #define SM90_REORDER_CTAS(rows, stages) CEIL_DIV((rows) * (stages) * 4, SM90_REORDER_THREADS)
 
@@ -64,5 +64,16 @@ typedef struct sm90_reorder_schedule {
     int32_t stages; /* ceil(K/128) */
     int32_t bf16;   /* A is bf16, else fp16 */
 } sm90_reorder_schedule;
+
+/* The pre-pass over NVFP4 A takes as many tiles along the rows as any ends can lead to. */
+#define SM90_REORDER_TILE_M         32
+#define SM90_REORDER_STAGES         8 /* 128 values each */
+#define SM90_REORDER_CHUNKS(stages) CEIL_DIV(stages, SM90_REORDER_STAGES)
+
+/* Second parameter. */
+typedef struct sm90_reorder_e2m1_schedule {
+    uint8_t *to;            /* [m][stages][256] */
+    int32_t stages, chunks; /* ceil(K/128) */
+} sm90_reorder_e2m1_schedule;
 
 #endif

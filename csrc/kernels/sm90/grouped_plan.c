@@ -1,7 +1,9 @@
-/* Products of groups by wgmma, with B dequantized in registers. Scales are 128x4, and a tensor map describes B.
+/* Products of groups by wgmma, with B dequantized in registers, and NVFP4 A by a pre-pass. Scales are 128x4, and a
+ * tensor map describes B.
  *
  * Ends are on the device, so a plan depends on T, E, N, K alone. The model of time is an even routing's: where T rows
  * fall on E groups by chance, E * (1 - (1 - 1/E)^T) of them have rows, in numbers that scatter as Poisson's. */
+#include "common/group_blocks.h"
 #include "common/grouped_problem.h"
 #include "kernels/sm90/grouped_config.h"
 #include "kernels/sm90/plan.h"
@@ -24,7 +26,7 @@ typedef struct IS_TILING grouped_tiling {
     int32_t read_once; /* 1: few groups have more than one tile along their rows */
 } grouped_tiling;
 
-/* A row of A that is put into order. */
+/* A row of A that is put into order, in 16 bits. */
 static int64_t row_bytes(int64_t k) {
     return ceil_div(k, SM90_STAGE_K) * (SM90_STAGE_K * 2);
 }
@@ -74,14 +76,20 @@ static double single_us(const sm90_model *model, const device_props *props, cons
     const double stored = rows * (double)t->n * parts * t->output_bytes;
     const double bytes = hit * parts * (double)t->n * k * SM90_RAW_BYTES + rows * k * 2.0 + stored;
     const double busy = sm90_clocks_us(model, clocks + stored / sms / model->store_b_clk);
-    const double reordered = 2.0 * rows * (double)row_bytes(t->k); /* at most: A may have less rows than the result */
-    return model->grouped_fixed_us + reordered / model->dram_tb_s * 1e-6 +
-           overlapped(busy, bytes / model->dram_tb_s * 1e-6, model->overlap);
+    const int a_is_e2m1 = t->a_type == VALUES_E2M1;
+    const double read = a_is_e2m1 ? SM90_RAW_BYTES / SM90_FP16_BYTES : 1.0; /* of what is written */
+    /* At most: A may have less rows than the result. */
+    const double reordered = (1.0 + read) * rows * (double)row_bytes(t->k);
+    return (a_is_e2m1 ? model->grouped_e2m1_margin : 1.0) *
+           (model->grouped_fixed_us + reordered / model->dram_tb_s * 1e-6 +
+            overlapped(busy, bytes / model->dram_tb_s * 1e-6, model->overlap));
 }
 
-/* Tiles along the rows that T rows in any groups need at most: each group with rows adds less than one. */
-static int64_t most_tiles(const gemm_traits *t, int32_t tile_m) {
-    return (t->m + min_int(t->groups, t->m) * (tile_m - 1)) / tile_m;
+/* CTAs of the pre-pass over so many rows. Groups count where A is NVFP4. */
+static int64_t reorder_ctas(int32_t a_type, int64_t rows, int64_t groups, int64_t k) {
+    const int64_t stages = ceil_div(k, SM90_STAGE_K);
+    if (a_type != VALUES_E2M1) return SM90_REORDER_CTAS(rows, stages);
+    return most_group_tiles(rows, groups, SM90_REORDER_TILE_M) * SM90_REORDER_CHUNKS(stages);
 }
 
 /* Whether the kernels read operands that lie so. */
@@ -93,12 +101,12 @@ static int32_t candidates(const sm90_model *model, const device_props *props, co
                           gemm_candidate *out) {
     int32_t count = 0;
     if (!takes_operands(t)) return 0;
-    if (t->m > INT32_MAX / SM90_REORDER_CTAS(1, 1 + t->k / SM90_STAGE_K)) return 0; /* CTAs of the pre-pass */
+    if (reorder_ctas(t->a_type, t->m, t->groups, t->k) > INT32_MAX) return 0;
     const int64_t tiles_n = ceil_div(t->n, SM90_GROUPED_TILE_N), across = tiles_n * (t->l / t->groups);
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         const grouped_config *c = &configs[i];
-        if (c->type != t->a_type || c->shared_bytes > props->shared_per_block) continue;
-        const int64_t tiles_m = most_tiles(t, c->mma_tile_n);
+        if (c->type != sm90_wgmma_type(t) || c->shared_bytes > props->shared_per_block) continue;
+        const int64_t tiles_m = most_group_tiles(t->m, t->groups, c->mma_tile_n);
         if (tiles_m > (INT32_MAX - props->sm_count) / across) continue; /* a CTA's next tile must not overflow */
         out[count] = (gemm_candidate){
             .single_us = single_us(model, props, t, c, tiles_n),
@@ -127,10 +135,20 @@ static int32_t batch_invariant(const sm90_model *model, const device_props *prop
     return takes_operands(t) ? candidates(model, props, t, out) : -1;
 }
 
+/* Dequantizes NVFP4 A, whose rows are those of the result. */
+static void add_reorder_e2m1(const grouped_problem *p, uint8_t *to, launch_plan *out) {
+    const int64_t ctas = reorder_ctas(VALUES_E2M1, p->g.m, p->groups, p->g.k);
+    const int32_t stages = (int32_t)ceil_div(p->g.k, SM90_STAGE_K);
+    launch_step *step = add_step(out, KERNEL_SM90_REORDER_E2M1, ctas, 0);
+    *(grouped_problem *)add_param(out, step, sizeof *p) = *p;
+    *(sm90_reorder_e2m1_schedule *)add_param(out, step, sizeof(sm90_reorder_e2m1_schedule)) =
+        (sm90_reorder_e2m1_schedule){.to = to, .stages = stages, .chunks = SM90_REORDER_CHUNKS(stages)};
+}
+
 /* Puts A into order, or, if it has more rows than the result, those rows of it that the result's are. */
 static void add_reorder(const grouped_problem *p, int gathers, uint8_t *to, launch_plan *out) {
     const int64_t count = gathers ? p->g.m : p->a_rows, stages = ceil_div(p->g.k, SM90_STAGE_K);
-    launch_step *step = add_step(out, KERNEL_SM90_REORDER, SM90_REORDER_CTAS(count, stages), 0);
+    launch_step *step = add_step(out, KERNEL_SM90_REORDER, reorder_ctas(p->g.a_type, count, p->groups, p->g.k), 0);
     *(sm90_reorder_schedule *)add_param(out, step, sizeof(sm90_reorder_schedule)) =
         (sm90_reorder_schedule){.a = p->g.a,
                                 .a_pitch = p->g.a_pitch,
@@ -149,7 +167,10 @@ static void build(const device_props *props, const gemm_problem *g, const gemm_c
     const grouped_problem *p = (const grouped_problem *)g;
     const grouped_tiling *tiling = TILING(const grouped_tiling, c);
     const int gathers = p->a_rows > g->m, has_values = g->k > 0 && p->a_rows > 0;
-    if (has_values) add_reorder(p, gathers, workspace, out);
+    if (has_values && g->a_type == VALUES_E2M1)
+        add_reorder_e2m1(p, workspace, out);
+    else if (has_values)
+        add_reorder(p, gathers, workspace, out);
     launch_step *step = add_step(out, c->kernel, c->grid, configs[c->kernel - configs->kernel].shared_bytes);
     *(grouped_problem *)add_param(out, step, sizeof *p) = *p;
     sm90_grouped_schedule *s = add_param(out, step, sizeof *s);

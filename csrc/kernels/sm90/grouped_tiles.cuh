@@ -48,6 +48,13 @@ __device__ __forceinline__ void fill_group_table(group_table &table, const group
     __syncthreads();
 }
 
+/* How many rows of a group have scales, from its first on. */
+__device__ __forceinline__ int32_t rows_with_scales(const grouped_problem &p, int32_t group) {
+    if (!p.scale_rows) return INT32_MAX;
+    const int32_t first = p.scale_rows[group];
+    return first < 0 || first % SM90_ATOM_ROWS ? 0 : (int32_t)min(p.sfa_rows - first, (int64_t)INT32_MAX);
+}
+
 /* A tile: rows row .. row + rows - 1 of the result, in the order of groups, by one of the tiles_n ranges of columns of
  * a part. */
 struct grouped_tile {

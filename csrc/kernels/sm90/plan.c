@@ -16,6 +16,10 @@ static const kernel_entry kernels[SM90_KERNELS] = {
                              .fatbin = "sm90_reorder",
                              .threads = SM90_REORDER_THREADS,
                              .pdl = 1},
+    [KERNEL_SM90_REORDER_E2M1] = {.name = "nvfp4_sm90_reorder_e2m1",
+                                  .fatbin = "sm90_reorder",
+                                  .threads = SM90_REORDER_THREADS,
+                                  .pdl = 1},
 };
 static const kernel_set set = {
     .kernels = kernels, .count = SM90_KERNELS, .least_capability = 90, .most_capability = 90, .optional = 1};
@@ -134,17 +138,19 @@ static nvfp4_status reject_grouped(const device_props *props, const gemm_traits 
 }
 
 /* Each planner asks the kinds of its operation. */
-#define PLANNER(types, why, ...)                                                                                       \
+#define PLANNER(types, tma_types, why, ...)                                                                            \
     {.a_types = types,                                                                                                 \
-     .tma_a_types = TAKES_16_BIT,                                                                                      \
+     .tma_a_types = tma_types,                                                                                         \
      .candidates = candidates,                                                                                         \
      .batch_invariant = batch_invariant,                                                                               \
      .reject = why,                                                                                                    \
      .build = build,                                                                                                   \
      __VA_ARGS__}
-static const gemm_planner gemm = PLANNER(TAKES_E2M1 | TAKES_16_BIT, reject, .with_quantizer = with_quantizer);
-static const gemm_planner gemm_nn = PLANNER(TAKES_16_BIT, reject_nn, );
-static const gemm_planner grouped = PLANNER(TAKES_16_BIT, reject_grouped, .takes_by_batch = 1);
+static const gemm_planner gemm =
+    PLANNER(TAKES_E2M1 | TAKES_16_BIT, TAKES_16_BIT, reject, .with_quantizer = with_quantizer);
+static const gemm_planner gemm_nn = PLANNER(TAKES_16_BIT, TAKES_16_BIT, reject_nn, );
+static const gemm_planner grouped =
+    PLANNER(TAKES_E2M1 | TAKES_16_BIT, TAKES_E2M1 | TAKES_16_BIT, reject_grouped, .takes_by_batch = 1);
 
 const gemm_family sm90_family = {
     FAMILY_ROW(sm90),

@@ -1,20 +1,25 @@
-"""Products of csrc/kernels/sm90/grouped.cu behind its pre-pass, csrc/kernels/sm90/reorder.cu."""
+"""Products of csrc/kernels/sm90/grouped.cu behind its pre-passes, csrc/kernels/sm90/reorder.cu."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy
-from emulate import Module
-from harness.headers import Config
-from harness.launch import EVICT_FIRST, UINT8, compile_ptx
-from harness.values import ceil_div
+from emulate import Emulator, Module
+from harness.headers import Config, Struct
+from harness.launch import EVICT_FIRST, UINT8, Generator, compile_ptx
+from harness.values import NAN, ceil_div, decode, swizzle_scales
 from paths import CSRC
 from sm90 import grouped_units
 
 FAMILY = grouped_units.FAMILY
 CONFIGS = FAMILY.configs("grouped")
-Schedule, ReorderSchedule = (FAMILY.structs[f"sm90_{name}_schedule"] for name in ("grouped", "reorder"))
+Schedule, ReorderSchedule, E2m1Schedule = (
+    FAMILY.structs[f"sm90_{name}_schedule"] for name in ("grouped", "reorder", "reorder_e2m1")
+)
 STAGE_K, TILE_N = FAMILY.value("SM90_STAGE_K"), FAMILY.value("SM90_GROUPED_TILE_N")
 THREADS = FAMILY.value("SM90_REORDER_THREADS")
+VALUES_E2M1 = 0  # of problem.h
 
 
 def reorder_ptx() -> str:
@@ -31,6 +36,17 @@ class Product(grouped_units.Product):
         self.workspace = self.emulator.empty((self.count, self.stages * STAGE_K * 2), numpy.uint8)
 
     def queue(self, reorder: Module, module: Module, config: Config, ctas: int) -> None:
+        gathers = self.queue_reorder(reorder, config)
+        made = Schedule(
+            b_cache_policy=EVICT_FIRST, a=self.workspace.address, a_is_gathered=int(gathers),
+            tiles_n=ceil_div(self.n, TILE_N),
+        )  # fmt: skip
+        dims, strides = (self.k // 2, self.n, self.l), (self.pitch, self.n * self.pitch)
+        made.b = self.tensor_map(UINT8, self.arrays[2], dims, strides, (STAGE_K // 2, TILE_N, 1))
+        self.start(module, config, made, ctas, config.shared_bytes, wait=False)
+
+    def queue_reorder(self, reorder: Module, config: Config) -> bool:
+        """Returns whether rows of A are gathered."""
         gathers = len(self.values) > self.m
         rows = self.placed_rows.address if gathers and self.placed_rows else 0
         before = ReorderSchedule(
@@ -41,10 +57,62 @@ class Product(grouped_units.Product):
             reorder["nvfp4_sm90_reorder"], grid=FAMILY.value("SM90_REORDER_CTAS", self.count, self.stages),
             block=THREADS, args=[bytes(before)], programmatic=True, wait=False,
         )  # fmt: skip
-        made = Schedule(
-            b_cache_policy=EVICT_FIRST, a=self.workspace.address, a_is_gathered=int(gathers),
-            tiles_n=ceil_div(self.n, TILE_N),
+        return gathers
+
+
+class E2m1Product(Product):
+    """A is NVFP4. The scales of groups lie in another order, with NaN between them. The last group has none if
+    `lacks_scales`."""
+
+    def __init__(
+        self, emulator: Emulator, generator: Generator, config: Config, ends: list[int], n: int, k: int,
+        lacks_scales: bool = False, **more: Any,
+    ) -> None:  # fmt: skip
+        self.random, self.lacks_scales = generator, lacks_scales
+        super().__init__(emulator, generator, config, ends, n, k, gathers=False, **more)
+
+    def place_a(self) -> None:
+        random, k, groups = self.random, self.k, len(self.ends)
+        data = random.integers(0, 256, (1, self.m, k // 2), numpy.uint8)
+        bits = random.choice(numpy.array([0x30, 0x38, 0xB8, 0x40], "u1"), (1, self.m, k // 16))
+        self.values = decode(data, bits)[0]
+        self.a_pitch, self.a_type = ceil_div(k // 2, 16) * 16 + 16, VALUES_E2M1
+        rows = numpy.full((self.m, self.a_pitch), 0xFF, "u1")
+        rows[:, : k // 2] = data[0]
+        self.arrays[0] = self.emulator.array(rows)
+        begins = numpy.maximum.accumulate([0, *self.ends[:-1]])
+        blocks = [ceil_div(max(0, end - begin), 128) for begin, end in zip(begins, self.ends)]
+        order = random.permutation(groups)
+        first = numpy.zeros(groups, "i4")
+        first[order] = (numpy.cumsum([blocks[e] for e in order]) - [blocks[e] for e in order]) * 128
+        linear = numpy.full((1, sum(blocks) * 128, k // 16), NAN, "u1")
+        for begin, end, at in zip(begins, self.ends, first):
+            linear[0, at : at + end - begin] = bits[0, begin:end]
+        if self.lacks_scales:
+            first[-1] += 1
+            self.values[begins[-1] : self.ends[-1]] = numpy.nan
+        self.arrays[1] = self.emulator.array(swizzle_scales(linear))
+        self.placed_first = self.emulator.array(first)
+        self.scale_rows_count = linear.shape[1]
+
+    def make_workspace(self) -> None:
+        """Zeros, so that a row that is not to be read from it gives no NaN by itself."""
+        super().make_workspace()
+        self.workspace.numpy()[...] = 0
+
+    def problem(self) -> Struct:
+        one = super().problem()
+        one.g.sfa, one.g.sfa_pitch = self.arrays[1].address, ceil_div(self.k, 64) * 512
+        one.scale_rows, one.sfa_rows = self.placed_first.address, self.scale_rows_count
+        return one
+
+    def queue_reorder(self, reorder: Module, config: Config) -> bool:
+        chunks = FAMILY.value("SM90_REORDER_CHUNKS", self.stages)
+        tile_m = FAMILY.value("SM90_REORDER_TILE_M")
+        before = E2m1Schedule(to=self.workspace.address, stages=self.stages, chunks=chunks)
+        tiles = (self.m + min(len(self.ends), self.m) * (tile_m - 1)) // tile_m
+        self.emulator.launch(
+            reorder["nvfp4_sm90_reorder_e2m1"], grid=tiles * chunks, block=THREADS,
+            args=[bytes(self.problem()), bytes(before)], programmatic=True, wait=False,
         )  # fmt: skip
-        dims, strides = (self.k // 2, self.n, self.l), (self.pitch, self.n * self.pitch)
-        made.b = self.tensor_map(UINT8, self.arrays[2], dims, strides, (STAGE_K // 2, TILE_N, 1))
-        self.start(module, config, made, ctas, config.shared_bytes, wait=False)
+        return False

@@ -1,5 +1,5 @@
-"""The machine code of sm90/grouped.cu in the installed module: a wgmma of each width, none of them serialized, no local
-memory, copies that no fence waits for, registers within the limits of a CTA.
+"""The machine code of sm90/grouped.cu and its pre-passes in the installed module: a wgmma of each width, none of them
+serialized, no local memory, copies that no fence waits for, registers within the limits of a CTA.
 
 SM90_CUBIN names another file to check: a .cubin, a .fatbin or a module.
 """
@@ -85,3 +85,17 @@ def test_resources(name: str, kernels: dict[str, Kernel]) -> None:
     assert len(taken) == 1 and len(given) == 2 and config.threads == 512
     assert -(-kernel.registers // 8) * 8 * config.threads <= REGISTERS
     assert 256 * taken[0] + 128 * sum(given) <= REGISTERS
+
+
+def test_the_pre_passes() -> None:
+    """No local memory. Each stores whole 16-byte chunks. Of an NVFP4 A, a thread has 4 pieces: 16 words and 8 of scales
+    are on their way at a time."""
+    found = sass.kernels_of(SOURCE, "nvfp4_sm90_reorder")
+    assert set(found) == {"", "_e2m1"}
+    for kernel in found.values():
+        assert kernel.stack == kernel.local == 0 and not kernel.all("LDL|STL")
+        assert all(".128" in i.opcode for i in kernel.all("STG"))
+    kernel = found["_e2m1"]
+    loads, stores = kernel.all("LDG"), kernel.all("STG")
+    pieces = [i for i in loads if i.address < stores[0].address]
+    assert len(stores) == 16 and len(pieces) >= 24 and kernel.registers * 256 * 4 <= REGISTERS
