@@ -59,6 +59,7 @@ HOOKS = (
     (r"#ifdef NVFP4_WATCHDOG\n.*?#else\n(.*?)#endif\n", r"\1"),
     (r'#include "kernels/common/watchdog.cuh"\n', ""),
     (r"(, )?wait_site site = WAIT_SITE", ""),
+    (", site\\)", ")"),
     (r" *(RECORD_BLOCKED\(\w+\)|\(void\)site);\n", ""),
 )
 

@@ -76,7 +76,7 @@ struct config {
                           RAW_B = SM90_DEQUANT_FROM_STAGES(DEQUANT_B_);
     static constexpr int DEQUANT_WARPS = RAW_B ? 4 : DEQUANT_B_IN_KERNEL ? 3 : 0;
     /* At a full barrier: each lane of one of three warps, or one of each of four. */
-    static constexpr int DEQUANT_ARRIVALS = RAW_B ? DEQUANT_WARPS : DEQUANT_B_IN_KERNEL ? 32 : 0;
+    static constexpr int DEQUANT_ARRIVALS = RAW_B ? 32 * DEQUANT_WARPS : DEQUANT_B_IN_KERNEL ? 32 : 0;
     static constexpr bool STREAMK = STREAMK_;
     static constexpr int PARTIAL_TILE_BYTES = SM90_PARTIAL_TILE_BYTES(MATH_WARPGROUPS, WGMMAS_M, MMA_TILE_N);
     /* Byte offsets in a stage; mma_b is at 0. */
@@ -275,8 +275,7 @@ __device__ __forceinline__ void dequantize_raw(const sm90_schedule &s, const cta
                     store_dequantized<1>(to + C::MMA_B_SPAN, r, words[i].z, words[i].w, pair);
                 }
             fence_proxy_async();
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) mbarrier_arrive(cta.full(state.index));
+            mbarrier_arrive(cta.full(state.index));
         }
     }
 }

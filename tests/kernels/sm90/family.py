@@ -28,7 +28,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
         )
 
     headers = ("mainloop.cuh", "reduce.cuh", "schedule.cuh")
-    gemm = tuple(f"kernels/sm90/{name}" for name in ("gemm.cu", "dequant.cu", *headers))
+    gemm = tuple(f"kernels/sm90/{name}" for name in ("gemm.cu", "dequant.cu", "dequant.cuh", *headers))
     gemm_tests = (
         *tests_of("gemm", "kernels/sm90/test_sm90_streamk.py"),
         ("kernels/sm90/test_sm90_prefill.py", "-k", "dequant"),

@@ -35,7 +35,8 @@ class Dequantize(verify.Launch):
         return f"dequant {self.note}"
 
     def source(self) -> str:
-        return (FAMILY.folder / "dequant.cu").read_text()
+        header = (FAMILY.folder / "dequant.cuh").read_text()
+        return (FAMILY.folder / "dequant.cu").read_text().replace('#include "kernels/sm90/dequant.cuh"\n', header)
 
     def ptx(self) -> str:
         return dequant_ptx()
@@ -90,10 +91,14 @@ WAIT_EMPTY = "                mbarrier_wait(cta.empty(state.index), state.phase 
 WAIT_FULL = "\n        mbarrier_wait(cta.full(state.index), state.phase);\n"
 STORE_B = "            rows.store("
 WAIT_EMPTY_B = "            mbarrier_wait(cta.empty(state.index), state.phase ^ 1);\n" + STORE_B
-ARRIVE_FULL_B = "            mbarrier_arrive(cta.full(state.index));\n"
+ARRIVE_FULL = "            mbarrier_arrive(cta.full(state.index));\n"
+LOAD_NEXT_B = "            if (k + C::DEQUANT_WARPS < cta.k_end)"
+ARRIVE_FULL_B = ARRIVE_FULL + LOAD_NEXT_B
 WAIT_RAW = "            mbarrier_wait(cta.raw(state.index), state.phase);\n"
 RAW_BARRIER = "            named_barrier_sync(1, 32 * C::DEQUANT_WARPS);\n"
-FENCE, SYNCWARP = "            fence_proxy_async();\n", "            __syncwarp();\n"
+FENCE = "            fence_proxy_async();\n"
+RAW_ARRIVE = ARRIVE_FULL + "        }\n"
+RAW_ARRIVALS = "RAW_B ? 32 * DEQUANT_WARPS"
 RELEASE = "            if (group == 0 && k > cta.k_begin) mbarrier_arrive(previous_empty);\n"
 RELEASE_LAST = "    if (cta.k_begin < cta.k_end) mbarrier_arrive(cta.empty(previous_stage));\n"
 RELEASE_FIXUP = "            mbarrier_arrive(cta.empty(state.index));\n            state.advance();\n"
@@ -140,7 +145,9 @@ MUTATIONS = [
         "1 + C::DEQUANT_ARRIVALS",
         "C::DEQUANT_ARRIVALS",
     ),
-    mutation("mma_b: full arrives before the store", DEQUANT, ARRIVE_FULL_B, "", STORE_B, ARRIVE_FULL_B + STORE_B),
+    mutation(
+        "mma_b: full arrives before the store", DEQUANT, ARRIVE_FULL_B, LOAD_NEXT_B, STORE_B, ARRIVE_FULL + STORE_B
+    ),
     mutation(
         "mma_b: a warp takes another's stage",
         DEQUANT,
@@ -150,8 +157,8 @@ MUTATIONS = [
     mutation("raw mma_b: no wait on raw", RAW, WAIT_RAW, ""),
     mutation("raw mma_b: phase parity of raw flipped", RAW, WAIT_RAW, WAIT_RAW.replace("phase", "phase ^ 1")),
     mutation("raw mma_b: written before all warps have read", RAW, RAW_BARRIER, ""),
-    mutation("raw mma_b: no proxy fence", RAW, FENCE + SYNCWARP, SYNCWARP, found_by="emulator"),
-    mutation("raw mma_b: full arrives before all lanes have stored", RAW, FENCE + SYNCWARP, FENCE),
+    mutation("raw mma_b: no proxy fence", RAW, FENCE + RAW_ARRIVE, RAW_ARRIVE, found_by="emulator"),
+    mutation("raw mma_b: full completes before all warps have stored", RAW, RAW_ARRIVALS, f"{RAW_ARRIVALS} - 32"),
     mutation("raw mma_b: expect_tx without scales", RAW, "* (SM90_STAGE_K / 2) + bytes);", "* (SM90_STAGE_K / 2));"),
     mutation(
         "raw mma_b: scales past K kept",
@@ -434,7 +441,7 @@ MUTATIONS = [
     mutation(
         "dequant: writes rows of the following CTAs",
         FEW,
-        "        if (i == s.rows_per_thread) break;\n",
+        "            if (i == count) break;\n",
         "",
         found_by="emulator",
     ),
