@@ -263,7 +263,7 @@ def make_amax_scale(make: Maker) -> Call:
     args = {
         "x": make.place("x", x),
         "block_scale": make.pick("amax6", "four_over_six"),
-        "by_row": make.pick(False, True),
+        "by_row": make.pick(False, True) and len(shape) == 2,
     }
 
     return Call(nvfp4.amax_scale, reference.amax_scale, args, None, make.buffers)
