@@ -166,7 +166,7 @@ template <class C> struct a_rows {
 
     /* Finds the rows, and stores the factors of their results. */
     __device__ __forceinline__ void begin_tile(const grouped_problem &p, const sm90_grouped_schedule &s,
-                                               const grouped_tile &tile, const group_table &table, uint32_t factors) {
+                                               const grouped_tile &tile, const grouped_table &table, uint32_t factors) {
         const int32_t group = tile.l / p.parts, begin = table.rows[group], scaled = rows_with_scales(p, group);
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++)
@@ -302,10 +302,10 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
     if (cta.base % 1024) __trap(); /* the swizzle pattern follows absolute addresses */
     prologue(s, cta);
     if (!s.a) griddepcontrol_wait();
-    group_table &table = *(group_table *)(shared + C::TABLE_OFFSET);
-    /* Scratch in the epilogue staging, which the barrier at the end of fill_group_table frees. */
-    fill_group_table<SM90_GROUPED_THREADS>(table, p, C::MMA_TILE_N,
-                                           *(group_table_scratch<SM90_GROUPED_THREADS> *)(shared + C::STAGING_OFFSET));
+    grouped_table &table = *(grouped_table *)(shared + C::TABLE_OFFSET);
+    /* Scratch in the epilogue staging, which the barrier at the end of group_table::fill frees. */
+    table.fill(p.ends, p.groups, (int)g.m, C::MMA_TILE_N,
+               *(group_table_scratch<SM90_GROUPED_THREADS> *)(shared + C::STAGING_OFFSET));
 
     grouped_tiles tiles(table, p, s.tiles_n, blockIdx.x, gridDim.x);
     grouped_tile tile;

@@ -7,46 +7,11 @@
 #define NVFP4_SM90_GROUPED_TILES_CUH
 
 #include "common/grouped_problem.h"
-#include "kernels/common/group_tile.cuh"
+#include "kernels/common/group_table.cuh"
 #include "kernels/sm90/grouped_config.h"
 
-/* In shared memory: of each group and behind the last, what comes before it. */
-struct group_table {
-    int32_t rows[SM90_GROUPED_MAX_GROUPS + 1], tiles[SM90_GROUPED_MAX_GROUPS + 1]; /* tiles along the rows */
-};
-static_assert(sizeof(group_table) == SM90_GROUPED_TABLE_BYTES, "as the host reserves it");
-
-template <int THREADS> struct group_table_scratch {
-    int greatest[THREADS / 32], counts[THREADS / 32];
-};
-
-/* Called by all THREADS threads of the CTA; ends with a barrier. */
-template <int THREADS>
-__device__ __forceinline__ void fill_group_table(group_table &table, const grouped_problem &p, int tile_rows,
-                                                 group_table_scratch<THREADS> &scratch) {
-    const int m = (int)p.g.m, each = (p.groups + THREADS - 1) / THREADS;
-    const int first = min((int)threadIdx.x * each, p.groups), last = min(first + each, p.groups);
-    int most = 0;
-    for (int e = first; e < last; e++) most = max(most, min(p.ends[e], m));
-    int at = scan_before<greater_of, THREADS>(most, scratch.greatest);
-    const int begin = at;
-    int tiles = 0;
-    for (int e = first; e < last; e++) {
-        const int end = max(at, min(p.ends[e], m));
-        tiles += tiles_of_rows(at, end, tile_rows);
-        at = end;
-    }
-    tiles = scan_before<sum_of, THREADS>(tiles, scratch.counts);
-    at = begin;
-    for (int e = first; e < last; e++) {
-        const int end = max(at, min(p.ends[e], m));
-        table.rows[e] = at, table.tiles[e] = tiles;
-        tiles += tiles_of_rows(at, end, tile_rows);
-        at = end;
-        if (e == p.groups - 1) table.rows[e + 1] = at, table.tiles[e + 1] = tiles;
-    }
-    __syncthreads();
-}
+using grouped_table = group_table<SM90_GROUPED_MAX_GROUPS>; /* in shared memory */
+static_assert(sizeof(grouped_table) == SM90_GROUPED_TABLE_BYTES, "as the host reserves it");
 
 /* How many rows of a group have scales, from its first on. */
 __device__ __forceinline__ int32_t rows_with_scales(const grouped_problem &p, int32_t group) {
@@ -65,11 +30,11 @@ struct grouped_tile {
 
 /* Tiles first, first + step, ... The calls of a warp are converged. */
 struct grouped_tiles {
-    const group_table &table;
+    const grouped_table &table;
     const grouped_problem &p;
     uint32_t tiles_n, number, step, all;
 
-    __device__ __forceinline__ grouped_tiles(const group_table &table, const grouped_problem &p, int32_t tiles_n,
+    __device__ __forceinline__ grouped_tiles(const grouped_table &table, const grouped_problem &p, int32_t tiles_n,
                                              uint32_t first, uint32_t step)
         : table(table), p(p), tiles_n((uint32_t)tiles_n), number(first), step(step),
           all((uint32_t)table.tiles[p.groups] * (uint32_t)tiles_n * (uint32_t)p.parts) {}
@@ -78,7 +43,7 @@ struct grouped_tiles {
     __device__ __forceinline__ bool next(grouped_tile &tile, int32_t tile_rows) {
         if (number >= all) return false;
         const uint32_t across = tiles_n * (uint32_t)p.parts;
-        const int32_t group = group_of((int32_t)(number / across));
+        const int32_t group = table.group_of(p.groups, (int32_t)(number / across));
         const int32_t before = table.tiles[group], along = table.tiles[group + 1] - before;
         const uint32_t in_group = number - (uint32_t)before * across, column = in_group / (uint32_t)along;
         const int32_t index = (int32_t)(in_group % (uint32_t)along);
@@ -89,18 +54,6 @@ struct grouped_tiles {
         tile.rows = min(tile_rows, table.rows[group + 1] - tile.row);
         number += step;
         return true;
-    }
-
-  private:
-    /* The last group before whose rows there are at most so many tiles: it has rows. Two steps of 32 groups. */
-    __device__ __forceinline__ int32_t group_of(int32_t row_tile) const {
-        static_assert(SM90_GROUPED_MAX_GROUPS <= 32 * 32, "two steps find the group");
-        const int lane = threadIdx.x % 32;
-        const auto first_lanes = [&](int group) {
-            return __popc(__ballot_sync(~0u, group < p.groups && table.tiles[group] <= row_tile)) - 1;
-        };
-        const int begin = first_lanes(lane * 32) * 32;
-        return begin + first_lanes(begin + lane);
     }
 };
 

@@ -333,10 +333,10 @@ __device__ __forceinline__ void multiply(const grouped_problem &p, const sm90_gr
     }
     __syncwarp();
     begin_dependent_grid();
-    group_table &table = *(group_table *)(shared + C::TABLE_OFFSET);
-    /* Scratch in the place of sums, which the barrier at the end of fill_group_table frees. */
-    fill_group_table<SM90_GROUPED_UNITS_THREADS>(
-        table, p, C::ROWS, *(group_table_scratch<SM90_GROUPED_UNITS_THREADS> *)(shared + C::SUMS_OFFSET));
+    grouped_table &table = *(grouped_table *)(shared + C::TABLE_OFFSET);
+    /* Scratch in the place of sums, which the barrier at the end of group_table::fill frees. */
+    table.fill(p.ends, p.groups, (int)p.g.m, C::ROWS,
+               *(group_table_scratch<SM90_GROUPED_UNITS_THREADS> *)(shared + C::SUMS_OFFSET));
     if (is_producer) {
         const uint32_t team = warp >> s.team_log2, teams = C::WARPS >> s.team_log2;
         grouped_tiles tiles(table, p, s.tiles_n, blockIdx.x + team * gridDim.x, gridDim.x * teams);
