@@ -30,7 +30,8 @@ int32_t sm120_grouped_candidates(const device_props *props, const gemm_traits *t
 void sm120_grouped_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
                          void *workspace, launch_plan *out);
 
-/* What a launch says of A, or of B: all but the tensor map, and that, in boxes of a stage along K by `rows` rows. */
+/* The first fills a launch's description of A or B but for the tensor map. The second adds that map, whose boxes are a
+ * stage along K by `rows` rows. */
 void sm120_fill_operand(const gemm_problem *problem, int is_b, uint64_t cache_policy, sm120_operand *operand);
 void sm120_add_values_map(const gemm_problem *problem, int is_b, int64_t batches, int32_t stage_k, int32_t rows,
                           sm120_operand *operand, launch_plan *out);

@@ -137,7 +137,7 @@ const sm90_kind sm90_gemv_kind = {.operation = OP_GEMM, .candidates = candidates
 
 /* ---- A quantized in the kernel ---- */
 
-/* What the kernel's FAST code takes. */
+/* Whether the kernel's FAST code takes the product. */
 static int is_fast(const gemm_problem *p) {
     return p->scale_layout == NVFP4_128X4 && p->aligned16 && p->k % 32 == 0 && (p->b_pitch | p->sfb_pitch) >> 26 == 0;
 }

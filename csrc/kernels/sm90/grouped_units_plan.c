@@ -28,7 +28,7 @@ typedef struct IS_TILING units_tiling {
     int32_t read_once; /* 1: few groups have more than one tile along their rows */
 } units_tiling;
 
-/* What groups with rows need on average, by eighths of the distribution of their rows. */
+/* The tiles that a group with rows needs on average, by eighths of the distribution of its rows. */
 typedef struct group_tiles {
     double narrow, wide; /* tiles along the rows, of at most 8 and of more rows */
 } group_tiles;

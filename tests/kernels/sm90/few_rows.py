@@ -1,8 +1,9 @@
-"""Tests that the kernels for a few rows of A, gemv.cu and units.cu, have in common."""
+"""Tests that the kernels for a few rows of A, gemv.cu, units.cu and grouped_units.cu, have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy
 from harness import launch
@@ -78,3 +79,24 @@ def calls_in_a_row(
         call.launch(module, config, sms=20, wait=False)
     emulator.synchronize()
     check_chain(calls)
+
+
+def place_every_code_and_scale_of_b(
+    product: Any, shape: tuple[int, ...], n: int, bits: int, random: numpy.random.Generator
+) -> numpy.ndarray:
+    """Gives each of the n rows of B one code, 0 elsewhere, and A, of this shape, 16-bit numbers with as many bits
+    behind the first. Returns the exact product."""
+    m, k = shape[-2:]
+    rows = numpy.arange(n)
+    position = (rows * 16 + random.integers(0, 16, n))[random.permutation(n)]
+    b = numpy.zeros((1, n, k), "u1")
+    b[0, rows, position] = rows % 16
+    scales = numpy.broadcast_to(random.permutation(256).astype("u1"), (1, n, k // 16))
+    scales = numpy.where(scales & 127 == NAN, 0x38, scales).astype("u1")
+    product.arrays[2].numpy()[:] = b[..., ::2] | b[..., 1::2] << 4
+    product.arrays[3].numpy()[:] = swizzle_scales(scales, NAN)
+    numbers = 1 + random.integers(0, 1 << bits, shape) / (1 << bits)
+    product.values = random.choice([-1.0, 1.0], shape) * numbers * 2.0 ** random.integers(-14, 2, shape)
+    product.place_a()
+    a = product.values.reshape(m, k)
+    return a[:, position] * VALUES[rows % 16] * E4M3[scales[0, rows, position // 16] & 127]

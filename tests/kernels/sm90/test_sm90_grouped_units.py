@@ -14,7 +14,8 @@ from harness import sass
 from harness.headers import Config
 from harness.launch import SHARED_LIMIT, load, timing
 from harness.predecessor import Predecessor
-from harness.values import E4M3, FP16, NAN, TYPES, VALUES, rounded, stored, swizzle_scales
+from harness.values import FP16, NAN, TYPES, rounded, stored, swizzle_scales
+from sm90 import few_rows
 from sm90.grouped_units import CONFIGS, MOST_PAIRS, STEP_K, WARPS, Product
 
 import nvfp4
@@ -89,20 +90,8 @@ def test_every_code_and_scale_of_b(name: str, random: numpy.random.Generator) ->
     emulator, module = load(config, timing(random, 0))
     m, n, k = 8 * config.a_units, 256, 16 * 256
     product = Product(emulator, random, config, [m], n, k, gathers=False)
-    rows = numpy.arange(n)
-    position = (rows * 16 + random.integers(0, 16, n))[random.permutation(n)]  # of the one nonzero value in a row of B
-    b = numpy.zeros((1, n, k), "u1")
-    b[0, rows, position] = rows % 16
-    scales = numpy.broadcast_to(random.permutation(256).astype("u1"), (1, n, 256))
-    scales = numpy.where(scales & 127 == NAN, 0x38, scales).astype("u1")
-    product.arrays[2].numpy()[:] = b[..., ::2] | b[..., 1::2] << 4
-    product.arrays[3].numpy()[:] = swizzle_scales(scales, NAN)
-    bits = 7 if config.bf16 else 10
-    numbers = 1 + random.integers(0, 1 << bits, (m, k)) / (1 << bits)
-    product.values = random.choice([-1.0, 1.0], (m, k)) * numbers * 2.0 ** random.integers(-14, 2, (m, k))
-    product.place_a()
+    exact = few_rows.place_every_code_and_scale_of_b(product, (m, k), n, 7 if config.bf16 else 10, random)
     product.launch(module, config, team_log2=2, tile_pairs=MOST_PAIRS // config.a_units)
-    exact = product.values[:, position] * VALUES[rows % 16] * E4M3[scales[0, rows, position // 16] & 127]
     assert (product.result() == exact.astype("f4")).all()
 
 
