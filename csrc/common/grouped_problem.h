@@ -16,7 +16,10 @@ enum {
 };
 
 /* b is [groups][parts][n][k/2] bytes, of OP_GROUPED_NN [groups][k][n/2] with one part; g.l is groups * parts. A row of
- * out has the n results of each part side by side. The epilogue is gemm's and, before rounding, v = v * row_scale. */
+ * out has the n results of each part side by side. The epilogue is gemm's and, before rounding, v = v * row_scale.
+ *
+ * With has_activation, out has n results a row: `gated` (kernels/common/activation.h) of the results of part 0, rounded
+ * to out_type, and of those of part 1, rounded too. One part alone is without `up`. g.out_batch is 0. */
 typedef struct grouped_problem {
     gemm_problem g;      /* m: rows in the order of groups; g.a_batch is 0, g.out_batch the bytes of a part's results */
     const int32_t *ends; /* [groups] */
@@ -29,6 +32,8 @@ typedef struct grouped_problem {
     const void *const *b_list, *const *sfb_list; /* [groups], on the CPU: what g.b and g.sfb are for each. NULL: none */
     int64_t a_rows, sfa_rows;
     int32_t groups, parts;
+    int32_t has_activation, activation; /* 0 or 1; nvfp4_activation */
+    float limit, activation_alpha;      /* of `gated` */
 } grouped_problem;
 
 #endif

@@ -3,6 +3,7 @@
 #ifndef NVFP4_PLAN_GEMM_FAMILY_H
 #define NVFP4_PLAN_GEMM_FAMILY_H
 
+#include "common/grouped_problem.h"
 #include "common/math.h"
 #include "common/quantize_gemm_problem.h"
 #include "driver/device_props.h"
@@ -31,6 +32,10 @@ typedef struct gemm_planner {
      */
     int32_t (*with_quantizer)(const device_props *props, const quantize_gemm_problem *problem, const gemm_candidate *of,
                               gemm_candidate *out);
+    /* One kernel that computes the activation of a product of groups too, with the bits of a candidate of the product
+     * and of `gated`. 0: there is none, or it takes longer than both. NULL: none. */
+    int32_t (*with_activation)(const device_props *props, const grouped_problem *problem, const gemm_candidate *of,
+                               gemm_candidate *out);
     /* Says why there are no candidates: sets the error message and returns its status. */
     nvfp4_status (*reject)(const device_props *props, const gemm_traits *traits);
     /* Fills an initialized launch plan for a candidate of this problem; workspace is aligned to 16. GPU families only.
