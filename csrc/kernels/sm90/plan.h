@@ -50,7 +50,7 @@ typedef struct sm90_kind {
     /* NULL: no order of additions serves every M. */
     int32_t (*batch_invariant)(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                                gemm_candidate *out);
-    /* Of a product of groups, one of this kind's candidates. NULL: no kernel computes an activation. */
+    /* See gemm_planner. It is asked for a candidate of this kind, and compares no times. NULL: none. */
     int32_t (*with_activation)(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                                const gemm_candidate *of, gemm_candidate *out);
     void (*build)(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,

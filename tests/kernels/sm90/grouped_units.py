@@ -26,7 +26,7 @@ DTYPES = {FP16: torch.float16, BF16: torch.bfloat16, FP32: torch.float32}
 
 @dataclass(frozen=True)
 class Activation:
-    """Of a product of groups with two parts or one: the arguments of nvfp4.gated."""
+    """The activation of a product of groups, as the arguments of nvfp4.gated."""
 
     number: int
     limit: float | None = None
@@ -37,7 +37,7 @@ class Activation:
         return ("silu", "gelu_tanh", "relu2", "swiglu")[self.number]
 
     def fields(self) -> dict[str, float]:
-        """Of a grouped_problem."""
+        """Fields of a grouped_problem."""
         limit, alpha = self.limit or float("inf"), self.alpha or 1.702
         return {"has_activation": 1, "activation": self.number, "limit": limit, "activation_alpha": alpha}
 
