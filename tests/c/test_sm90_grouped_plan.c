@@ -136,7 +136,8 @@ static void check_with_activation(const gpu *g, const grouped_problem *p) {
     grouped_problem gated = *p;
     static candidate_list list;
     static launch_plan plan;
-    gated.has_activation = 1, gated.g.out_batch = 0;
+    gated.has_activation = 1, gated.activation = NVFP4_SWIGLU, gated.g.out_batch = 0;
+    gated.limit = 7.0f, gated.activation_alpha = 0.5f;
     list_candidates(NVFP4_BACKEND_SM90, g, &p->g, 0, &list);
     for (int32_t i = 0; i < list.count; i++) {
         const gemm_candidate *of = &list.all[i], untouched = *of;
@@ -155,21 +156,26 @@ static void check_with_activation(const gpu *g, const grouped_problem *p) {
         const launch_step *step = &plan.step[plan.steps - 1];
         const int64_t hit = min_int(p->groups, p->g.m), tiles_m = (p->g.m + hit * (of->tile_m - 1)) / of->tile_m;
         int64_t tiles_n;
+        gating numbers;
         expect(!memcmp(param_of(&plan, step, 0), &gated, sizeof gated), "the kernel gets the activation");
         if (of->kernel < FIRST) {
             const sm90_grouped_units_schedule *s = param_of(&plan, step, 1);
-            tiles_n = s->tiles_n;
+            tiles_n = s->tiles_n, numbers = s->numbers;
             expect(s->tile_pairs >= 1 && s->tile_pairs * p->parts * (of->tile_m / 8) <= SM90_GROUPED_UNITS_PAIRS,
                    "sums of all parts have room");
             expect((tiles_n - 1) * s->tile_pairs < s->pairs && tiles_n * s->tile_pairs >= s->pairs,
                    "tiles cover the pairs of a part");
             expect(256 << s->team_log2 == of->tile_k, "by teams of as many warps");
         } else {
-            tiles_n = ((const sm90_grouped_schedule *)param_of(&plan, step, 1))->tiles_n;
+            const sm90_grouped_schedule *s = param_of(&plan, step, 1);
+            tiles_n = s->tiles_n, numbers = s->numbers;
             expect(tiles_n == ceil_div(p->g.n, 128), "tiles cover a part");
             expect(p->g.out_type != NVFP4_FP32, "results of gate are 16-bit in registers");
         }
         expect(step->grid_x == min_int(tiles_m * tiles_n, g->props.sm_count), "a CTA an SM, if it has a tile");
+        expect(numbers.limit == 7.0f && numbers.up_limit == (p->parts == 2 ? 7.0f : INFINITY) &&
+                   numbers.alpha == 0.5f && numbers.least == -172.0f,
+               "with the numbers of the activation");
     }
 }
 

@@ -31,7 +31,7 @@
 #include "kernels/common/batch_epilogue.cuh"
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/cp_async.cuh"
-#include "kernels/common/gated_results.cuh"
+#include "kernels/common/group_activation.cuh"
 #include "kernels/common/placement.cuh"
 #include "kernels/common/tma.cuh"
 #include "kernels/sm90/grouped_tiles.cuh"
@@ -298,7 +298,7 @@ __device__ __forceinline__ void epilogue_any(const gemm_problem &g, const groupe
 /* Rounds the results of a tile: of a group of 8 rows, a lane has rows 2t, 2t + 1 of columns lane / 4 and 8 further. */
 template <class C, int WORDS>
 __device__ __forceinline__ void round_results(const gemm_problem &g, const grouped_tile &tile, uint32_t factors,
-                                              const float (&acc)[C::MMA_TILE_N / 2], uint32_t (&rounded)[WORDS]) {
+                                              const float (&acc)[C::MMA_TILE_N / 2], uint32_t (&words)[WORDS]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float alpha[2], bias[2];
 #pragma unroll
@@ -322,22 +322,17 @@ __device__ __forceinline__ void round_results(const gemm_problem &g, const group
                 if (g.bias) v[i] = __fadd_rn(v[i], bias[h]);
                 v[i] = __fmul_rn(v[i], factor[i]);
             }
-            rounded[group * 2 + h] = round_pair(v[0], v[1], g.out_type);
+            words[group * 2 + h] = round_pair(v[0], v[1], g.out_type);
         }
     }
-}
-
-__device__ __forceinline__ void unpack(uint32_t pair, int32_t type, float &first, float &second) {
-    first = type == NVFP4_FP16 ? __half2float(__ushort_as_half((uint16_t)pair)) : __uint_as_float(pair << 16);
-    second = type == NVFP4_FP16 ? __half2float(__ushort_as_half((uint16_t)(pair >> 16)))
-                                : __uint_as_float(pair & 0xFFFF0000);
 }
 
 /* Stores the activation of a tile. A run-time loop over 16 rows at a time, for which registers move down: it keeps the
  * kernel small. */
 template <int WORDS>
-__device__ __forceinline__ void store_activated(const grouped_problem &p, const grouped_tile &tile,
-                                                uint32_t (&gate)[WORDS], uint32_t (&up)[WORDS]) {
+__device__ __forceinline__ void store_activated(const grouped_problem &p, const gating &numbers,
+                                                const grouped_tile &tile, uint32_t (&gate)[WORDS],
+                                                uint32_t (&up)[WORDS]) {
     constexpr int STEP = 4; /* words of 16 rows */
     const gemm_problem &g = p.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4, type = g.out_type;
@@ -346,14 +341,12 @@ __device__ __forceinline__ void store_activated(const grouped_problem &p, const 
     char *out = (char *)g.out + (tile.row + row) * g.out_pitch + n * 2;
 #pragma unroll 1
     for (int first = 0; first < tile.rows; first += 16) {
-        float v[2 * STEP], factor[2 * STEP];
+        float v[2 * STEP];
 #pragma unroll
-        for (int i = 0; i < STEP; i++) {
-            unpack(gate[i], type, v[2 * i], v[2 * i + 1]);
-            unpack(p.parts == 2 ? up[i] : 0, type, factor[2 * i], factor[2 * i + 1]);
-            if (p.parts != 2) factor[2 * i] = factor[2 * i + 1] = 1.0f;
+        for (int i = 0; i < 2 * STEP; i++) {
+            const float factor = p.parts == 2 ? value_16(up[i / 2] >> i % 2 * 16, type) : 1.0f;
+            v[i] = gated(p.activation, value_16(gate[i / 2] >> i % 2 * 16, type), factor, numbers);
         }
-        activate(p, v, factor);
 #pragma unroll
         for (int group = 0; group < STEP / 2; group++, out += 8 * g.out_pitch) {
             uint32_t pairs[2];
@@ -436,7 +429,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
             if (tile.part == 0)
 #pragma unroll
                 for (int i = 0; i < C::MMA_TILE_N / 4; i++) gate[i] = up[i];
-            if (tile.part + 1 == p.parts) store_activated(p, tile, gate, up);
+            if (tile.part + 1 == p.parts) store_activated(p, s.numbers, tile, gate, up);
         }
     } else if (warp < MATH_WARPS + COPY_WARPS) {
         setmaxnreg_dec<COPY_REGISTERS>();

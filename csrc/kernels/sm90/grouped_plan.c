@@ -192,7 +192,8 @@ static void build(const device_props *props, const gemm_problem *g, const gemm_c
     *s = (sm90_grouped_schedule){.b_cache_policy = tiling->read_once ? L2_EVICT_FIRST : L2_EVICT_NORMAL,
                                  .a = has_values ? workspace : NULL,
                                  .a_is_gathered = gathers,
-                                 .tiles_n = tiling->tiles_n};
+                                 .tiles_n = tiling->tiles_n,
+                                 .numbers = sm90_gating(g)};
     if (g->k == 0) return; /* nothing is loaded */
     const tensor_layout b = values_layout(g, 1, g->l, SM90_STAGE_K / 2, SM90_GROUPED_TILE_N, 0);
     add_tensor_map(out, &b, &s->b);

@@ -13,6 +13,11 @@
 using grouped_table = group_table<SM90_GROUPED_MAX_GROUPS>; /* in shared memory */
 static_assert(sizeof(grouped_table) == SM90_GROUPED_TABLE_BYTES, "as the host reserves it");
 
+/* How many parts a tile covers. */
+__device__ __forceinline__ int32_t parts_of_tile(const grouped_problem &p) {
+    return p.has_activation ? p.parts : 1;
+}
+
 /* How many rows of a group have scales, from its first on. */
 __device__ __forceinline__ int32_t rows_with_scales(const grouped_problem &p, int32_t group) {
     if (!p.scale_rows) return INT32_MAX;
@@ -40,7 +45,7 @@ struct grouped_tiles {
 
     /* The next tile, of at most tile_rows rows; false if there is none. */
     __device__ __forceinline__ bool next(grouped_tile &tile, int32_t tile_rows) {
-        const uint32_t across = tiles_n * (p.has_activation ? 1 : (uint32_t)p.parts);
+        const uint32_t across = tiles_n * (uint32_t)(p.parts / parts_of_tile(p));
         if (number >= (uint32_t)table.tiles[p.groups] * across) return false;
         const int32_t group = table.group_of(p.groups, (int32_t)(number / across));
         const int32_t before = table.tiles[group], along = table.tiles[group + 1] - before;

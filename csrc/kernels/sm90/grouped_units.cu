@@ -25,7 +25,7 @@
  * results that are not stored, or have the factor NaN. */
 #include "kernels/common/batch_epilogue.cuh"
 #include "kernels/common/dependent.cuh"
-#include "kernels/common/gated_results.cuh"
+#include "kernels/common/group_activation.cuh"
 #include "kernels/sm90/grouped_tiles.cuh"
 #include "kernels/sm90/grouped_units_config.h"
 #include "kernels/sm90/units.cuh"
@@ -280,8 +280,9 @@ __device__ __forceinline__ void results_of(const gemm_problem &g, int l, float a
 /* The results of a pair and 8 rows, of which a lane has four columns of one. sums: of the team's first warp; those of
  * the next part are part_sums further. */
 template <class C>
-__device__ __forceinline__ void store_pair(const grouped_problem &p, const tile_header &tile, float factor, int pair,
-                                           int unit, const float *sums, int part_sums, int warps) {
+__device__ __forceinline__ void store_pair(const grouped_problem &p, const gating &numbers, const tile_header &tile,
+                                           float factor, int pair, int unit, const float *sums, int part_sums,
+                                           int warps) {
     const int lane = threadIdx.x % 32, quarter = lane / 8, m = lane % 8, row = unit * 8 + m;
     const int64_t n = (int64_t)(pair / 8) * 128 + quarter * 32 + pair % 8 * 4;
     if (row >= tile.rows || n >= p.g.n) return;
@@ -294,8 +295,7 @@ __device__ __forceinline__ void store_pair(const grouped_problem &p, const tile_
         float up[4] = {1.0f, 1.0f, 1.0f, 1.0f};
         if (p.parts == 2) results_of<C>(p.g, tile.l + 1, tile.alphas[1], factor, n, sums + part_sums, warps, up);
 #pragma unroll
-        for (int i = 0; i < 4; i++) v[i] = as_stored(v[i], type), up[i] = as_stored(up[i], type);
-        activate(p, v, up);
+        for (int i = 0; i < 4; i++) v[i] = gated(p.activation, rounded(v[i], type), rounded(up[i], type), numbers);
     }
     char *out =
         (char *)p.g.out + (int64_t)(tile.row + row) * p.g.out_pitch + tile.part * p.g.out_batch + n * type_bytes(type);
@@ -311,8 +311,8 @@ __device__ __forceinline__ void store_tile(const grouped_problem &p, const sm90_
 #pragma unroll 1
     for (int i = of_team; i < count; i += 1 << s.team_log2) {
         const int unit = i % units;
-        store_pair<C>(p, tile, unit ? factor_8 : factor, begin + i / units, unit, (const float *)(sums + i * 32),
-                      count * 128, 1 << s.team_log2);
+        store_pair<C>(p, s.numbers, tile, unit ? factor_8 : factor, begin + i / units, unit,
+                      (const float *)(sums + i * 32), count * 128, 1 << s.team_log2);
     }
 }
 

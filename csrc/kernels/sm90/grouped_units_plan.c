@@ -170,7 +170,8 @@ static void build(const device_props *props, const gemm_problem *g, const gemm_c
                                        .pairs = tiling->pairs,
                                        .full_pairs = SM90_UNITS_FULL((int32_t)g->n) / 2,
                                        .tile_pairs = tiling->tile_pairs,
-                                       .tiles_n = tiling->tiles_n};
+                                       .tiles_n = tiling->tiles_n,
+                                       .numbers = sm90_gating(g)};
     sm90_units_maps(g, out, &s->b_pairs, NULL, &s->b_tail, &s->b_scales);
 }
 

@@ -3,6 +3,7 @@
 #ifndef NVFP4_SM90_PLAN_H
 #define NVFP4_SM90_PLAN_H
 
+#include "common/grouped_problem.h"
 #include "common/math.h"
 #include "kernels/sm90/gemm_config.h"
 #include "kernels/sm90/gemv_config.h"
@@ -77,6 +78,12 @@ static inline uint32_t sm90_reciprocal(int32_t d) {
 /* Type of the wgmma operands that a product needs: bf16 for bf16 A. */
 static inline int32_t sm90_wgmma_type(const gemm_traits *t) {
     return t->a_type == NVFP4_BF16 ? NVFP4_BF16 : NVFP4_FP16;
+}
+
+/* The numbers of the activation of a grouped_problem; any where it has none. */
+static inline gating sm90_gating(const gemm_problem *g) {
+    const grouped_problem *p = (const grouped_problem *)g;
+    return gating_of(p->limit, p->activation_alpha, p->parts == 2);
 }
 
 /* An operand as a kernel reads it: e2m1 with its scales, or 16-bit in the workspace, by the pre-pass. */

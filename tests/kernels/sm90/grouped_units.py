@@ -41,6 +41,13 @@ class Activation:
         limit, alpha = self.limit or float("inf"), self.alpha or 1.702
         return {"has_activation": 1, "activation": self.number, "limit": limit, "activation_alpha": alpha}
 
+    def fill(self, numbers: Struct, parts: int) -> None:
+        """The numbers of a schedule, as activation.h's gating_of computes them."""
+        of_problem = self.fields()
+        numbers.limit, numbers.alpha = of_problem["limit"], of_problem["activation_alpha"]
+        numbers.up_limit = numbers.limit if parts == 2 else float("inf")
+        numbers.least = numpy.float32(-86) / numpy.float32(numbers.alpha)
+
     def of(self, results: numpy.ndarray, parts: int, kind: int) -> numpy.ndarray:
         """The CPU's result for those of both parts, which are rounded to that type."""
         gate, *up = (torch.tensor(x.copy()).to(DTYPES[kind]) for x in numpy.split(results, parts, 1))
@@ -117,6 +124,8 @@ class Product(launch.Product):
             full_pairs=FAMILY.value("SM90_UNITS_FULL", self.n) // 2, tile_pairs=tile_pairs,
             tiles_n=ceil_div(pairs, tile_pairs),
         )  # fmt: skip
+        if self.activation:
+            self.activation.fill(made.numbers, self.parts)
         b, sfb, l, blocks = self.arrays[2], self.arrays[3], self.l, ceil_div(self.n, 128)
         if self.n >= 128:
             dims = (self.k // 2, 32, self.n // 128 * 4, l)
