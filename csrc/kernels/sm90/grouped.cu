@@ -8,8 +8,6 @@
  * nothing but its operands.
  *
  * The grid is at most a CTA an SM. Each reads the ends of all groups and takes tiles in turn (sm90/grouped_tiles.cuh).
- * Where the product has an activation, a CTA multiplies the same tile of gate and then of up. Gate's results stay in
- * registers, two in each, until those of up are there.
  *
  *   warps             waits for                does                                               arrives at
  *   0-7 (math)        full, factors_full       dequantizes mma_a, wgmma; epilogue of the tile     empty, factors_free
@@ -31,7 +29,6 @@
 #include "kernels/common/batch_epilogue.cuh"
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/cp_async.cuh"
-#include "kernels/common/group_activation.cuh"
 #include "kernels/common/placement.cuh"
 #include "kernels/common/tma.cuh"
 #include "kernels/sm90/grouped_tiles.cuh"
@@ -119,21 +116,6 @@ template <class C> struct grouped_cta {
 __device__ __forceinline__ int32_t first_column(const grouped_tile &tile) {
     return tile.column * TILE_N;
 }
-
-/* The tiles of a CTA, for each role. With an activation the parts of a tile follow each other. */
-struct cta_tiles : grouped_tiles {
-    grouped_tile tile;
-
-    __device__ __forceinline__ cta_tiles(const grouped_table &table, const grouped_problem &p, int32_t tiles_n)
-        : grouped_tiles(table, p, tiles_n, blockIdx.x, gridDim.x) {
-        tile.part = p.parts - 1;
-    }
-    __device__ __forceinline__ bool next(int32_t tile_rows) {
-        if (!p.has_activation || tile.part + 1 == p.parts) return grouped_tiles::next(tile, tile_rows);
-        tile.part++, tile.l++;
-        return true;
-    }
-};
 
 /* ---- operands ---- */
 
@@ -293,81 +275,6 @@ __device__ __forceinline__ void epilogue_any(const gemm_problem &g, const groupe
     }
 }
 
-/* ---- epilogue with an activation, of 16-bit results ---- */
-
-/* Rounds the results of a tile: of a group of 8 rows, a lane has rows 2t, 2t + 1 of columns lane / 4 and 8 further. */
-template <class C, int WORDS>
-__device__ __forceinline__ void round_results(const gemm_problem &g, const grouped_tile &tile, uint32_t factors,
-                                              const float (&acc)[C::MMA_TILE_N / 2], uint32_t (&words)[WORDS]) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    float alpha[2], bias[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) { /* a column past the end takes the last one's: its results are not stored */
-        const int64_t n = min((int64_t)first_column(tile) + warp * 16 + h * 8 + lane / 4, g.n - 1);
-        const int64_t of_alpha =
-            g.by_batch & ALPHA_BY_BATCH ? (g.alpha_stride ? tile.l * g.n + n : tile.l) : n * g.alpha_stride;
-        alpha[h] = g.alpha ? g.alpha[of_alpha] : g.alpha_value;
-        bias[h] = g.bias ? load_float(g.bias, g.by_batch & BIAS_BY_BATCH ? tile.l * g.n + n : n, g.bias_type) : 0.0f;
-    }
-#pragma unroll
-    for (int group = 0; group < C::COLUMN_GROUPS; group++) {
-        const uint2 bits = ld_shared_v2(factors + (group * 8 + lane % 4 * 2) * 4);
-        const float factor[2] = {__uint_as_float(bits.x), __uint_as_float(bits.y)};
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float v[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                v[i] = __fmul_rn(alpha[h], rescale(acc[group * 4 + h * 2 + i], w4a16<C::TYPE>::UNIT));
-                if (g.bias) v[i] = __fadd_rn(v[i], bias[h]);
-                v[i] = __fmul_rn(v[i], factor[i]);
-            }
-            words[group * 2 + h] = round_pair(v[0], v[1], g.out_type);
-        }
-    }
-}
-
-/* Stores the activation of a tile. A run-time loop over 16 rows at a time, for which registers move down: it keeps the
- * kernel small. */
-template <int WORDS>
-__device__ __forceinline__ void store_activated(const grouped_problem &p, const gating &numbers,
-                                                const grouped_tile &tile, uint32_t (&gate)[WORDS],
-                                                uint32_t (&up)[WORDS]) {
-    constexpr int STEP = 4; /* words of 16 rows */
-    const gemm_problem &g = p.g;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4, type = g.out_type;
-    const int64_t n = first_column(tile) + warp * 16 + two_groups_column();
-    const bool whole = n + 4 <= g.n && ((uint64_t)g.out | g.out_pitch) % 8 == 0;
-    char *out = (char *)g.out + (tile.row + row) * g.out_pitch + n * 2;
-#pragma unroll 1
-    for (int first = 0; first < tile.rows; first += 16) {
-        float v[2 * STEP];
-#pragma unroll
-        for (int i = 0; i < 2 * STEP; i++) {
-            const float factor = p.parts == 2 ? value_16(up[i / 2] >> i % 2 * 16, type) : 1.0f;
-            v[i] = gated(p.activation, value_16(gate[i / 2] >> i % 2 * 16, type), factor, numbers);
-        }
-#pragma unroll
-        for (int group = 0; group < STEP / 2; group++, out += 8 * g.out_pitch) {
-            uint32_t pairs[2];
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-                pairs[h] = transpose(round_pair(v[group * 4 + h * 2], v[group * 4 + h * 2 + 1], type));
-            const uint2 four = two_groups(pairs[0], pairs[1]);
-            if (first + group * 8 + row >= tile.rows) continue;
-            if (whole) {
-                *(uint2 *)out = four;
-                continue;
-            }
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (n + i < g.n) ((uint16_t *)out)[i] = (uint16_t)((i < 2 ? four.x : four.y) >> i % 2 * 16);
-        }
-#pragma unroll
-        for (int i = 0; i + STEP < WORDS; i++) gate[i] = gate[i + STEP], up[i] = up[i + STEP];
-    }
-}
-
 /* ---- the kernel ---- */
 
 /* Initializes mbarriers. Reads no tensor, so it runs before griddepcontrol.wait. */
@@ -400,59 +307,48 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
     table.fill(p.ends, p.groups, (int)g.m, C::MMA_TILE_N,
                *(group_table_scratch<SM90_GROUPED_THREADS> *)(shared + C::STAGING_OFFSET));
 
+    grouped_tiles tiles(table, p, s.tiles_n, blockIdx.x, gridDim.x);
+    grouped_tile tile;
     const int warp = threadIdx.x / 32;
     pipeline_state<SM90_GROUPED_TILES_AHEAD> factors;
     if (warp < MATH_WARPS) {
         setmaxnreg_inc<MATH_REGISTERS>();
-        cta_tiles tiles(table, p, s.tiles_n);
-        const grouped_tile &tile = tiles.tile;
         pipeline_state<C::STAGES> state;
         float *staging = (float *)(shared + C::STAGING_OFFSET + warp * SM90_EPILOGUE_STAGING_BYTES);
-        uint32_t gate[C::MMA_TILE_N / 4] = {}; /* two results each, of a product with an activation */
-        for (; tiles.next(C::MMA_TILE_N); factors.advance()) {
-            uint32_t up[C::MMA_TILE_N / 4] = {};
+        for (; tiles.next(tile, C::MMA_TILE_N); factors.advance()) {
             with_width<C>(tile.rows, [&](auto width) {
                 using W = decltype(width);
                 /* Without a value the accumulators of all widths would be live around the loop, and not fit. */
                 float acc[1][W::MMA_TILE_N / 2] = {};
                 mainloop<W>(cta, state, acc);
                 mbarrier_wait(cta.factors_full(factors.index), factors.phase);
-                if (p.has_activation)
-                    round_results<W>(g, tile, cta.factors(factors.index), acc[0], up);
-                else if (is_plain(g, tile))
+                if (is_plain(g, tile))
                     epilogue_plain<W>(g, tile, cta.factors(factors.index), acc[0]);
                 else
                     epilogue_any<W>(g, tile, cta.factors(factors.index), staging, acc[0]);
             });
             mbarrier_arrive(cta.factors_free(factors.index));
-            if (!p.has_activation) continue;
-            if (tile.part == 0)
-#pragma unroll
-                for (int i = 0; i < C::MMA_TILE_N / 4; i++) gate[i] = up[i];
-            if (tile.part + 1 == p.parts) store_activated(p, s.numbers, tile, gate, up);
         }
     } else if (warp < MATH_WARPS + COPY_WARPS) {
         setmaxnreg_dec<COPY_REGISTERS>();
-        cta_tiles tiles(table, p, s.tiles_n);
         griddepcontrol_wait();
         griddepcontrol_launch_dependents();
         a_rows<C> rows(cta);
         pipeline_state<C::STAGES> state;
-        for (; tiles.next(C::MMA_TILE_N); factors.advance()) {
+        for (; tiles.next(tile, C::MMA_TILE_N); factors.advance()) {
             mbarrier_wait(cta.factors_free(factors.index), factors.phase ^ 1);
-            rows.begin_tile(p, s, tiles.tile, table, cta.factors(factors.index));
+            rows.begin_tile(p, s, tile, table, cta.factors(factors.index));
             mbarrier_arrive(cta.factors_full(factors.index));
             rows.copy_tile(s.a, state);
         }
     } else {
         setmaxnreg_dec<OTHER_REGISTERS>();
-        cta_tiles tiles(table, p, s.tiles_n);
         const int role = warp - MATH_WARPS - COPY_WARPS;
         pipeline_state<C::STAGES> state;
-        while (role < 2 && tiles.next(C::MMA_TILE_N)) {
+        while (role < 2 && tiles.next(tile, C::MMA_TILE_N)) {
             if (elect_one()) {
                 if (role == 0)
-                    load_b(g, s, cta, tiles.tile, state);
+                    load_b(g, s, cta, tile, state);
                 else
                     pass_on_a(cta, state);
             }

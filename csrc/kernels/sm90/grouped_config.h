@@ -5,7 +5,6 @@
 #ifndef NVFP4_SM90_GROUPED_CONFIG_H
 #define NVFP4_SM90_GROUPED_CONFIG_H
 
-#include "kernels/common/activation.h"
 #include "kernels/sm90/gemm_config.h"
 
 /*    id, mma_tile_n, stages, bf16 (of A; else fp16) */
@@ -49,8 +48,7 @@ typedef struct sm90_grouped_schedule {
     const uint8_t *a;      /* by the pre-pass; NULL: A has no values */
     int32_t a_is_gathered; /* 1: row i there is that of row i of the result, else row i of A */
     int32_t tiles_n;       /* of a part */
-    gating numbers;        /* of an activation */
-    uint8_t padding_[24];
+    uint8_t padding_[40];
 } sm90_grouped_schedule;
 
 /* The pre-passes, sm90/reorder.cu: 4 threads for 128 values of a row. */

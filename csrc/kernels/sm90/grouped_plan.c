@@ -67,15 +67,13 @@ static double group_clocks(const sm90_model *m, const gemm_traits *t, const grou
     return clocks / EIGHTHS;
 }
 
-/* activation: a CTA takes all parts of a tile, which are one result. */
 static double single_us(const sm90_model *model, const device_props *props, const gemm_traits *t,
-                        const grouped_config *c, int64_t tiles_n, int activation) {
+                        const grouped_config *c, int64_t tiles_n) {
     const double rows = (double)t->m, k = (double)t->k, groups = t->groups, sms = props->sm_count;
     const double hit = groups * (1.0 - pow(1.0 - 1.0 / groups, rows)), parts = (double)(t->l / t->groups);
-    const double one = group_clocks(model, t, c, rows / hit), together = activation ? parts : 1.0;
-    const double tiles = hit * (double)tiles_n * parts / together;
-    const double clocks = one * together * max_double(1.0, tiles / sms + 0.5);
-    const double stored = rows * (double)t->n * parts / together * t->output_bytes;
+    const double one = group_clocks(model, t, c, rows / hit), tiles = hit * (double)tiles_n * parts;
+    const double clocks = one * max_double(1.0, tiles / sms + 0.5);
+    const double stored = rows * (double)t->n * parts * t->output_bytes;
     const double bytes = hit * parts * (double)t->n * k * SM90_RAW_BYTES + rows * k * 2.0 + stored;
     const double busy = sm90_clocks_us(model, clocks + stored / sms / model->store_b_clk);
     const int a_is_e2m1 = t->a_type == VALUES_E2M1;
@@ -111,7 +109,7 @@ static int32_t candidates(const sm90_model *model, const device_props *props, co
         const int64_t tiles_m = most_group_tiles(t->m, t->groups, c->mma_tile_n);
         if (tiles_m > (INT32_MAX - props->sm_count) / across) continue; /* a CTA's next tile must not overflow */
         out[count] = (gemm_candidate){
-            .single_us = single_us(model, props, t, c, tiles_n, 0),
+            .single_us = single_us(model, props, t, c, tiles_n),
             .reason = c->mma_tile_n <= 64
                           ? "wgmma, in tiles of up to 64 rows of a group: deep stages"
                           : "wgmma, in tiles of up to 128 rows of a group: a decoded value is used often",
@@ -129,19 +127,6 @@ static int32_t candidates(const sm90_model *model, const device_props *props, co
             (grouped_tiling){.tiles_n = (int32_t)tiles_n, .read_once = t->m <= (int64_t)t->groups * c->mma_tile_n / 2};
     }
     return count;
-}
-
-/* A CTA that takes all parts of a tile adds in the same order, and rounds 16-bit results. */
-static int32_t with_activation(const sm90_model *model, const device_props *props, const gemm_traits *t,
-                               const gemm_candidate *of, gemm_candidate *out) {
-    const grouped_config *c = &configs[of->kernel - configs->kernel];
-    const int64_t tiles_n = TILING(const grouped_tiling, of)->tiles_n;
-    if (t->output_bytes != 2) return 0;
-    *out = *of;
-    out->single_us = single_us(model, props, t, c, tiles_n, 1);
-    out->grid = min_int(most_group_tiles(t->m, t->groups, c->mma_tile_n) * tiles_n, props->sm_count);
-    out->reason = "wgmma: a CTA multiplies gate and then up of a tile";
-    return 1;
 }
 
 /* All of them add in one order, whatever T is. */
@@ -192,17 +177,11 @@ static void build(const device_props *props, const gemm_problem *g, const gemm_c
     *s = (sm90_grouped_schedule){.b_cache_policy = tiling->read_once ? L2_EVICT_FIRST : L2_EVICT_NORMAL,
                                  .a = has_values ? workspace : NULL,
                                  .a_is_gathered = gathers,
-                                 .tiles_n = tiling->tiles_n,
-                                 .numbers = sm90_gating(g)};
+                                 .tiles_n = tiling->tiles_n};
     if (g->k == 0) return; /* nothing is loaded */
     const tensor_layout b = values_layout(g, 1, g->l, SM90_STAGE_K / 2, SM90_GROUPED_TILE_N, 0);
     add_tensor_map(out, &b, &s->b);
 }
 
 const sm90_kind sm90_grouped_kind = {
-    .operation = OP_GROUPED,
-    .candidates = candidates,
-    .batch_invariant = batch_invariant,
-    .with_activation = with_activation,
-    .build = build,
-};
+    .operation = OP_GROUPED, .candidates = candidates, .batch_invariant = batch_invariant, .build = build};

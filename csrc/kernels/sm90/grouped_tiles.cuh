@@ -13,11 +13,6 @@
 using grouped_table = group_table<SM90_GROUPED_MAX_GROUPS>; /* in shared memory */
 static_assert(sizeof(grouped_table) == SM90_GROUPED_TABLE_BYTES, "as the host reserves it");
 
-/* How many parts a tile covers. */
-__device__ __forceinline__ int32_t parts_of_tile(const grouped_problem &p) {
-    return p.has_activation ? p.parts : 1;
-}
-
 /* How many rows of a group have scales, from its first on. */
 __device__ __forceinline__ int32_t rows_with_scales(const grouped_problem &p, int32_t group) {
     if (!p.scale_rows) return INT32_MAX;
@@ -26,7 +21,7 @@ __device__ __forceinline__ int32_t rows_with_scales(const grouped_problem &p, in
 }
 
 /* A tile: rows row .. row + rows - 1 of the result, in the order of groups, by one of the tiles_n ranges of columns of
- * a part, or of all parts where the product has an activation. */
+ * a part, or of all parts. */
 struct grouped_tile {
     int32_t l; /* the matrix: group * parts + part; the first one of all parts */
     int32_t part, column;
@@ -37,16 +32,19 @@ struct grouped_tile {
 struct grouped_tiles {
     const grouped_table &table;
     const grouped_problem &p;
-    uint32_t tiles_n, number, step;
+    uint32_t tiles_n, number, step, all;
+    bool of_all_parts; /* each tile: of a product with an activation */
 
     __device__ __forceinline__ grouped_tiles(const grouped_table &table, const grouped_problem &p, int32_t tiles_n,
-                                             uint32_t first, uint32_t step)
-        : table(table), p(p), tiles_n((uint32_t)tiles_n), number(first), step(step) {}
+                                             uint32_t first, uint32_t step, bool of_all_parts = false)
+        : table(table), p(p), tiles_n((uint32_t)tiles_n), number(first), step(step),
+          all((uint32_t)table.tiles[p.groups] * (uint32_t)tiles_n * (of_all_parts ? 1 : (uint32_t)p.parts)),
+          of_all_parts(of_all_parts) {}
 
     /* The next tile, of at most tile_rows rows; false if there is none. */
     __device__ __forceinline__ bool next(grouped_tile &tile, int32_t tile_rows) {
-        const uint32_t across = tiles_n * (uint32_t)(p.parts / parts_of_tile(p));
-        if (number >= (uint32_t)table.tiles[p.groups] * across) return false;
+        if (number >= all) return false;
+        const uint32_t across = tiles_n * (of_all_parts ? 1 : (uint32_t)p.parts);
         const int32_t group = table.group_of(p.groups, (int32_t)(number / across));
         const int32_t before = table.tiles[group], along = table.tiles[group + 1] - before;
         const uint32_t in_group = number - (uint32_t)before * across, column = in_group / (uint32_t)along;

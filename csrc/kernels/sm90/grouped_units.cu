@@ -84,6 +84,11 @@ template <class C> struct warp_stages {
     }
 };
 
+/* How many parts a tile has. */
+__device__ __forceinline__ int parts_of_tile(const grouped_problem &p) {
+    return p.has_activation ? p.parts : 1;
+}
+
 /* 0x7F for each of the lane's four blocks of a step that is within K. */
 __device__ __forceinline__ uint32_t step_mask(const gemm_problem &g, int step) {
     const int left = (int)(g.k / 16) - step * (SM90_UNITS_STEP_K / 16) - threadIdx.x % 4 * 4;
@@ -173,15 +178,19 @@ __device__ __forceinline__ void produce(const grouped_problem &p, const sm90_gro
     const int parts = parts_of_tile(p);
     fetched_tile next;
     bool more = next.next(tiles, p, C::ROWS);
-    /* B of the first tile, while rows are fetched: as far as A's stages allow, and of the first part. */
-    int ahead = more ? min(min(C::STAGES, s.tile_pairs), s.pairs - next.tile.column * s.tile_pairs) : 0;
+    /* B of the first tile, while rows are fetched: as far as A's stages allow. */
+    const int columns = more ? min(s.tile_pairs, s.pairs - next.tile.column * s.tile_pairs) : 0;
+    int ahead = min((int)C::STAGES, columns * parts);
 #pragma unroll 1
-    for (int i = 0; i < ahead; i++, to.stage.advance())
-        if (elect_one()) load_b(s, to, next.tile.l, next.tile.column * s.tile_pairs + i, first_step);
+    for (int i = 0; i < ahead; i++, to.stage.advance()) {
+        const int part = i >= columns;
+        if (elect_one())
+            load_b(s, to, next.tile.l + part, next.tile.column * s.tile_pairs + i - part * columns, first_step);
+    }
     while (more) {
         const fetched_tile now = next;
         more = next.next(tiles, p, C::ROWS);
-        const int begin = now.tile.column * s.tile_pairs, count = min(s.tile_pairs, s.pairs - begin);
+        const int begin = now.tile.column * s.tile_pairs, end = min(begin + s.tile_pairs, s.pairs);
         const bool exists = now.from >= 0 && now.from < p.a_rows && (int)threadIdx.x % 32 < now.tile.rows;
         const uint8_t *const row = exists ? p.g.a + now.from * p.g.a_pitch : NULL;
 #pragma unroll 1
@@ -192,13 +201,16 @@ __device__ __forceinline__ void produce(const grouped_problem &p, const sm90_gro
             load_a(to, row, k * 2, (p.g.k - k) * 2, s.a_cache_policy);
             to.a_stage.advance();
 #pragma unroll 1
-            for (int i = ahead; i < count * parts; i++) {
-                const int part = i >= count;
-                mbarrier_wait(to.empty + to.stage.index * 8, to.stage.phase ^ 1);
-                if (elect_one()) load_b(s, to, now.tile.l + part, begin + i - part * count, step);
-                to.stage.advance();
+            for (int part = 0; part < parts; part++) {
+                const int loaded = min(ahead, end - begin);
+                ahead -= loaded;
+#pragma unroll 1
+                for (int pair = begin + loaded; pair < end; pair++) {
+                    mbarrier_wait(to.empty + to.stage.index * 8, to.stage.phase ^ 1);
+                    if (elect_one()) load_b(s, to, now.tile.l + part, pair, step);
+                    to.stage.advance();
+                }
             }
-            ahead = 0;
         }
     }
     mbarrier_wait(to.a_empty + to.a_stage.index * 8, to.a_stage.phase ^ 1);
@@ -310,8 +322,8 @@ __device__ __forceinline__ void store_tile(const grouped_problem &p, const sm90_
     const int begin = tile.column * s.tile_pairs, count = min(s.tile_pairs, s.pairs - begin) * units;
 #pragma unroll 1
     for (int i = of_team; i < count; i += 1 << s.team_log2) {
-        const int unit = i % units;
-        store_pair<C>(p, s.numbers, tile, unit ? factor_8 : factor, begin + i / units, unit,
+        const int unit = i & (units - 1); /* 1 or 2 units */
+        store_pair<C>(p, s.numbers, tile, unit ? factor_8 : factor, begin + (i >> (units - 1)), unit,
                       (const float *)(sums + i * 32), count * 128, 1 << s.team_log2);
     }
 }
@@ -367,7 +379,7 @@ __device__ __forceinline__ void multiply(const grouped_problem &p, const sm90_gr
                *(group_table_scratch<SM90_GROUPED_UNITS_THREADS> *)(shared + C::SUMS_OFFSET));
     if (is_producer) {
         const uint32_t team = warp >> s.team_log2, teams = C::WARPS >> s.team_log2;
-        grouped_tiles tiles(table, p, s.tiles_n, blockIdx.x + team * gridDim.x, gridDim.x * teams);
+        grouped_tiles tiles(table, p, s.tiles_n, blockIdx.x + team * gridDim.x, gridDim.x * teams, p.has_activation);
         produce<C>(p, s, tiles, warp % (1 << s.team_log2), stages);
     } else {
         consume<C>(p, s, warp, shared, stages);

@@ -138,19 +138,15 @@ __device__ __forceinline__ uint32_t transpose(uint32_t pair) {
     return result;
 }
 
-/* Two groups of 8 columns of a row, held by a quad: lane t has columns 2t, 2t + 1 of both. Lanes exchange one pair, so
- * that each has 4 neighbours, 8 bytes, starting at two_groups_column(). */
+/* Stores two groups of 8 columns of a row, held by a quad: lane t has columns 2t, 2t + 1 of both. Lanes exchange one
+ * pair, so that each stores 4 neighbours, 8 bytes, starting at two_groups_column(). */
 __device__ __forceinline__ int two_groups_column() {
     return threadIdx.x % 4 / 2 * 4 + threadIdx.x % 2 * 8;
 }
-__device__ __forceinline__ uint2 two_groups(uint32_t first, uint32_t second) {
+__device__ __forceinline__ void store_two_groups(char *to, bool exists, uint32_t first, uint32_t second) {
     bool odd = threadIdx.x % 2;
     uint32_t other = __shfl_xor_sync(0xFFFFFFFF, odd ? first : second, 1);
-    return odd ? make_uint2(other, second) : make_uint2(first, other);
-}
-__device__ __forceinline__ void store_two_groups(char *to, bool exists, uint32_t first, uint32_t second) {
-    const uint2 four = two_groups(first, second);
-    if (exists) *(uint2 *)to = four;
+    if (exists) *(uint2 *)to = odd ? make_uint2(other, second) : make_uint2(first, other);
 }
 
 /* Writes 8 columns of a warp's 16 rows from the wgmma register layout to its epilogue staging buffer, in the order of

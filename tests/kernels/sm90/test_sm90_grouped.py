@@ -12,9 +12,7 @@ import numpy
 import pytest
 from harness.launch import load, timing
 from harness.predecessor import Predecessor
-from harness.values import BF16, FP16
 from sm90.grouped import CONFIGS, E2m1Product, Product, reorder_ptx
-from sm90.grouped_units import draw_activation, draw_ends, place_epilogue_of_each_matrix
 
 import nvfp4
 
@@ -42,35 +40,6 @@ def test_late_operands(operand: str, random: numpy.random.Generator) -> None:
         with before.launched():
             product.queue(reorder, module, config, 3)
         product.check(product.expected() * 0.5)
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_activations(name: str, random: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CTA has gate and up of a tile, or one part alone: the bits of the product, rounded, and of nvfp4.gated on the
-    CPU, by wgmma of any width, for ragged shapes, more tiles than CTAs, rows of the result on 2 bytes. NaN of a row
-    outside of A passes. alpha and bias are those of each matrix, so that those of gate are not up's."""
-    config, reorder = CONFIGS[name], reorder_ptx()
-    for case in range(4 * SEEDS):
-        monkeypatch.setenv("EMULATE_LANES", ("together", "apart")[case // 2 % 2])
-        emulator, module = load(config, timing(random, case))
-        m, groups, parts = (
-            int(random.integers(1, (40, 200)[case // 2 % 2])),
-            int(random.integers(1, 5)),
-            1 + (case % 4 < 3),
-        )
-        n, k = int(random.integers(1, 300)), 16 * int(random.integers(1, 30))
-        ends, activation = draw_ends(random, m, groups), draw_activation(random, parts)
-        print(f"{ends} of {m} by {n} x {k}, {parts} parts, {activation}")
-        kind = (FP16, BF16)[case % 2]
-        product = Product(emulator, random, config, ends, n, k, parts, kind, m, case % 2 == 0, activation)
-        results = place_epilogue_of_each_matrix(product, random, case)
-        if case % 4 == 1:
-            product.out_pitch -= 2  # of the guard bytes behind a row
-            product.out = emulator.empty((m, product.out_pitch), numpy.uint8)
-        product.make_workspace()
-        product.queue(emulator.load(reorder), module, config, int(random.integers(1, 6)))
-        emulator.synchronize()
-        product.check(results())
 
 
 @pytest.mark.parametrize("operand", ["a", "scale_a", "b", "ends", "scale_rows", "row_scale"])
