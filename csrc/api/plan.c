@@ -232,6 +232,11 @@ nvfp4_status nvfp4_grouped_gemm_plan(nvfp4_context *context, const nvfp4_grouped
     return plan_of(context, &operation_grouped_gemm, args, plan);
 }
 
+nvfp4_status nvfp4_gated_grouped_gemm_plan(nvfp4_context *context, const nvfp4_gated_grouped_gemm_args *args,
+                                           nvfp4_plan *plan) {
+    return plan_of(context, &operation_gated_grouped_gemm, args, plan);
+}
+
 static int64_t groups_of(const nvfp4_shape *s) {
     return s->size == sizeof *s ? s->groups : 0;
 }
