@@ -22,8 +22,6 @@ from nvfp4.checkpoints import modelopt
 from nvfp4.checkpoints.comfy_kitchen import swap_nibbles
 from nvfp4.checkpoints.inspect import inspect
 
-safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
-
 Tensors = dict[str, Tensor]
 
 

@@ -19,7 +19,6 @@ import nvfp4
 from nvfp4.checkpoints import modelopt
 
 pytest.importorskip("transformers")
-safetensors = pytest.importorskip("safetensors.torch", reason="comes with transformers")
 import transformers  # noqa: E402
 
 import nvfp4.transformers  # noqa: E402
