@@ -500,6 +500,41 @@ static inline nvfp4_gated_quantize_args nvfp4_gated_quantize_defaults(void) {
 #define NVFP4_GATED_QUANTIZE_ARGS nvfp4_gated_quantize_defaults()
 nvfp4_status nvfp4_gated_quantize(nvfp4_context *context, const nvfp4_gated_quantize_args *args);
 
+/* grouped_gemm, its results rounded to the dtype of out, and gated of these, with the bits of the two calls: gate is
+ * part 0 of a group and up is part 1.
+ *
+ *   grouped      as of nvfp4_grouped_gemm, except: out is [T, N], parts is 1 or 2, and flags are without
+ *                NVFP4_NO_TRANSPOSE_B. Rows of out past the last end hold anything afterwards.
+ *   activation   as of nvfp4_gated, as are limit and activation_alpha, gated's alpha. relu2 takes one part, swiglu two;
+ *                of one part silu and gelu_tanh are without up.
+ *
+ * On a GPU whose kernels compute both, the call is one launch. Else the product's results lie in the workspace, whose
+ * size is that of nvfp4_gated_grouped_gemm_plan. */
+typedef struct nvfp4_gated_grouped_gemm_args {
+    nvfp4_grouped_gemm_args grouped;
+    nvfp4_activation activation;
+    float limit, activation_alpha;
+    uint32_t reserved; /* 0 */
+} nvfp4_gated_grouped_gemm_args;
+static inline void nvfp4_gated_grouped_gemm_init(nvfp4_gated_grouped_gemm_args *args) {
+    memset(args, 0, sizeof *args);
+    args->grouped.call.size = sizeof *args;
+    args->grouped.alpha_value = 1.0f;
+    args->grouped.parts = 1;
+    args->limit = INFINITY;
+    args->activation_alpha = 1.702f;
+}
+static inline nvfp4_gated_grouped_gemm_args nvfp4_gated_grouped_gemm_defaults(void) {
+    nvfp4_gated_grouped_gemm_args args;
+    nvfp4_gated_grouped_gemm_init(&args);
+    return args;
+}
+#define NVFP4_GATED_GROUPED_GEMM_ARGS nvfp4_gated_grouped_gemm_defaults()
+nvfp4_status nvfp4_gated_grouped_gemm(nvfp4_context *context, const nvfp4_gated_grouped_gemm_args *args);
+/* Says how it would be run, as nvfp4_gemm_plan. */
+nvfp4_status nvfp4_gated_grouped_gemm_plan(nvfp4_context *context, const nvfp4_gated_grouped_gemm_args *args,
+                                           nvfp4_plan *plan);
+
 /* Sorts the choices of a router by expert: S tokens, k experts each, E experts here. One launch on a GPU.
  *   ids         [S, k], int32 or int64. Expert ids[t, j] is token t's j-th. Rows are dense inside.
  *   expert_map  absent, or int32 [G]: the expert here of each id, or a number outside 0 .. E-1 where it is elsewhere.

@@ -95,6 +95,27 @@ def grouped_gemm(
     out_dtype: DType | None,
     /,
 ) -> Array: ...
+def gated_grouped_gemm(
+    a: Array,
+    b: AnyArray | Sequence[AnyArray],
+    scale_a: AnyArray | None,
+    scale_b: AnyArray | Sequence[AnyArray],
+    ends: AnyArray,
+    rows: AnyArray | None,
+    scale_rows: AnyArray | None,
+    row_scale: AnyArray | None,
+    alpha: float | AnyArray | None,
+    bias: AnyArray | None,
+    activation: str,
+    limit: float,
+    activation_alpha: float,
+    scale_layout: str,
+    backend: str | None,
+    flags: int,
+    out: Array | None,
+    out_dtype: DType | None,
+    /,
+) -> Array: ...
 def grouped_quantize(
     x: Array,
     global_scale: float | AnyArray | None,

@@ -5,6 +5,7 @@ scale (e4m3) for every 16 values along K.
 
     gemm            C = alpha * (A . B^T) + beta * C + bias
     grouped_gemm    the same for groups of rows, each by a matrix of its own (experts)
+    gated_grouped_gemm   with the gated activation of two such products, the first half of an expert
     custom_kernel   the same product for the views of GPU MODE's competition
     quantize        converts numbers to NVFP4;  dequantize converts them back
     quantize_gemm   quantizes A and multiplies, a layer in one call
@@ -40,6 +41,7 @@ from nvfp4._api import (
     custom_kernel,
     dequantize,
     gated,
+    gated_grouped_gemm,
     gated_quantize,
     gemm,
     grouped_gemm,
@@ -64,6 +66,7 @@ __all__ = [
     "custom_kernel",
     "dequantize",
     "gated",
+    "gated_grouped_gemm",
     "gated_quantize",
     "gemm",
     "grouped_gemm",

@@ -318,6 +318,98 @@ def grouped_gemm(
     return _C.grouped_gemm(*tensors, scale_layout, backend, flags, out, out_dtype)
 
 
+def gated_grouped_gemm(
+    a: Array,
+    b: AnyArray | Sequence[AnyArray],
+    scale_a: AnyArray | None,
+    scale_b: AnyArray | Sequence[AnyArray],
+    ends: AnyArray,
+    activation: str = "silu",
+    *,
+    limit: float | None = None,
+    activation_alpha: float | None = None,
+    rows: AnyArray | None = None,
+    scale_rows: AnyArray | None = None,
+    row_scale: AnyArray | None = None,
+    alpha: float | AnyArray | None = None,
+    bias: AnyArray | None = None,
+    out: Array | None = None,
+    out_dtype: DType | None = None,
+    scale_layout: str = "128x4",
+    backend: str | None = None,
+    batch_invariant: bool = False,
+    constant_b: bool = False,
+) -> Array:
+    """Multiplies groups of rows by their gate and up, and computes the gated activation: the first half of an expert.
+
+    The result has the bits of `grouped_gemm`, whose results are rounded to the dtype of this result, and of `gated` of
+    its two halves. On a GPU whose kernels compute both, the call is one launch. Otherwise the products lie in the
+    call's own workspace.
+
+    Args:
+        a (Tensor): [R, K], float16, bfloat16 or NVFP4, as of `grouped_gemm`.
+        b (Tensor): the matrices, as of `grouped_gemm`: [E, 2, N, K/2], gate and up of each group. [E, N, K/2] or
+            [E, 1, N, K/2] is a gate alone. On a CPU, also a list of E tensors of [2, N, K/2], [1, N, K/2] or [N, K/2].
+        scale_a (Tensor or None): the scales of an NVFP4 a, as of `grouped_gemm`; None for a 16-bit a.
+        scale_b (Tensor): the scales of b, as of `grouped_gemm`.
+        ends (Tensor): int32 [E], the end of each group, as of `grouped_gemm`.
+        activation (str, optional): the function, as of `gated`: "silu", "gelu_tanh", "relu2" or "swiglu". Default:
+            "silu". "swiglu" needs two parts, "relu2" takes one. "silu" and "gelu_tanh" of one part are without up.
+        limit (float, optional): the limit of "silu" and "swiglu", a positive number, as of `gated`. Default: None.
+        activation_alpha (float, optional): the alpha of "swiglu", a number from 2^-64 to 2^64. Default: 1.702.
+        rows (Tensor, optional): int32 [T]. Row i of the result is computed from row rows[i] of a, as of `grouped_gemm`.
+            Default: None.
+        scale_rows (Tensor, optional): int32 [E], for an NVFP4 a with 128x4 scales, as of `grouped_gemm`. Default: None.
+        row_scale (Tensor, optional): float32 [T], a factor for each row of the products, before they are rounded.
+            Default: None.
+        alpha (float or Tensor, optional): the factor of the products, as of `grouped_gemm`. Default: 1.
+            A tensor is float32 with one element, one a matrix ([E] or [E, P]), or one a column ([E, N] or [E, P, N]).
+        bias (Tensor, optional): [E, N] or [E, P, N], float32 or the dtype of the result, added to the products.
+            Default: None.
+        out (Tensor, optional): [T, N], which the result is written to. Default: a new tensor.
+            It must not overlap any argument.
+        out_dtype (dtype, optional): torch.float16, torch.bfloat16 or torch.float32. Default: the dtype of `out`, else
+            that of a 16-bit a, else torch.float16.
+        scale_layout (str, optional): "128x4" or "linear", as of `gemm`. Default: "128x4".
+        backend (str, optional): the kernel family, as of `grouped_gemm`. Default: None.
+        batch_invariant (bool, optional): makes the bits of a row independent of T and of its group's size.
+            Default: False.
+        constant_b (bool, optional): a promise that no kernel still running writes b or scale_b, as of `gemm`.
+            Default: False.
+
+    Returns:
+        `out`, or a new tensor [T, N]. Rows at and past the last end hold anything.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule, or the device cannot run the call. Nothing has been written.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> gate_up = np.stack([6 * np.eye(2, 16), 3 * np.eye(2, 16)]).astype(np.float32)[None]
+        >>> b, scale_b = nvfp4.quantize(gate_up.reshape(2, 2, 16))
+        >>> b, a = b.reshape(1, 2, 2, 8), np.float16(np.ones((3, 16)))
+        >>> nvfp4.gated_grouped_gemm(a, b, None, scale_b, np.int32([3]), "swiglu", limit=5.0)
+        array([[20., 20.],
+               [20., 20.],
+               [20., 20.]], dtype=float16)
+    """
+    if type(batch_invariant) is not bool or type(constant_b) is not bool:
+        reject_switch(batch_invariant=batch_invariant, constant_b=constant_b)
+    flags = BATCH_INVARIANT if batch_invariant else 0
+    if constant_b:
+        flags |= CONSTANT_B
+    limit = float("inf") if limit is None else limit
+    activation_alpha = 1.702 if activation_alpha is None else activation_alpha
+    tensors = (a, b, scale_a, scale_b, ends, rows, scale_rows, row_scale, alpha, bias)
+    gating = (activation, limit, activation_alpha)
+    torch = modules.get("torch")
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
+        from nvfp4 import torch_ops
+
+        return torch_ops.call("gated_grouped_gemm", *tensors, *gating, scale_layout, backend, flags, out, out_dtype)
+    return _C.gated_grouped_gemm(*tensors, *gating, scale_layout, backend, flags, out, out_dtype)
+
+
 def reject_switch(**switches: object) -> None:
     """Raises an error that names the first value that is no bool: it would count as True, or have no truth value."""
     for name, value in switches.items():

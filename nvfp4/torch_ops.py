@@ -13,6 +13,9 @@ passes a call of nvfp4's functions to an operator.
     grouped_gemm(a, b, scale_a, scale_b, ends, rows, scale_rows, row_scale, alpha, bias, alpha_value, scale_layout,
                  backend, flags, out_dtype) -> Tensor
     grouped_gemm_out(..., flags, Tensor(a!) out) -> ()
+    gated_grouped_gemm(a, ..., bias, alpha_value, activation, limit, activation_alpha, scale_layout, backend, flags,
+                       out_dtype) -> Tensor
+    gated_grouped_gemm_out(..., flags, Tensor(a!) out) -> ()
     custom_kernel(a, b, sfa_permuted, sfb_permuted, Tensor(a!) c) -> ()
     quantize(x, global_scale, global_value, scale_layout, block_scale="amax6") -> (Tensor, Tensor)
     dequantize(data, scale, global_scale, global_value, scale_layout, out_dtype) -> Tensor
@@ -124,12 +127,12 @@ class Operation:
             value = [x for x, scalar in zip(scalars, self.scalars) if scalar["kind"] == "size"][index]
         elif of == "count":
             value = _count(inputs[index])
-        elif of in ("stacked", "stack columns"):
+        elif of in ("stacked", "stack rows", "stack columns"):
             t = inputs[index]
             if t.ndim not in (3, 4):
                 raise _error(self.tensors[index]["name"], f"has {t.ndim} dimensions", "must have 3, or 4 with parts")
             parts = t.shape[1] if t.ndim == 4 else 1
-            value = t.shape[-2] * parts if of == "stacked" else t.shape[-1]
+            value = {"stacked": t.shape[-2] * parts, "stack rows": t.shape[-2], "stack columns": t.shape[-1]}[of]
         elif of != "one":
             self.check_rank(index, inputs[index])
             value = inputs[index].shape[-2 if of == "rows" else -1]

@@ -1,4 +1,5 @@
-"""Products of groups of rows (nvfp4.grouped_gemm) in guarded memory: calls, their definition, and the verdict on one.
+"""Products of groups of rows (nvfp4.grouped_gemm), some with an activation (nvfp4.gated_grouped_gemm), in guarded
+memory: calls, their definition, and the verdict on one.
 
 `groupeds` is a hypothesis strategy; `run_grouped` makes the tensors, calls and judges, in a child of worker.py. As in
 problems.py, whose tools these are, results have equal bits where sums are exact, else they are within a bound.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +45,8 @@ ALPHAS = (None, "number", "one", "matrix", "column")
 BIASES = (None, "float32", "out")
 A = ("float16", "bfloat16", "nvfp4")
 SCALE_ROWS = ("dense", "apart", "wild")
+GATING = ("activation", "limit", "activation_alpha")
+ACTIVATIONS = {1: ("silu", "gelu_tanh", "relu2"), 2: ("silu", "gelu_tanh", "swiglu")}  # of one part, of two
 INT32 = torch.iinfo(torch.int32)
 FAMILY = "sm80"  # of kernels that take every product of groups, on every GPU
 
@@ -77,6 +81,9 @@ class Grouped:
     a: str = "float16"  # or "bfloat16", "nvfp4"
     scale_rows: str = "dense"  # of an NVFP4 a; "apart": in another order; "wild": also outside, and inside of blocks
     transpose_b: bool = True
+    activation: str | None = None  # of gated_grouped_gemm; None: grouped_gemm
+    limit: float | None = None
+    activation_alpha: float | None = None
     allocated: bool = False  # no out is passed
     typed: str = ""  # of a, b, A, B (scales): those that have the types of torch rather than uint8
     scales: str = "contest"  # else a is random, too
@@ -117,6 +124,11 @@ class Grouped:
         """The results of a part."""
         return self.n if self.transpose_b else self.k
 
+    @property
+    def width(self) -> int:
+        """The columns of the result."""
+        return self.columns * (1 if self.activation else self.parts or 1)
+
 
 @st.composite
 def groupeds(draw: Draw, target: str, volume: float) -> Grouped:
@@ -136,11 +148,16 @@ def groupeds(draw: Draw, target: str, volume: float) -> Grouped:
     if a == "nvfp4" and layout == "128x4":
         rows = None
     bias, row_scale = one_of(draw, *BIASES), one_of(draw, False, True)
+    activation, limit, activation_alpha = None, None, None
+    if transpose_b and parts != 3 and one_of(draw, False, False, True):
+        activation = one_of(draw, *ACTIVATIONS[parts or 1])
+        limit = one_of(draw, None, 0.5, 40.0) if activation in ("silu", "swiglu") else None
+        activation_alpha = one_of(draw, None, 0.01) if activation == "swiglu" else None
     if not transpose_b and alpha == "column":
         alpha = "matrix"
 
     matrices = groups * (parts or 1)
-    item, width = DTYPES[dtype].itemsize, (n if transpose_b else k) * (parts or 1)
+    item, width = DTYPES[dtype].itemsize, (n if transpose_b else k) * (1 if activation else parts or 1)
     at = {}
     places: dict[str, tuple[int | None, int, int, int]] = {
         "a": (None, t, k // 2, 8) if a == "nvfp4" else (None, t, k * 2, 16) if transpose_b else (None, t, n * 2, 2),
@@ -188,6 +205,9 @@ def groupeds(draw: Draw, target: str, volume: float) -> Grouped:
         a,
         one_of(draw, *SCALE_ROWS),
         transpose_b,
+        activation,
+        limit,
+        activation_alpha,
         allocated=broken != "out" and one_of(draw, False, False, True),
         typed="".join(x for x in "abAB" if one_of(draw, False, True)),
         scales=one_of(draw, "contest", "contest", "nan", "finite"),
@@ -282,7 +302,6 @@ def make_a(make: Maker, case: Grouped, count: int, ends: torch.Tensor) -> dict[s
 
 def make_grouped(case: Grouped, device: str) -> dict[str, Any]:
     make, dtype = Maker(case.seed, case.at, device), DTYPES[case.out_dtype]
-    parts = case.parts or 1
     leading = (case.groups,) if case.parts is None else (case.groups, case.parts)
     count, rows = draw_rows(make, case)
     ends = draw_ends(make, case)
@@ -311,9 +330,10 @@ def make_grouped(case: Grouped, device: str) -> dict[str, Any]:
         bias = make.normal(*leading, case.columns).to(torch.float32 if case.bias == "float32" else dtype)
         args["bias"] = make.place("bias", bias)
     if not case.allocated:
-        args["out"] = make.place("out", torch.full((case.t, parts * case.columns), math.nan, dtype=dtype))
+        args["out"] = make.place("out", torch.full((case.t, case.width), math.nan, dtype=dtype))
     make.guard_results(args["a"])
-    switches = {name: getattr(case, name) for name in ("transpose_b", "batch_invariant", "constant_b")}
+    names = ("batch_invariant", "constant_b", *(GATING if case.activation else ("transpose_b",)))
+    switches = {name: getattr(case, name) for name in names}
     return args | {"scale_layout": case.layout, "out_dtype": dtype, **switches}
 
 
@@ -403,7 +423,7 @@ def judge(target: str, args: dict[str, Any], result: torch.Tensor, family: str |
     result = result[: len(expected)]
     finite, x = y.nan_to_num(0.0), x.nan_to_num(0.0)
     if reference.sums_are_exact(x, finite.flatten(0, 2)):
-        return reference.compare(result, expected, exact=True)[1].removeprefix("every bit is equal")
+        return compared(result, expected)
     kernel = _C.cpu_kernel() if target.startswith("cpu") else family
     bound = Bounded(
         sums_of_rows(group, x, finite),
@@ -418,6 +438,31 @@ def judge(target: str, args: dict[str, Any], result: torch.Tensor, family: str |
     return bound.verdict(result, expected)
 
 
+def judge_activation(case: Grouped, args: dict[str, Any], result: torch.Tensor) -> str:
+    """The verdict on the rows up to the last end: they have the bits of two calls, and where sums are exact those of
+    the definitions."""
+    alpha = 1.702 if case.activation_alpha is None else case.activation_alpha
+    how: dict[str, Any] = {"activation": case.activation, "limit": case.limit, "alpha": alpha}
+    product = {name: x for name, x in args.items() if name not in (*GATING, "out")}
+
+    def of_parts(gated: Callable[..., torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+        return gated(y[:, : case.columns], y[:, case.columns :] if case.parts == 2 else None, **how)
+
+    own = product | {"a": product["a"][:]}  # whose results are not guarded
+    by_two = of_parts(nvfp4.gated, nvfp4.grouped_gemm(**own, backend=case.backend)).cpu()
+    host = {name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in product.items()} | {"transpose_b": True}
+    group, x, _, y = operands_of_rows(host)
+    result = result[: len(group)]
+    verdict = compared(result, by_two[: len(group)])
+    if verdict or not reference.sums_are_exact(x.nan_to_num(0.0), y.nan_to_num(0.0).flatten(0, 2)):
+        return verdict
+    return compared(result, of_parts(reference.gated, definition(host)))
+
+
+def compared(result: torch.Tensor, expected: torch.Tensor) -> str:
+    return reference.compare(result, expected, exact=True)[1].removeprefix("every bit is equal")
+
+
 def run_grouped(target: str, case: Grouped) -> str:
     """The verdict: "" or what is wrong."""
     device = prepare(target, case.backend, case.seed, case.threads)
@@ -425,7 +470,8 @@ def run_grouped(target: str, case: Grouped) -> str:
     given = {name: x.clone().cpu() if isinstance(x, torch.Tensor) else x for name, x in args.items() if name != "out"}
     _C.set_candidate(case.rank)
     try:
-        result = nvfp4.grouped_gemm(**args, backend=case.backend)
+        result = call_of(case)(**args, backend=case.backend)
+        verdict = wrongly_written() or (judge_activation(case, args, result.cpu()) if case.activation else "")
     except nvfp4.Error as error:
         if not case.broken:
             return explain(target, error)
@@ -436,21 +482,26 @@ def run_grouped(target: str, case: Grouped) -> str:
         _C.set_candidate(0)
     if case.broken:
         return f"a call was accepted that breaks a rule of {case.broken}"
-    shape = (case.t, (case.parts or 1) * case.columns)
-    if result.shape != shape or result.dtype != args["out_dtype"]:
+    if result.shape != (case.t, case.width) or result.dtype != args["out_dtype"]:
         return f"the result has shape {tuple(result.shape)} and dtype {result.dtype}"
     if case.allocated and not is_guarded((result,)):
         return "the result is not in guarded memory"
     if not case.allocated and result.data_ptr() != args["out"].data_ptr():
         return "out was not returned"
+    if case.activation:
+        return verdict
     before = tensors["result 0" if case.allocated else "out"].values
     past = len(groups_of_rows(given["ends"], case.t))
     same = torch.equal(*(x[past:].contiguous().view(torch.uint8) for x in (result, before)))
     return (
         judge(target, given, result.cpu(), case.backend)
         or ("" if same else "a row past the last end was written")
-        or wrongly_written()
+        or verdict
     )
+
+
+def call_of(case: Grouped) -> Callable[..., Any]:
+    return nvfp4.gated_grouped_gemm if case.activation else nvfp4.grouped_gemm
 
 
 def without(target: str, name: str, case: Grouped) -> str:
@@ -459,7 +510,7 @@ def without(target: str, name: str, case: Grouped) -> str:
     args = make_grouped(case, "cpu")
     tensors[name].forbid()
     try:
-        nvfp4.grouped_gemm(**args, backend=case.backend)
+        call_of(case)(**args, backend=case.backend)
     except nvfp4.Error as error:
         return explain(target, error)
     return "no fault"

@@ -22,7 +22,7 @@ typedef struct prepared_call {
     gemm_candidate candidate; /* of a product */
     int32_t candidates;       /* how many there are */
     int32_t is_empty;         /* 1: there is nothing to compute */
-    int32_t is_fused;         /* of quantize_gemm: 1: the candidate quantizes A too */
+    int32_t is_fused;         /* 1: the candidate quantizes A too, or computes the activation too */
 } prepared_call;
 
 #endif

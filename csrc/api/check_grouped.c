@@ -181,7 +181,7 @@ static nvfp4_status check_numbers(const checked_call *c, const nvfp4_tensor *t, 
     return check_alignment(c, t, 4);
 }
 
-static nvfp4_status check_groups(const checked_call *c, const nvfp4_grouped_gemm_args *args, grouped_problem *p) {
+static nvfp4_status check_order(const checked_call *c, const nvfp4_grouped_gemm_args *args, grouped_problem *p) {
     const nvfp4_tensor *rows = &args->rows, *row_scale = &args->row_scale;
     nvfp4_status status = check_numbers(c, &args->ends, "E", p->groups);
     if (!status && !absent(&args->scale_rows)) status = check_numbers(c, &args->scale_rows, "E", p->groups);
@@ -202,26 +202,28 @@ static nvfp4_status check_result(const checked_call *c, const nvfp4_grouped_gemm
     matrix x;
     int64_t columns;
     if (out->ndim != 2) return REJECT("out", ("has %d dimensions", out->ndim), ("must have 2"));
-    nvfp4_status status = check_matrix(c, out, "[T, parts * N]", "", WRITTEN, &x);
+    const char *size = g->operation == OP_GROUPED_NN ? "K" : p->has_activation ? "N" : "parts * N";
+    nvfp4_status status = check_matrix(c, out, p->has_activation ? "[T, N]" : "[T, parts * N]", "", WRITTEN, &x);
     if (status) return status;
-    if (__builtin_mul_overflow(g->n, (int64_t)p->parts, &columns)) columns = INT64_MAX; /* no tensor has it */
+    const int64_t side_by_side = p->has_activation ? 1 : p->parts;
+    if (__builtin_mul_overflow(g->n, side_by_side, &columns)) columns = INT64_MAX; /* no tensor has it */
     if (x.rows != g->m || x.columns != columns)
         return REJECT("out", ("is %lld x %lld", (long long)x.rows, (long long)x.columns),
-                      ("must be T x %s = %lld x %lld", g->operation == OP_GROUPED_NN ? "K" : "parts * N",
-                       (long long)g->m, (long long)columns));
+                      ("must be T x %s = %lld x %lld", size, (long long)g->m, (long long)columns));
     g->out = out->data;
     g->out_type = (int32_t)out->dtype;
     g->out_pitch = x.pitch;
-    g->out_batch = g->n * dtype_bytes(out->dtype);
+    g->out_batch = p->has_activation ? 0 : g->n * dtype_bytes(out->dtype);
     return check_alignment(c, out, dtype_bytes(out->dtype));
 }
 
-nvfp4_status check_grouped_gemm(const checked_call *c, prepared_call *call) {
-    const nvfp4_grouped_gemm_args *args = c->args;
+nvfp4_status check_groups(const checked_call *c, const nvfp4_grouped_gemm_args *args, int has_activation,
+                          prepared_call *call) {
     grouped_problem *p = &call->problem.grouped;
+    p->has_activation = has_activation;
     nvfp4_status status = check_flags(args->flags);
     if (!status) status = check_operands(c, args, p);
-    if (!status) status = check_groups(c, args, p);
+    if (!status) status = check_order(c, args, p);
     if (!status) status = check_result(c, args, p);
     if (status) return status;
     p->g.alpha_value = args->alpha_value;
@@ -230,6 +232,10 @@ nvfp4_status check_grouped_gemm(const checked_call *c, prepared_call *call) {
     p->g.constant_b = (args->flags & NVFP4_CONSTANT_B) != 0;
     call->is_empty = p->g.m == 0 || p->g.n == 0 || p->groups == 0;
     return status;
+}
+
+nvfp4_status check_grouped_gemm(const checked_call *c, prepared_call *call) {
+    return check_groups(c, c->args, 0, call);
 }
 
 void bind_grouped_gemm(const checked_call *c, prepared_call *call) {

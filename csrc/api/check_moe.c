@@ -36,31 +36,40 @@ nvfp4_status check_up(const checked_call *c, const nvfp4_tensor *up, const nvfp4
     return check_as_gate(c, up, gate, READ_ONLY, expected, x);
 }
 
-nvfp4_status check_activation(int32_t activation, const nvfp4_tensor *up, float limit, float alpha) {
-    if (activation < NVFP4_SILU || activation > NVFP4_SWIGLU)
-        return REJECT("activation", ("is %d", activation),
-                      ("must be silu (%d), gelu_tanh (%d), relu2 (%d) or swiglu (%d)", NVFP4_SILU, NVFP4_GELU_TANH,
-                       NVFP4_RELU2, NVFP4_SWIGLU));
+nvfp4_status check_activation(int32_t activation) {
+    if (activation >= NVFP4_SILU && activation <= NVFP4_SWIGLU) return NVFP4_OK;
+    return REJECT("activation", ("is %d", activation),
+                  ("must be silu (%d), gelu_tanh (%d), relu2 (%d) or swiglu (%d)", NVFP4_SILU, NVFP4_GELU_TANH,
+                   NVFP4_RELU2, NVFP4_SWIGLU));
+}
+
+nvfp4_status check_gating(int32_t activation, float limit, float alpha, const char *alpha_name) {
     const char *name = activation_name(activation);
-    if (activation == NVFP4_SWIGLU && absent(up))
-        return REJECT("up", ("is missing"), ("must be a tensor: swiglu multiplies by up + 1"));
-    if (activation == NVFP4_RELU2 && !absent(up))
-        return CONTRADICTS("up", ("is given, but relu2 is a function of gate alone"));
     if (!(limit > 0.0f)) return REJECT("limit", ("is %g", (double)limit), ("must be positive"));
     if (limit < INFINITY && activation != NVFP4_SILU && activation != NVFP4_SWIGLU)
         return REJECT("limit", ("is %g", (double)limit), ("must be left out: %s has none", name));
     if (activation != NVFP4_SWIGLU && alpha != 1.702f)
-        return REJECT("alpha", ("is %g", (double)alpha), ("must be left out (1.702): %s has none", name));
+        return REJECT(alpha_name, ("is %g", (double)alpha), ("must be left out (1.702): %s has none", name));
     if (!(alpha >= 0x1p-64f && alpha <= 0x1p64f))
-        return REJECT("alpha", ("is %g", (double)alpha), ("must be between 2^-64 and 2^64"));
+        return REJECT(alpha_name, ("is %g", (double)alpha), ("must be between 2^-64 and 2^64"));
     return NVFP4_OK;
+}
+
+nvfp4_status check_gate_and_up(int32_t activation, const nvfp4_tensor *up, float limit, float alpha) {
+    nvfp4_status status = check_activation(activation);
+    if (status) return status;
+    if (activation == NVFP4_SWIGLU && absent(up))
+        return REJECT("up", ("is missing"), ("must be a tensor: swiglu multiplies by up + 1"));
+    if (activation == NVFP4_RELU2 && !absent(up))
+        return CONTRADICTS("up", ("is given, but relu2 is a function of gate alone"));
+    return check_gating(activation, limit, alpha, "alpha");
 }
 
 nvfp4_status check_gated(const checked_call *c, prepared_call *call) {
     const nvfp4_gated_args *args = c->args;
     const nvfp4_tensor *gate = &args->gate, *up = &args->up;
     matrix g, u = {0}, out;
-    nvfp4_status status = check_activation((int32_t)args->activation, up, args->limit, args->alpha);
+    nvfp4_status status = check_gate_and_up((int32_t)args->activation, up, args->limit, args->alpha);
     if (!status) status = check_strided_matrix(c, gate, "[R, N]", "[L, R, N]", READ_ONLY, &g);
     if (!status) status = check_alignment(c, gate, dtype_bytes(gate->dtype));
     if (status) return status;

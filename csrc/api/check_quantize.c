@@ -231,7 +231,7 @@ nvfp4_status check_gated_quantize(const checked_call *c, prepared_call *call) {
     result_rows result;
     matrix x, u = {0};
     nvfp4_status status = check_amax6(args->quantize.block_scale);
-    if (!status) status = check_activation((int32_t)args->activation, up, args->limit, args->alpha);
+    if (!status) status = check_gate_and_up((int32_t)args->activation, up, args->limit, args->alpha);
     if (!status) status = check_x(c, &args->quantize, READ_ONLY, 1, &x);
     if (status) return status;
     if (!absent(&args->ends) && gate->ndim != 2)

@@ -25,7 +25,15 @@ nvfp4_status quantize_gemm_run(nvfp4_context *context, const checked_call *c, co
 /* Products of groups; they run as others do. join_parts makes stacks with parts, [E, P, N, ..], those of E * P. */
 nvfp4_status join_parts(operation_args *args);
 nvfp4_status check_grouped_gemm(const checked_call *c, prepared_call *call);
+/* The same for the arguments that an operation begins with; has_activation: for out of [T, N]. */
+nvfp4_status check_groups(const checked_call *c, const nvfp4_grouped_gemm_args *args, int has_activation,
+                          prepared_call *call);
 void bind_grouped_gemm(const checked_call *c, prepared_call *call);
 nvfp4_status grouped_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
+
+/* Products of groups and their activation (gated_grouped_gemm.c). */
+nvfp4_status check_gated_grouped_gemm(const checked_call *c, prepared_call *call);
+nvfp4_status gated_grouped_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
+nvfp4_status gated_grouped_gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call);
 
 #endif

@@ -60,6 +60,10 @@ nvfp4_status nvfp4_grouped_gemm(nvfp4_context *context, const nvfp4_grouped_gemm
     return operation_call(context, &operation_grouped_gemm, args);
 }
 
+nvfp4_status nvfp4_gated_grouped_gemm(nvfp4_context *context, const nvfp4_gated_grouped_gemm_args *args) {
+    return operation_call(context, &operation_gated_grouped_gemm, args);
+}
+
 nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *args) {
     return operation_call(context, &operation_quantize, args);
 }

@@ -25,6 +25,7 @@ typedef union operation_args {
     nvfp4_swizzle_args swizzle;
     nvfp4_gated_args gated;
     nvfp4_gated_quantize_args gated_quantize;
+    nvfp4_gated_grouped_gemm_args gated_grouped_gemm;
     nvfp4_moe_route_args moe_route;
     nvfp4_moe_combine_args moe_combine;
 } operation_args;
@@ -91,8 +92,9 @@ typedef struct result_size {
         SIZE_COLUMNS,
         SIZE_SCALAR,
         SIZE_ONE,
-        SIZE_COUNT,   /* the elements of a tensor, of any shape; 1 of an absent one */
-        SIZE_STACKED, /* the rows of a matrix of a stack, [E, rows, columns] or [E, P, rows, columns]: P * rows */
+        SIZE_COUNT,      /* the elements of a tensor, of any shape; 1 of an absent one */
+        SIZE_STACKED,    /* the rows of a matrix of a stack, [E, rows, columns] or [E, P, rows, columns]: P * rows */
+        SIZE_STACK_ROWS, /* its rows, however many parts there are */
         SIZE_STACK_COLUMNS,
     } of;
     int32_t index; /* of the tensor among the operation's, or of the scalar in result_sizes */
@@ -175,7 +177,7 @@ static inline nvfp4_tensor *tensor_to_fill(const operation *op, int32_t index, o
 extern const operation operation_gemm, operation_grouped_gemm, operation_quantize, operation_dequantize,
     operation_rms_norm_quantize, operation_silu_mul_quantize, operation_amax_scale, operation_swizzle,
     operation_unswizzle, operation_grouped_quantize, operation_gated, operation_gated_quantize, operation_moe_route,
-    operation_moe_combine, operation_quantize_gemm;
+    operation_moe_combine, operation_quantize_gemm, operation_gated_grouped_gemm;
 
 /* Checks a call by its table and its own rules. */
 nvfp4_status operation_check(const checked_call *c, prepared_call *call);

@@ -80,12 +80,18 @@ static const operation_tensor grouped_tensors[] = {
     {"bias", AT(bias), INPUT, HOLDS_ANY, 1, 0},
     [GROUPED_OUT] = {"out", AT(out), OUTPUT, HOLDS_FLOATS, 0, 0},
 };
-static const operation_scalar grouped_scalars[] = {
-    {"alpha_value", SCALAR_FLOAT, AT(alpha_value), 1 + GROUPED_ALPHA, NULL},
-    {"scale_layout", SCALAR_LAYOUT, AT(scale_layout), 0, NULL},
-    {"backend", SCALAR_BACKEND, AT(backend), 0, NULL},
-    {"flags", SCALAR_FLAGS, AT(flags), 0, NULL},
-};
+#define GROUPED_FACTOR {"alpha_value", SCALAR_FLOAT, AT(alpha_value), 1 + GROUPED_ALPHA, NULL}
+#define GROUPED_SCALARS                                                                                                \
+    {"scale_layout", SCALAR_LAYOUT, AT(scale_layout), 0, NULL}, {"backend", SCALAR_BACKEND, AT(backend), 0, NULL}, {   \
+        "flags", SCALAR_FLAGS, AT(flags), 0, NULL                                                                      \
+    }
+#define GROUPED_LISTS                                                                                                  \
+    {                                                                                                                  \
+        {GROUPED_B, AT(b_list), AT(groups)}, {                                                                         \
+            GROUPED_SCALE_B, AT(scale_b_list), AT(groups)                                                              \
+        }                                                                                                              \
+    }
+static const operation_scalar grouped_scalars[] = {GROUPED_FACTOR, GROUPED_SCALARS};
 #define SORTED_ROWS {SIZE_COUNT, GROUPED_ROWS, 1, 1, 1, 1 + GROUPED_A}
 static const operation_result grouped_results[] = {{
     .tensor = GROUPED_OUT,
@@ -109,7 +115,7 @@ const operation operation_grouped_gemm = {
     .scalar_count = COUNT(grouped_scalars),
     .results = grouped_results,
     .result_count = COUNT(grouped_results),
-    .lists = {{GROUPED_B, AT(b_list), AT(groups)}, {GROUPED_SCALE_B, AT(scale_b_list), AT(groups)}},
+    .lists = GROUPED_LISTS,
     .list_count = 2,
     .given = RESULTS_NEW_OR_GIVEN,
     .adapt = join_parts,
@@ -117,6 +123,49 @@ const operation operation_grouped_gemm = {
     .plan = grouped_gemm_plan,
     .bind = bind_grouped_gemm,
     .run = gemm_run,
+};
+
+/* Its arguments begin with those of grouped_gemm, so AT is the same. */
+static void gated_grouped_defaults(operation_args *args) {
+    nvfp4_gated_grouped_gemm_init(&args->gated_grouped_gemm);
+}
+
+#define GATED_AT(field) offsetof(nvfp4_gated_grouped_gemm_args, field)
+static const operation_scalar gated_grouped_scalars[] = {
+    GROUPED_FACTOR,
+    {"activation", SCALAR_ACTIVATION, GATED_AT(activation), 0, NULL},
+    {"limit", SCALAR_FLOAT, GATED_AT(limit), 0, NULL},
+    {"activation_alpha", SCALAR_FLOAT, GATED_AT(activation_alpha), 0, NULL},
+    GROUPED_SCALARS,
+};
+#undef GATED_AT
+static const operation_result gated_grouped_results[] = {{
+    .tensor = GROUPED_OUT,
+    .like = GROUPED_A,
+    .rank = RANK_MATRIX,
+    .dtype = DTYPE_OF_CALLER,
+    .default_dtype = NVFP4_FP16,
+    .shape = {SORTED_ROWS, {SIZE_STACK_ROWS, GROUPED_B, 1, 1, 1, 0}, 0},
+}};
+const operation operation_gated_grouped_gemm = {
+    .name = "gated_grouped_gemm",
+    .args_bytes = sizeof(nvfp4_gated_grouped_gemm_args),
+    .least_bytes = sizeof(nvfp4_gated_grouped_gemm_args),
+    .defaults = gated_grouped_defaults,
+    .tensors = grouped_tensors,
+    .tensor_count = COUNT(grouped_tensors),
+    .scalars = gated_grouped_scalars,
+    .scalar_count = COUNT(gated_grouped_scalars),
+    .results = gated_grouped_results,
+    .result_count = COUNT(gated_grouped_results),
+    .lists = GROUPED_LISTS,
+    .list_count = 2,
+    .given = RESULTS_NEW_OR_GIVEN,
+    .adapt = join_parts,
+    .check = check_gated_grouped_gemm,
+    .plan = gated_grouped_gemm_plan,
+    .bind = bind_grouped_gemm,
+    .run = gated_grouped_gemm_run,
 };
 #undef AT
 

@@ -135,7 +135,11 @@ static nvfp4_status choose_on_gpu(nvfp4_context *context, const plan_settings *o
     const plan_choice *choice = plan_choose(&query);
     call->candidates = choice->candidates;
     call->candidate = choice->taken;
-    if (choice->candidates) return NVFP4_OK;
+    if (choice->candidates) {
+        const gemm_planner *planner = planner_of(choice->taken.family, query.traits.operation, query.traits.a_type);
+        if (planner->workspace) call->candidate.workspace = planner->workspace(&call->problem.gemm, &choice->taken);
+        return NVFP4_OK;
+    }
     if (!taking_product(where->families, &call->problem.gemm))
         return reject_families(context, where, &call->problem.gemm);
     return query.batch_invariant ? reject_batch_invariant(context, where, &query) : reject_product(&query);
@@ -226,6 +230,11 @@ nvfp4_status nvfp4_quantize_gemm_plan(nvfp4_context *context, const nvfp4_quanti
 
 nvfp4_status nvfp4_grouped_gemm_plan(nvfp4_context *context, const nvfp4_grouped_gemm_args *args, nvfp4_plan *plan) {
     return plan_of(context, &operation_grouped_gemm, args, plan);
+}
+
+nvfp4_status nvfp4_gated_grouped_gemm_plan(nvfp4_context *context, const nvfp4_gated_grouped_gemm_args *args,
+                                           nvfp4_plan *plan) {
+    return plan_of(context, &operation_gated_grouped_gemm, args, plan);
 }
 
 static int64_t groups_of(const nvfp4_shape *s) {

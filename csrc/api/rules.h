@@ -63,8 +63,11 @@ nvfp4_status check_vector(const checked_call *c, const nvfp4_tensor *t, char siz
 /* A contiguous vector that is written. */
 nvfp4_status check_written_vector(const checked_call *c, const nvfp4_tensor *t, const char *size, int64_t length);
 nvfp4_status check_layout(nvfp4_layout layout);
-/* The numbers of a gated activation. */
-nvfp4_status check_activation(int32_t activation, const nvfp4_tensor *up, float limit, float alpha);
+nvfp4_status check_activation(int32_t activation);
+/* The numbers of an activation that is one, alpha by the name that its operation gives it. */
+nvfp4_status check_gating(int32_t activation, float limit, float alpha, const char *alpha_name);
+/* The activation and the numbers of `gated`, and whether there is up. */
+nvfp4_status check_gate_and_up(int32_t activation, const nvfp4_tensor *up, float limit, float alpha);
 /* The factors of a checked gate, which have its shape and dtype. */
 nvfp4_status check_up(const checked_call *c, const nvfp4_tensor *up, const nvfp4_tensor *gate, const matrix *expected,
                       matrix *x);

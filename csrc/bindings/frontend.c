@@ -127,7 +127,7 @@ static nvfp4_status size_of_tensor(const operation *op, const front_call *call, 
         *value = counted(t);
         return NVFP4_OK;
     }
-    const int is_stack = of == SIZE_STACKED || of == SIZE_STACK_COLUMNS;
+    const int is_stack = of >= SIZE_STACKED && of <= SIZE_STACK_COLUMNS;
     nvfp4_status status = is_stack ? check_stack(name, t) : check_rank(name, t);
     if (status) return status;
     *value = t->shape[t->ndim - (of == SIZE_COLUMNS || of == SIZE_STACK_COLUMNS ? 1 : 2)];

@@ -19,6 +19,7 @@
     X(unswizzle)                                                                                                       \
     X(quantize_gemm)                                                                                                   \
     X(grouped_gemm)                                                                                                    \
+    X(gated_grouped_gemm)                                                                                              \
     X(grouped_quantize)                                                                                                \
     X(gated)                                                                                                           \
     X(gated_quantize)                                                                                                  \

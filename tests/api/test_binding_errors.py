@@ -247,6 +247,9 @@ def test_signatures_are_those_that_others_write_against() -> None:
         "swizzle": "scale",
         "unswizzle": "scale, rows, columns",
         "gated": "gate, up=None, activation='silu', *, limit=None, alpha=None, out=None, out_dtype=None",
+        "gated_grouped_gemm": "a, b, scale_a, scale_b, ends, activation='silu', *, limit=None, activation_alpha=None, "
+        "rows=None, scale_rows=None, row_scale=None, alpha=None, bias=None, out=None, out_dtype=None, "
+        "scale_layout='128x4', backend=None, batch_invariant=False, constant_b=False",
         "gated_quantize": "gate, up=None, activation='silu', *, limit=None, alpha=None, global_scale=None, ends=None, "
         "scale_layout='128x4', out=None",
         "moe_route": "ids, E, expert_map=None",
@@ -260,7 +263,7 @@ def test_signatures_are_those_that_others_write_against() -> None:
 
 DOCUMENTED = [
     *("gemm", "custom_kernel", "quantize", "rms_norm_quantize", "silu_mul_quantize", "dequantize", "amax_scale"),
-    *("gated", "moe_route", "moe_combine", "quantize_gemm"),
+    *("gated", "moe_route", "moe_combine", "quantize_gemm", "gated_grouped_gemm"),
     *("swizzle", "unswizzle", "info", "init", "use_tuning", "quantize_model", "load", "save"),
     *("Linear", "Linear.from_linear", "Linear.from_packed", "Linear.fuse"),
     *("parallel.ColwiseParallel", "parallel.RowwiseParallel"),

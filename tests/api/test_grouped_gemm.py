@@ -146,8 +146,7 @@ def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
     names = ("a", "b", "scale_b", "ends", "rows", "row_scale", "alpha", "bias", "out", "result")
     names += ("scale_a", "scale_rows")
     edges = [("begin", "end")[seed >> i & 1] for i in range(len(names))]
-    item, width = DTYPES[case.out_dtype].itemsize, (case.parts or 1) * case.columns
-    row_bytes = {"a": case.a_row_bytes, "b": case.k // 2, "out": width * item}
+    row_bytes = {"a": case.a_row_bytes, "b": case.k // 2, "out": case.width * DTYPES[case.out_dtype].itemsize}
     if case.layout == "linear":
         row_bytes |= dict.fromkeys(("scale_b", *(["scale_a"] if case.a == "nvfp4" else [])), case.k // 16)
     apart = {name for i, name in enumerate(row_bytes, 10) if seed >> i & 1}

@@ -73,6 +73,7 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
     )
     first = torch.tensor([128, 0], dtype=torch.int32, device=place)
     sorted_values = (a, experts[0], scale_a.flatten().repeat(2), experts[2], ends, none, first)
+    silu = (0.5, "silu", 2.0, 1.702, *AUTO)
     out_of_groups = (packed[0, :5], blocks[0, :5].clone(), torch.zeros(2, dtype=torch.int32, device=place))
     checks: list[tuple[Any, tuple[Any, ...]]] = [
         (ops.gemm, (a, b, scale_a, scale_b, none, none, none, 0.5, 0.0, *AUTO, torch.bfloat16)),
@@ -85,6 +86,9 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
         (ops.grouped_gemm, (*sorted_values, none, none, none, 1.0, *AUTO, torch.float16)),
         (ops.grouped_gemm, (*weighted, 1.0, *AUTO, torch.float32)),
         (ops.grouped_gemm_out, (*weighted, 1.0, *AUTO, torch.zeros(5, N, device=place))),
+        (ops.gated_grouped_gemm, (*routed, none, none, none, none, none, *silu, torch.bfloat16)),
+        (ops.gated_grouped_gemm, (*sorted_values, none, none, none, *silu, torch.float16)),
+        (ops.gated_grouped_gemm_out, (*weighted, *silu, torch.zeros(5, N, device=place))),
         (ops.custom_kernel, (views[0], views[1], views[4], views[5], views[6])),
         (ops.quantize, (x, none, 0.5, "128x4")),
         (ops.quantize, (x.bfloat16(), one, 1.0, "linear")),
@@ -155,6 +159,10 @@ def test_operators_equal_functions(operands: list[torch.Tensor]) -> None:
     assert same(ops.amax_scale(x, "amax6"), nvfp4.amax_scale(x))
     assert same(ops.amax_scale(x[0], "amax6", 1), nvfp4.amax_scale(x[0], by_row=True))
     ends, rows = (torch.tensor(values, dtype=torch.int32) for values in ([2, 5], [4, 0, 3, 40, 1]))
+    half, two = wide.half(), (torch.stack([b, b]), none, scale_b.flatten().repeat(2), ends[:2])
+    expert = ops.gated_grouped_gemm(half, *two, *[none] * 5, 1.0, "relu2", math.inf, 1.702, *AUTO, torch.float32)
+    options = {"activation": "relu2", "out_dtype": "float32"}
+    assert same(expert, nvfp4.gated_grouped_gemm(half, two[0], None, *two[2:], **options))
     grouped = ops.grouped_quantize(x[0], g, ends, rows, 1.0, "128x4", "amax6")
     assert all(map(same, grouped, nvfp4.quantize(x[0], global_scale=g, ends=ends, rows=rows)))
     fused = ops.gated_quantize(x[0][:5], x[1][:5], none, ends, 0.25, "swiglu", 2.0, 1.5, "128x4")
@@ -507,6 +515,8 @@ products = a, a, scale, scale, none, none, none, 1.0, 0.0, *auto
 packed, gates = (zeros(5, 32), zeros(512)), zeros(5, 128, dtype=torch.float32)
 ids, ends = zeros(3, 2, dtype=torch.int32), zeros(2, dtype=torch.int32)
 grouped = zeros(5, 32), zeros(5, 4), zeros(2, dtype=torch.int32)
+stack = zeros(5, 64, dtype=torch.float16), zeros(2, 2, 5, 32), none, zeros(4, 128, 4), ends
+expert = *stack, *[none] * 5, 1.0, "swiglu", 1.0, 1.5, *auto
 calls = {{
     "gemm": lambda: ops.gemm(*products, torch.float32),
     "gemm_out": lambda: ops.gemm_out(*products, half),
@@ -518,6 +528,8 @@ calls = {{
     "silu_mul_quantize_out": lambda: ops.silu_mul_quantize_out(gates, none, 1.0, "128x4", *packed),
     "quantize_gemm": lambda: ops.quantize_gemm(*layer, "128x4", "amax6", "auto", 0, torch.float32),
     "quantize_gemm_out": lambda: ops.quantize_gemm_out(*layer, "128x4", "amax6", "auto", 0, half),
+    "gated_grouped_gemm": lambda: ops.gated_grouped_gemm(*expert, torch.float16),
+    "gated_grouped_gemm_out": lambda: ops.gated_grouped_gemm_out(*expert, half),
     "grouped_quantize": lambda: ops.grouped_quantize(x, none, ends, none, 1.0, "128x4", "amax6"),
     "grouped_quantize_out": lambda: ops.grouped_quantize_out(x, none, ends, none, 1.0, "linear", "amax6", *grouped),
     "amax_scale": lambda: ops.amax_scale(x, "amax6"),

@@ -41,6 +41,8 @@ static void check_defaults(void) {
     ENDS_WITH(nvfp4_quantize_gemm_args, block_scale);
     NO_PADDING(nvfp4_gated_args);
     NO_PADDING(nvfp4_gated_quantize_args);
+    ENDS_WITH(nvfp4_grouped_gemm_args, flags);
+    NO_PADDING(nvfp4_gated_grouped_gemm_args);
     NO_PADDING(nvfp4_moe_route_args);
     NO_PADDING(nvfp4_moe_combine_args);
     const nvfp4_gemm_args gemm = NVFP4_GEMM_ARGS;
@@ -52,6 +54,7 @@ static void check_defaults(void) {
     const nvfp4_grouped_quantize_args grouped = NVFP4_GROUPED_QUANTIZE_ARGS;
     const nvfp4_gated_quantize_args fused = NVFP4_GATED_QUANTIZE_ARGS;
     const nvfp4_quantize_gemm_args layer = NVFP4_QUANTIZE_GEMM_ARGS;
+    const nvfp4_gated_grouped_gemm_args expert = NVFP4_GATED_GROUPED_GEMM_ARGS;
     const nvfp4_moe_route_args route = NVFP4_MOE_ROUTE_ARGS;
     const nvfp4_moe_combine_args combine = NVFP4_MOE_COMBINE_ARGS;
     expect(gemm.call.size == sizeof gemm && gemm.alpha_value == 1.0f && gemm.beta == 0.0f && gemm.flags == 0 &&
@@ -71,6 +74,10 @@ static void check_defaults(void) {
     expect(fused.quantize.call.size == sizeof fused && fused.quantize.global_value == 1.0f &&
                fused.activation == NVFP4_SILU && isinf(fused.limit) && fused.alpha == 1.702f,
            "defaults of gated_quantize");
+    expect(expert.grouped.call.size == sizeof expert && expert.grouped.alpha_value == 1.0f &&
+               expert.grouped.parts == 1 && expert.activation == NVFP4_SILU && isinf(expert.limit) &&
+               expert.activation_alpha == 1.702f,
+           "defaults of gated_grouped_gemm");
     expect(layer.gemm.call.size == sizeof layer && layer.gemm.alpha_value == 1.0f && layer.global_value == 1.0f &&
                layer.global_scale.dtype == NVFP4_NONE && layer.block_scale == NVFP4_AMAX6,
            "defaults of quantize_gemm");

@@ -54,6 +54,7 @@ static PyObject *size_of(const result_size *size) {
                                      [SIZE_ONE] = "one",
                                      [SIZE_COUNT] = "count",
                                      [SIZE_STACKED] = "stacked",
+                                     [SIZE_STACK_ROWS] = "stack rows",
                                      [SIZE_STACK_COLUMNS] = "stack columns"};
     return Py_BuildValue("(siiiiii)", of[size->of], size->index, size->times, size->over, size->round_up,
                          size->or_rows - 1, size->ends - 1);
