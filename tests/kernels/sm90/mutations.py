@@ -1,5 +1,5 @@
 """Mutations of csrc/kernels/sm90/gemm.cu, mainloop.cuh, reduce.cuh, schedule.cuh and dequant.cu there, and which tool
-finds each. Those of nn.cu and grouped_units.cu are in files of their own."""
+finds each. Those of nn.cu, prefill.cu and grouped_units.cu are in files of their own."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from sm90.gemm import Product, StreamK
 from sm90.nn_mutations import NN_MUTATIONS
 from sm90.operands import FAMILY, dequant_ptx
 from sm90.prefill import PrefillProduct
+from sm90.prefill_mutations import PREFILL_MUTATIONS
 from sm90.schedules import Launch
 
 
@@ -325,7 +326,7 @@ MUTATIONS = [
         found_by="emulator",
     ),
     mutation("stream-K: no acquire", STREAMK, "ld.acquire.gpu.global", "ld.relaxed.gpu.global", found_by="emulator"),
-    mutation("stream-K: no release", STREAMK, "red.release.gpu.global", "red.relaxed.gpu.global", found_by="nobody"),
+    mutation("stream-K: no release", STREAMK, "red.release.gpu.global", "red.relaxed.gpu.global", found_by="emulator"),
     mutation(
         "stream-K: no proxy fence before the bulk copies",
         STREAMK,
@@ -466,6 +467,7 @@ MUTATIONS = [
     mutation("dequant: no griddepcontrol.wait", MANY, "    griddepcontrol_wait();\n", "", found_by="emulator"),
     *NN_MUTATIONS,
     *grouped_mutations.MUTATIONS,
+    *PREFILL_MUTATIONS,
 ]
 CONTROLS = controls_of(MUTATIONS)
 CONTROL_SEEDS = 4  # timings, in an ordinary run
