@@ -8,8 +8,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from driver_calls import launches, run
 from interpreter import python
-from test_driver import launches, run
 
 import nvfp4
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Backend
-from test_driver import launches, run
+from driver_calls import launches, run
 
 import nvfp4
 

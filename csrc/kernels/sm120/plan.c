@@ -1,7 +1,7 @@
 /* The sm120 family: candidates by a model of clocks and bytes (model.h), and launches.
  *
  * Every instantiation is tried with either operand as mma_a and with K split over as many CTAs as a cluster may have.
- * What the kernel relies on is a rule here and not a model: partial sums have room, no split of K is empty. */
+ * Two needs of the kernel are rules and not a model: partial sums have room, no split of K is empty. */
 #include "kernels/sm120/plan.h"
 
 #include "plan/reject.h"
