@@ -174,7 +174,7 @@ EDITS: list[tuple[Any, ...]] = [
     ("gated: gate is not limited", BY_ONE, "at_least(at_most(gate, g.limit),", "at_least(gate,"),
     ("gated: swiglu without alpha", GATED, "NVFP4_SWIGLU ? __fmul_rn(g.alpha, c) : c;", "NVFP4_SWIGLU ? c : c;"),
     ("gated: swiglu without the one", GATED, "__fadd_rn(limited, 1.0f)", "limited"),
-    ("gated: gelu by silu's argument", GELU, "NVFP4_GELU_TANH) return gelu_argument(c);", "NVFP4_GELU_TANH) return c;"),
+    ("gated: gelu by silu's argument", GELU, "return gelu_tanh_argument(c);", "return c;"),
     ("gated: relu2 has a sigmoid", RELU2, "is_relu2 ? c :", "false ? c :"),
     # the pipeline
     ("groups: no wait on empty", WRAP, WAIT_EMPTY, EXPECT),
