@@ -101,9 +101,12 @@ int32_t sm120_grouped_with_activation(const device_props *props, const grouped_p
     gemm_traits t = traits_of(&p->g);
     t.groups = p->groups;
     const sm120_model_input in = model_input(&t, c, 0);
-    if (!list_one(props, &t, c, p->parts == 2, out)) return 0;
-    out->reason = "block-scaled mma, and the activation where results are stored: one launch";
-    return out->modelled_us <= of->modelled_us + sm120_gated_us(&sm120_published, props, &in);
+    gemm_candidate both;
+    if (!list_one(props, &t, c, p->parts == 2, &both)) return 0;
+    if (both.modelled_us > of->modelled_us + sm120_gated_us(&sm120_published, props, &in)) return 0;
+    both.reason = "block-scaled mma, and the activation where results are stored: one launch";
+    *out = both;
+    return 1;
 }
 
 void sm120_grouped_build(const device_props *props, const gemm_problem *g, const gemm_candidate *candidate,
