@@ -135,7 +135,11 @@ static nvfp4_status choose_on_gpu(nvfp4_context *context, const plan_settings *o
     const plan_choice *choice = plan_choose(&query);
     call->candidates = choice->candidates;
     call->candidate = choice->taken;
-    if (choice->candidates) return NVFP4_OK;
+    if (choice->candidates) {
+        const gemm_planner *planner = planner_of(choice->taken.family, query.traits.operation, query.traits.a_type);
+        if (planner->workspace) call->candidate.workspace = planner->workspace(&call->problem.gemm, &choice->taken);
+        return NVFP4_OK;
+    }
     if (!taking_product(where->families, &call->problem.gemm))
         return reject_families(context, where, &call->problem.gemm);
     return query.batch_invariant ? reject_batch_invariant(context, where, &query) : reject_product(&query);

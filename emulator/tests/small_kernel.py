@@ -61,9 +61,10 @@ def run(
     cluster: int | Sequence[int] | None = None,
     shared: int = 4096,
     variables: str = "",
+    **settings: str | int,
 ) -> list[numpy.ndarray]:
     """Runs the body; arguments that are arrays are copied to the device, and come back as they are afterwards."""
-    emulator = Emulator(device, seed)
+    emulator = Emulator(device, seed, **settings)
     kernel = emulator.load(module(entry(body), device, variables))["run"]
     values = [emulator.array(a) if isinstance(a, numpy.ndarray) else a for a in arguments]
     values += [0] * (6 - len(values))

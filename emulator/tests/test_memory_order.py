@@ -154,3 +154,82 @@ WAIT:
             got, memory, _ = run(body(fence), [numpy.zeros(128, numpy.uint32), old, offset], block=128, seed=seed)
             numpy.testing.assert_array_equal(memory, new)
             numpy.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(("cluster", "fences"), [(1, "text"), (2, "text"), (1, "hardware")])
+@pytest.mark.parametrize("proxy_fence", ["writer", "reader"])
+@pytest.mark.parametrize(
+    ("release", "scope"),
+    [
+        ("", "none"),
+        ("fence.acq_rel.cluster;", "cluster"),
+        ("fence.acq_rel.gpu;", "gpu"),
+        ("fence.sc.sys;", "gpu"),
+        ("membar.gl;", "gpu"),
+        ("red", "gpu"),
+        ("atom", "gpu"),
+        ("st", "gpu"),
+        ("another thread", "gpu"),
+        ("before the fence", "before"),
+    ],
+)
+def test_other_clusters_need_a_release(release: str, scope: str, proxy_fence: str, cluster: int, fences: str) -> None:
+    """CTA 1 writes, fences and raises a flag; a bulk copy of CTA 0 reads the old bytes without a release that reaches
+    it. In one cluster, and on hardware, it needs none."""
+    random = random_of(f"release {release} {proxy_fence} {cluster} {fences}")
+    block = 32 if release == "before the fence" else 64  # a fence by one warp may release what another one has fenced
+    old, new = random.integers(0, 2**32, (2, block), dtype=numpy.uint32)
+    fence = "fence.proxy.async.global;"
+    behind = fence if proxy_fence == "writer" else ""
+    flag = {
+        "red": "red.release.gpu.global.add.u32 [%a3], 1;",
+        "atom": "atom.acq_rel.gpu.global.add.u32 %r2, [%a3], 1;",
+        "st": "st.release.sys.global.u32 [%a3], 1;",
+    }.get(release, "red.relaxed.gpu.global.add.u32 [%a3], 1;")
+    by_fence = release if release.startswith(("fence", "membar")) else ""
+    if release == "another thread":
+        by_fence = "fence.acq_rel.gpu;"
+    body = f"""
+  mov.u32 %r0, %ctaid.x;
+  setp.eq.u32 %p0, %r0, 0;
+  setp.ne.u32 %p1, %t, 0;
+  @%p0 bra READER;
+  mul.wide.u32 %d0, %t, 4;
+  add.u64 %d1, %a2, %d0;
+  ld.global.u32 %r1, [%d1];
+  add.u64 %d1, %a1, %d0;
+  st.global.u32 [%d1], %r1;
+  {"fence.acq_rel.gpu;" if release == "before the fence" else ""}
+  {behind}
+  {by_fence if release != "another thread" else ""}
+  bar.sync 0;
+  @%p1 bra DONE;
+  {by_fence if release == "another thread" else ""}
+  {flag}
+  bra DONE;
+READER:
+  @%p1 bra DONE;
+  mbarrier.init.shared.b64 [%smem+1024], 1;
+  fence.mbarrier_init.release.cluster;
+SPIN:
+  ld.acquire.gpu.global.u32 %r1, [%a3];
+  setp.eq.u32 %p2, %r1, 0;
+  @%p2 bra SPIN;
+  {fence if proxy_fence == "reader" else ""}
+  mbarrier.arrive.expect_tx.shared.b64 _, [%smem+1024], {4 * block};
+  cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%smem], [%a1], {4 * block}, [%smem+1024];
+WAIT:
+  mbarrier.try_wait.parity.shared.b64 %p2, [%smem+1024], 0;
+  @!%p2 bra WAIT;
+  cp.async.bulk.global.shared::cta.bulk_group [%a0], [%smem], {4 * block};
+  cp.async.bulk.commit_group;
+  cp.async.bulk.wait_group 0;
+DONE:
+"""
+    # after the reader's fence a release before the writer's is enough, and the writer has none
+    reaches = cluster == 2 or fences == "hardware" or scope == "gpu" or (scope == "before" and proxy_fence == "reader")
+    for seed in range(4):
+        arrays = [numpy.zeros(block, numpy.uint32), old, new, numpy.zeros(1, numpy.uint32)]
+        got, memory, _, _ = run(body, arrays, grid=2, cluster=cluster, block=block, seed=seed, fences=fences)
+        numpy.testing.assert_array_equal(memory, new)
+        numpy.testing.assert_array_equal(got, new if reaches else old)

@@ -353,7 +353,7 @@ def core_with_driver(empty_fatbins: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize(
     ("program", "arguments", "lines"),
-    [("workspace", [], 8), ("workspace", ["1"], 8), ("test_allocations", [], 1), ("test_new_operation", [], 1)],
+    [("workspace", [], 16), ("workspace", ["1"], 16), ("test_allocations", [], 1), ("test_new_operation", [], 1)],
     ids=["workspace", "workspace of the second GPU", "test_allocations", "test_new_operation"],
 )
 def test_c_callers(

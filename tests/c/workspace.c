@@ -1,5 +1,6 @@
 /* The rules of a caller's workspace, on a libcuda that runs nothing (NVFP4_LIBCUDA): a product of 1 x 64 by 65536,
- * which sm80 splits along K, and amax_scale. Prints what each call answers; 1 if one is not as it should be.
+ * which sm80 splits along K, amax_scale, and products of groups. Prints what each call answers; 1 if one is not as it
+ * should be.
  *
  * workspace [DEVICE]: the ordinal of the tensors' GPU; without it the product's are in host memory. */
 #include <stdio.h>
@@ -42,6 +43,38 @@ static void check_amax_scale(int32_t device) {
     answers("amax_scale of many rows", nvfp4_amax_scale(context, &args), NVFP4_INVALID, "workspace: has ");
 }
 
+/* Rows of A that are put into order: those of the result at most, each in 256 bytes of a stage of 128 values. With rows
+ * of A fewer than those of the result the workspace is as much smaller. */
+static void check_groups(int32_t device) {
+    enum { T = 64, E = 2, N = 128, K = 256, ROW = K * 2 };
+    static const int64_t rows_of_a[] = {1, 8, T, 4 * T};
+    nvfp4_grouped_gemm_args args = NVFP4_GROUPED_GEMM_ARGS;
+    nvfp4_plan plan;
+    char *memory = aligned_alloc(16, T * ROW);
+    nvfp4_tensor *const rows = &args.rows;
+    args.b = on(device, matrix(aligned_alloc(16, E * N * K / 2), NVFP4_UINT8, N, K / 2));
+    args.b.ndim = 3, args.b.shape[0] = E, args.b.shape[1] = N, args.b.shape[2] = K / 2;
+    args.b.stride[0] = N * K / 2, args.b.stride[1] = K / 2, args.b.stride[2] = 1;
+    args.scale_b = on(device, matrix(calloc(E * N, K / 16), NVFP4_E4M3, 1, E * N * K / 16));
+    args.scale_b.ndim = 1, args.scale_b.shape[0] = E * N * K / 16, args.scale_b.stride[0] = 1;
+    args.ends = on(device, matrix(calloc(E, 4), NVFP4_INT32, 1, E));
+    *rows = on(device, matrix(calloc(T, 4), NVFP4_INT32, 1, T));
+    args.ends.ndim = rows->ndim = 1, args.ends.shape[0] = E, rows->shape[0] = T;
+    args.ends.stride[0] = rows->stride[0] = 1;
+    args.out = on(device, matrix(calloc(T * N, 2), NVFP4_BF16, T, N));
+    args.backend = NVFP4_BACKEND_SM90, args.flags = NVFP4_BATCH_INVARIANT;
+    for (size_t i = 0; i < sizeof rows_of_a / sizeof *rows_of_a; i++) {
+        const int64_t count = rows_of_a[i];
+        const size_t needed = (size_t)(count < T ? count : T) * ROW;
+        args.a = on(device, matrix(aligned_alloc(16, (size_t)count * ROW), NVFP4_BF16, count, K));
+        args.call.workspace = memory, args.call.workspace_size = needed;
+        answers("groups of rows of A", nvfp4_grouped_gemm(context, &args), NVFP4_OK, "");
+        failed |= nvfp4_grouped_gemm_plan(context, &args, &plan) || plan.workspace != needed;
+        args.call.workspace_size = needed - 1;
+        answers("a byte less", nvfp4_grouped_gemm(context, &args), NVFP4_INVALID, "workspace: has ");
+    }
+}
+
 static void *no_memory(void *owner, size_t bytes) {
     *(size_t *)owner = bytes;
     return NULL;
@@ -79,6 +112,7 @@ int main(int argc, char **argv) {
     expect("an allocator without memory", &args, NVFP4_OUT_OF_MEMORY, "workspace: no memory for ");
     failed |= asked != bytes;
     check_amax_scale(argc > 1 ? device : 0);
+    check_groups(argc > 1 ? device : 0);
     nvfp4_destroy(context);
     return failed;
 }

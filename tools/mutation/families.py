@@ -38,7 +38,7 @@ FAMILIES |= {
             *(tests for module in KERNELS.values() for tests in module.NOTICE_COMMON),
             on("sm_80", "kernels/test_decode.py"),
             ("api/test_guarded.py", "-k", DEVICES),
-            ("api/test_grouped_gemm.py", "-k", DEVICES),
+            ("api/test_grouped_gemm.py", "api/test_gated_grouped_gemm.py", "-k", DEVICES),
             *map(one_of_each_kind, KERNELS),
             ("api/test_generated.py", "-k", DEVICES),
         ),

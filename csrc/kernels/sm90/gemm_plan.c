@@ -126,7 +126,7 @@ static sm90_model_input model_input(const device_props *props, const gemm_traits
 
 /* Whether mma_a can be read as e2m1, and mma_b dequantized if there is a pre-pass. */
 static int takes_operands(const gemm_config *config, const gemm_traits *t, int32_t swap_ab, sm90_operand_size *mma_b) {
-    if (t->scale_layout != NVFP4_128X4 || !t->tma_values || !takes_type(config, t)) return 0;
+    if (!sm90_reaches(t) || !takes_type(config, t)) return 0;
     if (t->a_type != VALUES_E2M1 && !swap_ab) return 0;
     if (!config->dequant_b) return sm90_fp16_operand(t, !swap_ab, config->mma_tile_n, mma_b);
     *mma_b = sm90_e2m1_operand(t, !swap_ab);
@@ -213,7 +213,7 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
  * reach have no such kernel; with N = 1 whether TMA reaches A depends on M. */
 static int32_t batch_invariant(const sm90_model *model, const device_props *props, const gemm_traits *t,
                                gemm_candidate *out) {
-    if (t->scale_layout != NVFP4_128X4 || !t->tma_values || t->n == 1) return -1;
+    if (!sm90_reaches(t) || t->n == 1) return -1;
     const int32_t split_k = batch_invariant_split_k(props, t, SM90_ATOM_ROWS, SM90_STAGE_K);
     int32_t count = 0;
     for (int32_t i = 0; i < CONFIGS; i++)

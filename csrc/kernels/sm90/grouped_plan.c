@@ -92,15 +92,10 @@ static int64_t reorder_ctas(int32_t a_type, int64_t rows, int64_t groups, int64_
     return most_group_tiles(rows, groups, SM90_REORDER_TILE_M) * SM90_REORDER_CHUNKS(stages);
 }
 
-/* Whether the kernels read operands that lie so. */
-static int takes_operands(const gemm_traits *t) {
-    return t->scale_layout == NVFP4_128X4 && t->tma_values;
-}
-
 static int32_t candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
                           gemm_candidate *out) {
     int32_t count = 0;
-    if (!takes_operands(t)) return 0;
+    if (!sm90_reaches(t)) return 0;
     if (reorder_ctas(t->a_type, t->m, t->groups, t->k) > INT32_MAX) return 0;
     const int64_t tiles_n = ceil_div(t->n, SM90_GROUPED_TILE_N), across = tiles_n * (t->l / t->groups);
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
@@ -132,7 +127,7 @@ static int32_t candidates(const sm90_model *model, const device_props *props, co
 /* All of them add in one order, whatever T is. */
 static int32_t batch_invariant(const sm90_model *model, const device_props *props, const gemm_traits *t,
                                gemm_candidate *out) {
-    return takes_operands(t) ? candidates(model, props, t, out) : -1;
+    return sm90_reaches(t) ? candidates(model, props, t, out) : -1;
 }
 
 /* Dequantizes NVFP4 A, whose rows are those of the result. */
@@ -145,9 +140,19 @@ static void add_reorder_e2m1(const grouped_problem *p, uint8_t *to, launch_plan 
         (sm90_reorder_e2m1_schedule){.to = to, .stages = stages, .chunks = SM90_REORDER_CHUNKS(stages)};
 }
 
+/* Rows that the pre-pass writes: those of the result where A has more, or is NVFP4. */
+static int64_t reordered_rows(const grouped_problem *p) {
+    return p->g.a_type == VALUES_E2M1 ? p->g.m : min_int(p->g.m, p->a_rows);
+}
+
+static int64_t workspace_of(const gemm_problem *g, const gemm_candidate *c) {
+    (void)c;
+    return reordered_rows((const grouped_problem *)g) * row_bytes(g->k);
+}
+
 /* Puts A into order, or, if it has more rows than the result, those rows of it that the result's are. */
 static void add_reorder(const grouped_problem *p, int gathers, uint8_t *to, launch_plan *out) {
-    const int64_t count = gathers ? p->g.m : p->a_rows, stages = ceil_div(p->g.k, SM90_STAGE_K);
+    const int64_t count = reordered_rows(p), stages = ceil_div(p->g.k, SM90_STAGE_K);
     launch_step *step = add_step(out, KERNEL_SM90_REORDER, reorder_ctas(p->g.a_type, count, p->groups, p->g.k), 0);
     *(sm90_reorder_schedule *)add_param(out, step, sizeof(sm90_reorder_schedule)) =
         (sm90_reorder_schedule){.a = p->g.a,
@@ -183,5 +188,8 @@ static void build(const device_props *props, const gemm_problem *g, const gemm_c
     add_tensor_map(out, &b, &s->b);
 }
 
-const sm90_kind sm90_grouped_kind = {
-    .operation = OP_GROUPED, .candidates = candidates, .batch_invariant = batch_invariant, .build = build};
+const sm90_kind sm90_grouped_kind = {.operation = OP_GROUPED,
+                                     .candidates = candidates,
+                                     .batch_invariant = batch_invariant,
+                                     .workspace = workspace_of,
+                                     .build = build};

@@ -43,7 +43,7 @@ static double single_us(const sm90_model *m, const device_props *props, const ge
 static int32_t candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
                           gemm_candidate *out) {
     int32_t count = 0;
-    if (t->scale_layout != NVFP4_128X4 || !t->tma_values) return 0;
+    if (!sm90_reaches(t)) return 0;
     const int64_t stages = ceil_div(t->k, SM90_NN_STAGE_K);
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         const nn_config *c = &configs[i];

@@ -83,6 +83,11 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     kind_of(c->kernel)->build(props, p, c, workspace, out);
 }
 
+static int64_t workspace_of(const gemm_problem *p, const gemm_candidate *c) {
+    const sm90_kind *kind = kind_of(c->kernel);
+    return kind->workspace ? kind->workspace(p, c) : c->workspace;
+}
+
 static int32_t with_quantizer(const device_props *props, const quantize_gemm_problem *p, const gemm_candidate *of,
                               gemm_candidate *out) {
     if (!sm90_gemv_with_quantizer(props, p, of, out)) return 0;
@@ -98,7 +103,7 @@ static nvfp4_status reject_memory(const device_props *props) {
 static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
     nvfp4_status status = reject_memory(props);
     if (status) return status;
-    if (t->a_type != VALUES_E2M1 && (t->scale_layout != NVFP4_128X4 || !t->tma_values))
+    if (t->a_type != VALUES_E2M1 && !sm90_reaches(t))
         return REJECT_AS(NVFP4_UNSUPPORTED, "a",
                          ("dtype is %s, which the sm90 kernels multiply by b with 128x4 scales and rows and batches on "
                           "16 bytes alone",
@@ -117,7 +122,7 @@ static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
 static nvfp4_status reject_nn(const device_props *props, const gemm_traits *t) {
     nvfp4_status status = reject_memory(props);
     if (status) return status;
-    if (t->scale_layout != NVFP4_128X4 || !t->tma_values)
+    if (!sm90_reaches(t))
         return REJECT_AS(NVFP4_UNSUPPORTED, ARGUMENT_TRANSPOSE,
                          (WORD_NOT_TRANSPOSED
                           ", which the sm90 kernels take with 128x4 scales and rows and batches of a and b on "
@@ -129,7 +134,7 @@ static nvfp4_status reject_nn(const device_props *props, const gemm_traits *t) {
 static nvfp4_status reject_grouped(const device_props *props, const gemm_traits *t) {
     nvfp4_status status = reject_memory(props);
     if (status) return status;
-    if (t->scale_layout != NVFP4_128X4 || !t->tma_values)
+    if (!sm90_reaches(t))
         return REJECT_AS(NVFP4_UNSUPPORTED, "b",
                          ("has linear scales, or rows of a or b lie otherwise than on 16 bytes, which the sm90 kernels "
                           "of groups do not take"),
@@ -149,8 +154,8 @@ static nvfp4_status reject_grouped(const device_props *props, const gemm_traits 
 static const gemm_planner gemm =
     PLANNER(TAKES_E2M1 | TAKES_16_BIT, TAKES_16_BIT, reject, .with_quantizer = with_quantizer);
 static const gemm_planner gemm_nn = PLANNER(TAKES_16_BIT, TAKES_16_BIT, reject_nn, );
-static const gemm_planner grouped =
-    PLANNER(TAKES_E2M1 | TAKES_16_BIT, TAKES_E2M1 | TAKES_16_BIT, reject_grouped, .takes_by_batch = 1);
+static const gemm_planner grouped = PLANNER(TAKES_E2M1 | TAKES_16_BIT, TAKES_E2M1 | TAKES_16_BIT, reject_grouped,
+                                            .takes_by_batch = 1, .workspace = workspace_of);
 
 const gemm_family sm90_family = {
     FAMILY_ROW(sm90),

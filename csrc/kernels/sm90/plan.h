@@ -50,6 +50,8 @@ typedef struct sm90_kind {
     /* NULL: no order of additions serves every M. */
     int32_t (*batch_invariant)(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                                gemm_candidate *out);
+    /* NULL: the candidate's. */
+    int64_t (*workspace)(const gemm_problem *problem, const gemm_candidate *candidate);
     void (*build)(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
                   void *workspace, launch_plan *out);
 } sm90_kind;
@@ -69,6 +71,16 @@ int32_t sm90_candidates(const sm90_model *model, const device_props *props, cons
 /* The multiplier of a division (CUTLASS: FastDivmod): x * f >> 31 is x / d where x * d is below 2^31. */
 static inline uint32_t sm90_reciprocal(int32_t d) {
     return (uint32_t)ceil_div((int64_t)1 << 31, d);
+}
+
+/* Whether scales are 128x4 and tensor maps describe the values. */
+static inline int sm90_reaches(const gemm_traits *t) {
+    return t->scale_layout == NVFP4_128X4 && t->tma_values;
+}
+
+/* Whether units of B can be counted, and there is something to multiply (sm90/units.cuh). */
+static inline int sm90_has_units(const gemm_traits *t) {
+    return sm90_reaches(t) && t->k > 0 && t->n <= INT32_MAX / 2;
 }
 
 /* Type of the wgmma operands that a product needs: bf16 for bf16 A. */

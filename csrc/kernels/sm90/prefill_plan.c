@@ -66,7 +66,7 @@ static int takes_operands(const gemm_traits *t, const prefill_config *config, in
 static int tile(const device_props *props, const gemm_traits *t, const prefill_config *config, prefill_tiling *tiling) {
     const int64_t clusters = clusters_of(props);
     if (clusters == 0) return 0;
-    if (config->mma_a_e2m1 && (t->scale_layout != NVFP4_128X4 || t->k % 64 != 0 || !t->tma_values)) return 0;
+    if (config->mma_a_e2m1 && (!sm90_reaches(t) || t->k % 64 != 0)) return 0;
     const int64_t tiles_m = ceil_div(tiling->mma_a.rows, SM90_PREFILL_MMA_TILE_M);
     const int64_t tiles_n = ceil_div(tiling->mma_b.rows, SM90_PREFILL_MMA_TILE_N);
     const int64_t most = INT32_MAX - props->sm_count;

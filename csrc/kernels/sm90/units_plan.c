@@ -60,7 +60,7 @@ static double time_us(const sm90_model *model, const device_props *props, const 
 
 static int32_t candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
                           gemm_candidate *out) {
-    if (t->scale_layout != NVFP4_128X4 || !t->tma_values || t->k == 0 || t->n > INT32_MAX / 2) return 0;
+    if (!sm90_has_units(t)) return 0;
     int32_t count = 0;
     for (int32_t i = 0; i < CONFIGS; i++) {
         const units_config *c = &configs[i];

@@ -77,6 +77,7 @@ static void value_targets(warp *w, const instr *in, uint32_t lane, value_store *
 static run_result run_value(warp *w, const instr *in, uint32_t lanes) {
     const value_operands *o = in->extra;
     uint32_t size = (uint32_t)type_bits(o->type) / 8;
+    if (o->barrier.slot == NO_SLOT) release_global(w, lanes);
     FOR_LANES(lane, lanes) {
         value_store *v = calloc(1, sizeof *v);
         if (!v) abort();

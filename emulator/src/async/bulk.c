@@ -201,7 +201,7 @@ static uint32_t load_unit(shared_load *l, uint32_t unit) {
     if (b->source)
         async_read_shared(b->source, (uint32_t)b->from + start, data, bytes);
     else
-        async_read_global(l->op.from->grid, b->from + start, data, bytes);
+        async_read_global(l->op.from, b->from + start, data, bytes);
     if (b->reduction == REDUCE_NONE) {
         async_write_shared(l->to, l->at + start, data, bytes);
         return bytes;
@@ -224,7 +224,7 @@ static void store_write(global_store *s, uint32_t unit) {
     uint32_t start = unit * b->unit_bytes, bytes = bytes_of_unit(unit, b->unit_bytes, b->bytes);
     uint8_t old[UNIT_MAX];
     if (b->reduction != REDUCE_NONE) {
-        async_read_global(g, b->to + start, old, bytes);
+        async_read_global(s->op.from, b->to + start, old, bytes);
         reduce_all(b->reduction, b->type, old, b->data + start, bytes);
         async_write_global(g, b->to + start, old, bytes);
     } else if (b->byte_mask == 0xffff) {

@@ -219,7 +219,7 @@ static uint32_t load_row(shared_load *l, uint32_t row) {
     if (!address || b->first > 0 || b->end < b->map.box[0]) fill_row(b, data);
     if (address && b->end > b->first) {
         int64_t skipped = b->first * b->bits / 8;
-        async_read_global(l->op.from->grid, address + (uint64_t)skipped, data + skipped,
+        async_read_global(l->op.from, address + (uint64_t)skipped, data + skipped,
                           (uint32_t)((b->end - b->first) * b->bits / 8));
         convert_row(b, data);
     }
@@ -291,7 +291,7 @@ static void store_write_row(global_store *s, uint32_t row) {
     }
     uint32_t bytes = stored_bytes(b, address);
     if (t->reduction != REDUCE_NONE) {
-        async_read_global(g, address, old, bytes);
+        async_read_global(s->op.from, address, old, bytes);
         for (uint32_t i = 0; i < bytes; i += (uint32_t)b->bits / 8)
             if (b->map.type == TENSOR_F32_FTZ) /* the only type that flushes subnormals (H200) */
                 add_f32(old + i, data + i, 1);

@@ -445,9 +445,12 @@ void check_shared(warp *w, const instr *in, const cta *c, uint64_t offset, uint6
 /* fence.proxy.async by these lanes: for shared memory (of the whole cluster) and for global memory. */
 void publish_to_async_proxy(warp *w, uint32_t lanes);
 void publish_global_to_async_proxy(warp *w, uint32_t lanes);
-/* Global memory through the async proxy, once check_global has allowed it: a read gets the old bytes where threads of
- * this grid have written and no fence.proxy.async has ordered that. */
-void async_read_global(const grid *g, uint64_t address, void *data, uint32_t bytes);
+/* A release at the scope of the GPU, or .sys, by these lanes. */
+void release_global(warp *w, uint32_t lanes);
+/* Global memory through the async proxy, once check_global has allowed it, for an operation that `from` has issued: a
+ * read gets the old bytes where threads of this grid have written and no fence.proxy.async has ordered that, or no
+ * release for another cluster. */
+void async_read_global(const cta *from, uint64_t address, void *data, uint32_t bytes);
 void async_write_global(grid *g, uint64_t address, const void *data, uint32_t bytes);
 /* A global range that an asynchronous operation will touch: faults unless it is all inside
  * one allocation (or is host memory, where the device reads that). */

@@ -10,7 +10,7 @@
 enum { ATOMIC_REDUCE, ATOMIC_EXCHANGE, ATOMIC_COMPARE, MAX_VALUES = 8 };
 
 typedef struct atomic {
-    int wide, kind, acquires;
+    int wide, kind, acquires, releases;
     reduction reduction;
     ptx_type type;              /* of one element, as reduce() knows it */
     uint32_t element_size;      /* in memory */
@@ -123,6 +123,7 @@ static int run_direct(warp *w, const instr *in, const atomic *a, uint32_t lanes,
 static run_result run_red(warp *w, const instr *in, uint32_t lanes) {
     const atomic *a = in->extra;
     uint64_t address[WARP_LANES];
+    if (a->releases) release_global(w, lanes);
     lane_addresses(w, in, a->wide, address);
     if (!run_direct(w, in, a, lanes, address)) {
         FOR_LANES(lane, lanes) {
@@ -188,7 +189,8 @@ static int decode_atomic(decoder *d) {
     int order = take_one_of(d, orders);
     if (!returns && (order == 1 || order == 3)) reject(d, "red cannot acquire");
     a->acquires = order == 1 || order == 3;
-    take_scope(d, 0);
+    memory_scope scope = take_scope(d, 0);
+    a->releases = order >= 2 && (scope == SCOPE_NONE || scope >= SCOPE_GPU); /* .gpu where none is written */
     in->space = take_space(d);
     if (in->space != SPACE_NONE && in->space != SPACE_GLOBAL && in->space != SPACE_SHARED &&
         in->space != SPACE_SHARED_CLUSTER)

@@ -1,8 +1,9 @@
 /* Fences (PTX ISA 9.7.13.4: membar, fence) and cache hints (9.7.9.15 to 9.7.9.18: prefetch, prefetchu,
  * applypriority, discard, createpolicy).
  *
- * Threads see each other's writes at once, so a fence between threads only records that the warp may have
- * synchronised: its later fence.proxy.async then publishes the other threads' writes too. */
+ * Threads see each other's writes at once, so a fence between threads only matters to asynchronous operations: it
+ * records that the warp may have synchronised, so that its later fence.proxy.async publishes the other threads' writes
+ * too, and that it releases its own to other clusters. */
 #include "memory/memory.h"
 
 /* ---- fences ---- */
@@ -12,7 +13,8 @@ enum {
     FENCE_PUBLISHES_SHARED = 2,
     FENCE_PUBLISHES_GLOBAL = 4,
     FENCE_RELEASES_CLUSTER = 8, /* to the other CTAs */
-    FENCE_MBARRIER_INIT = 16
+    FENCE_MBARRIER_INIT = 16,
+    FENCE_RELEASES_GPU = 32
 };
 
 static run_result run_fence(warp *w, const instr *in, uint32_t lanes) {
@@ -22,6 +24,7 @@ static run_result run_fence(warp *w, const instr *in, uint32_t lanes) {
         mbarrier_publish(w, lanes, VIEW_ASYNC, w->sync_time);
     }
     if (in->mode & FENCE_RELEASES_CLUSTER) mbarrier_publish(w, lanes, VIEW_CLUSTER, w->sync_time);
+    if (in->mode & FENCE_RELEASES_GPU) release_global(w, lanes);
     if (in->mode & FENCE_MBARRIER_INIT) mbarrier_publish(w, lanes, VIEW_ASYNC, 0);
     if (in->mode & FENCE_PUBLISHES_GLOBAL) publish_global_to_async_proxy(w, lanes);
     return RUN_NEXT;
@@ -90,7 +93,7 @@ int decode_fence(decoder *d) {
         static const char *const levels[] = {"cta", "gl", "sys", NULL};
         int level = take_one_of(d, levels);
         if (level < 0) reject(d, "a level (.cta, .gl, .sys) is missing");
-        in->mode = FENCE_ACQUIRES | (level ? FENCE_RELEASES_CLUSTER : 0);
+        in->mode = FENCE_ACQUIRES | (level ? FENCE_RELEASES_CLUSTER | FENCE_RELEASES_GPU : 0);
         return 1;
     }
     if (take(d, "mbarrier_init")) {
@@ -99,7 +102,8 @@ int decode_fence(decoder *d) {
         in->mode = FENCE_MBARRIER_INIT;
         return 1;
     }
-    int kind = take_one_of(d, kinds), scope = 0;
+    int kind = take_one_of(d, kinds);
+    memory_scope scope = SCOPE_CTA;
     if (take(d, "sync_restrict::shared::cluster")) {
         if (kind != 2) reject(d, ".sync_restrict::shared::cluster needs .acquire");
         need(d, "cluster");
@@ -108,7 +112,9 @@ int decode_fence(decoder *d) {
         need(d, "cluster");
     } else
         scope = take_scope(d, 1);
-    in->mode = (kind == 3 ? 0 : FENCE_ACQUIRES) | (kind != 2 && scope > 0 ? FENCE_RELEASES_CLUSTER : 0);
+    in->mode = kind == 3 ? 0 : FENCE_ACQUIRES;
+    if (kind != 2 && scope >= SCOPE_CLUSTER) in->mode |= FENCE_RELEASES_CLUSTER;
+    if (kind != 2 && scope >= SCOPE_GPU) in->mode |= FENCE_RELEASES_GPU;
     return 1;
 }
 

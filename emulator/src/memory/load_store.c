@@ -1,8 +1,9 @@
 /* Loads and stores (PTX ISA 9.7.9.8 to 9.7.9.11: ld, ld.global.nc, ldu, st).
  *
  * Threads change one array of bytes in the order in which they run. The memory orders (.weak, .relaxed, .acquire
- * ...) have two effects: an acquire marks the point at which the warp has synchronised, and a .volatile, .relaxed or
- * .acquire load ends the warp's turn, since a loop may be polling with it. */
+ * ...) have three effects: an acquire marks the point at which the warp has synchronised, a release lets other
+ * clusters' asynchronous copies read what the warp has written (proxy.c), and a .volatile, .relaxed or .acquire load
+ * ends the warp's turn, since a loop may be polling with it. */
 #include <stdlib.h>
 
 #include "memory/memory.h"
@@ -15,7 +16,7 @@ typedef struct transfer {
     uint32_t size, count, bytes; /* of an element, elements, of all */
     int is_signed;
     memory_order_kind order;
-    int yields;
+    int yields, releases;
     uint32_t slot[MAX_ELEMENTS];
     uint32_t width[MAX_ELEMENTS]; /* of the registers: 4, 8 or 16 bytes a lane */
     uint32_t mask[MAX_ELEMENTS];  /* what a register of 4 bytes keeps: 0xff, 0xffff for those of 8 and 16 bits */
@@ -36,11 +37,11 @@ void take_cache_hints(decoder *d, int policy) {
     if (take(d, "L2::cache_hint")) source(d, policy, TYPE_B64);
 }
 
-int take_scope(decoder *d, int needed) {
+memory_scope take_scope(decoder *d, int needed) {
     static const char *const scopes[] = {"cta", "cluster", "gpu", "sys", NULL};
     int scope = take_one_of(d, scopes);
     if (scope < 0 && needed) reject(d, "a scope (.cta, .cluster, .gpu, .sys) is missing");
-    return scope;
+    return (memory_scope)scope;
 }
 
 static ptx_type transfer_type(decoder *d, transfer *t) {
@@ -238,7 +239,8 @@ static void take_order(decoder *d, transfer *t, int loads) {
     int order = take_one_of(d, orders);
     if (order == (loads ? 4 : 3)) reject(d, ".%s does not go with %s", orders[order], d->statement->opcode);
     if (mmio && order != 2) reject(d, ".mmio needs .relaxed");
-    if (order >= 2) take_scope(d, 1);
+    memory_scope scope = order >= 2 ? take_scope(d, 1) : SCOPE_NONE;
+    t->releases = order == 4 && scope >= SCOPE_GPU;
     t->order = order == 3 ? ORDER_ACQUIRE : order == 4 ? ORDER_RELEASE : order > 0 ? ORDER_RELAXED : ORDER_WEAK;
     t->yields = loads && order > 0;
 }
@@ -314,6 +316,7 @@ static run_result run_store(warp *w, const instr *in, uint32_t lanes) {
     const transfer *t = in->extra;
     uint64_t address[WARP_LANES];
     reach r;
+    if (t->releases) release_global(w, lanes);
     lane_addresses(w, in, t->wide, address);
     if (reach_of(w, in->space, address, lanes, t->bytes, t->bytes, &r) && !writes_are_noted(w, r.kind)) {
         static const traffic kinds[] = {[MEMORY_GLOBAL] = TRAFFIC_GLOBAL_WRITE,

@@ -83,7 +83,8 @@ void note_global_write(grid *g, uint64_t address, uint32_t bytes, uint64_t write
 void take_cache_hints(decoder *d, int policy);
 /* Takes .cta, .cluster, .gpu or .sys. */
 typedef enum { ORDER_WEAK, ORDER_RELAXED, ORDER_ACQUIRE, ORDER_RELEASE, ORDER_ACQ_REL, ORDER_SC } memory_order_kind;
-int take_scope(decoder *d, int needed); /* 0: .cta, or -1: none */
+typedef enum { SCOPE_NONE = -1, SCOPE_CTA, SCOPE_CLUSTER, SCOPE_GPU, SCOPE_SYS } memory_scope;
+memory_scope take_scope(decoder *d, int needed);
 
 /* fence.c */
 decode_function decode_fence, decode_prefetch, decode_prefetchu, decode_applypriority, decode_discard,

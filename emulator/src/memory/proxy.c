@@ -2,11 +2,14 @@
  *
  * A thread's write reaches the async proxy through a fence.proxy.async of that thread, or of one that has
  * synchronised with it since. Before that, a bulk copy, a tensor copy or the tensor core may read the old bytes;
- * here it always does.
+ * here it always does. Of writes to global memory this holds for the writer's cluster: other clusters read them once
+ * a release at the scope of the GPU has followed the fence. A fence.proxy.async of a reader of theirs publishes what
+ * was released before.
  *
  * Shared memory has two copies and a record for each word that differs: time of the write, writer, mask of bytes. If
  * two threads write different bytes of a word, the bytes of the earlier one become visible early. Global memory has
- * one copy; the record keeps the old bytes, in granules of four words, until they are published or the grid ends. */
+ * one copy; the record keeps the old bytes, in granules of four words, until they are published or the grid ends. With
+ * FENCES_HARDWARE the fence is enough. */
 #include "memory/memory.h"
 
 #include <stdlib.h>
@@ -144,6 +147,7 @@ typedef struct granule {
     uint64_t index;                                  /* address / GRANULE */
     uint64_t writer[GRANULE / 4], time[GRANULE / 4]; /* of each word */
     uint16_t mask;                                   /* bytes that are not published */
+    uint8_t fenced, released;                        /* a bit a word, since its last write */
     uint8_t old[GRANULE];
 } granule;
 
@@ -239,7 +243,12 @@ void note_global_write(grid *g, uint64_t address, uint32_t bytes, uint64_t write
         for (int word = 0; word < GRANULE / 4; word++) {
             uint16_t bytes = (uint16_t)(15 << 4 * word);
             if (!(mask & bytes)) continue;
-            if (known->writer[word] != writer) known->mask &= (uint16_t)(mask | ~bytes);
+            if (known->fenced >> word & 1)
+                known->mask &= (uint16_t)~bytes;
+            else if (known->writer[word] != writer)
+                known->mask &= (uint16_t)(mask | ~bytes);
+            known->fenced &= (uint8_t)~(1 << word);
+            known->released &= (uint8_t)~(1 << word);
             known->writer[word] = writer;
             known->time[word] = now;
         }
@@ -249,20 +258,43 @@ void note_global_write(grid *g, uint64_t address, uint32_t bytes, uint64_t write
     }
 }
 
-void publish_global_to_async_proxy(warp *w, uint32_t lanes) {
+static int in_cluster(const cta *c, uint64_t writer) {
+    return (writer >> 10) - (c->serial - c->rank) < (uint64_t)c->cluster->size;
+}
+
+/* A fence.proxy.async (fence), or a release, by these lanes. */
+static void order_global(const warp *w, uint32_t lanes, int fence) {
     struct global_record *r = w->cta->grid->unpublished;
     if (!r) return;
     uint64_t warp_writer = global_writer(w, 0);
+    int needs_release = machine_of(w)->fences == FENCES_TEXT;
     for (uint32_t place = r->count; place-- > 0;) {
         granule *known = &r->granules[place];
         for (int word = 0; word < GRANULE / 4; word++) {
             uint64_t writer = known->writer[word];
-            int own = writer >> 5 == warp_writer >> 5 && lanes >> (writer & 31) & 1;
-            if (own || known->time[word] <= w->sync_time) known->mask &= (uint16_t)~(15 << 4 * word);
+            uint8_t bit = (uint8_t)(1 << word);
+            int own = writer >> 5 == warp_writer >> 5 && lanes >> (writer & 31) & 1, near = in_cluster(w->cta, writer);
+            int reaches = near || known->released & bit || !needs_release;
+            if (!own && (known->time[word] > w->sync_time || !reaches)) continue;
+            int is_last = !needs_release || (fence ? !near : known->fenced & bit);
+            if (is_last)
+                known->mask &= (uint16_t)~(15 << 4 * word);
+            else if (fence)
+                known->fenced |= bit;
+            else
+                known->released |= bit;
         }
         if (!known->mask) forget(r, place);
         if (!r->count) return;
     }
+}
+
+void publish_global_to_async_proxy(warp *w, uint32_t lanes) {
+    order_global(w, lanes, 1);
+}
+
+void release_global(warp *w, uint32_t lanes) {
+    if (machine_of(w)->fences == FENCES_TEXT) order_global(w, lanes, 0);
 }
 
 /* Later grids see everything. */
@@ -280,9 +312,9 @@ static int touches_record(const struct global_record *r, uint64_t first, uint64_
     return r && r->count && first <= r->high && last >= r->low;
 }
 
-void async_read_global(const grid *g, uint64_t address, void *data, uint32_t bytes) {
+void async_read_global(const cta *from, uint64_t address, void *data, uint32_t bytes) {
     memcpy(data, (const void *)(uintptr_t)address, bytes);
-    const struct global_record *r = g->unpublished;
+    const struct global_record *r = from->grid->unpublished;
     uint64_t end = address + bytes, index = address / GRANULE;
     if (!bytes || !touches_record(r, index, (end - 1) / GRANULE)) return;
     for (; index * GRANULE < end; index++) {
@@ -290,6 +322,8 @@ void async_read_global(const grid *g, uint64_t address, void *data, uint32_t byt
         if (!slot) continue;
         const granule *known = &r->granules[slot - 1];
         uint32_t mask = known->mask & covered_bytes(index, address, end);
+        for (int word = 0; word < GRANULE / 4; word++)
+            if (known->fenced >> word & 1 && in_cluster(from, known->writer[word])) mask &= ~(15u << 4 * word);
         for (int i = 0; i < GRANULE; i++)
             if (mask >> i & 1) ((uint8_t *)data)[index * GRANULE + (uint64_t)i - address] = known->old[i];
     }

@@ -61,7 +61,8 @@ def own_folder(name: str) -> Path:
 def compile_ptx(source: Path, name: str, *options: str) -> str:
     """nvcc's PTX for the family of that name, cached in the temporary folder under a hash of its device code."""
     options += ("-DNVFP4_WATCHDOG",) * ON_HARDWARE  # a hang ends, and its place is named
-    folders = [source.parent, CSRC / "kernels/common", CSRC / "kernels/quantize", CSRC / "kernels" / name]
+    shared = ("common", "kernels/common", "kernels/quantize")
+    folders = [source.parent, *(CSRC / folder for folder in shared), CSRC / "kernels" / name]
     files = [source, *(path for folder in folders for path in sorted(folder.iterdir()) if path.is_file())]
     content = b"\0".join(path.read_bytes() for path in files)
     key = hashlib.sha256(" ".join(options).encode() + content).hexdigest()[:20]

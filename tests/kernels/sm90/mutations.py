@@ -1,5 +1,5 @@
 """Mutations of csrc/kernels/sm90/gemm.cu, mainloop.cuh, reduce.cuh, schedule.cuh and dequant.cu there, and which tool
-finds each. Those of nn.cu are in nn_mutations.py."""
+finds each. Those of nn.cu and prefill.cu are in nn_mutations.py and prefill_mutations.py."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sm90.gemm import Product, StreamK
 from sm90.nn_mutations import NN_MUTATIONS
 from sm90.operands import FAMILY, dequant_ptx
 from sm90.prefill import PrefillProduct
+from sm90.prefill_mutations import PREFILL_MUTATIONS
 from sm90.schedules import Launch
 
 
@@ -324,7 +325,7 @@ MUTATIONS = [
         found_by="emulator",
     ),
     mutation("stream-K: no acquire", STREAMK, "ld.acquire.gpu.global", "ld.relaxed.gpu.global", found_by="emulator"),
-    mutation("stream-K: no release", STREAMK, "red.release.gpu.global", "red.relaxed.gpu.global", found_by="nobody"),
+    mutation("stream-K: no release", STREAMK, "red.release.gpu.global", "red.relaxed.gpu.global", found_by="emulator"),
     mutation(
         "stream-K: no proxy fence before the bulk copies",
         STREAMK,
@@ -464,6 +465,7 @@ MUTATIONS = [
     mutation("dequant: one scale for a lane's rows", MANY, "scale[i * scale_step]", "scale[0]", found_by="emulator"),
     mutation("dequant: no griddepcontrol.wait", MANY, "    griddepcontrol_wait();\n", "", found_by="emulator"),
     *NN_MUTATIONS,
+    *PREFILL_MUTATIONS,
 ]
 CONTROLS = controls_of(MUTATIONS)
 CONTROL_SEEDS = 4  # timings, in an ordinary run

@@ -26,6 +26,7 @@ class PrefillProduct(Dequantizing):
 
     span = STAGE_K
     flags: Array | None = None  # of a kernel that dequantizes mma_b itself
+    lacks_a_piece = False  # the flag of the last block and the number of pieces: one less than the pre-pass has written
 
     def operand(self, config: Config, which: int, e2m1: bool) -> Struct:
         operand = PrefillOperand(rows=self.rows(which), batches=self.batches(which))
@@ -88,6 +89,9 @@ class PrefillProduct(Dequantizing):
             }  # fmt: skip
         if operands and dequant:
             self.dequantize(dequant, [(which, self.outputs[which]) for which in operands], **part)
+        if self.lacks_a_piece and self.flags:
+            self.emulator.synchronize()
+            self.flags.numpy()[[schedule.blocks - 1, schedule.blocks + 1]] -= 1
         schedule.mma_a, schedule.mma_b = self.operand(config, mma_a, e2m1), self.operand(config, mma_b, False)
         grid = 2 * min(clusters, max(schedule.dp_pairs, schedule.split_k_tiles))
         self.start(module, config, schedule, grid, config.shared_bytes, cluster=2, wait=wait)

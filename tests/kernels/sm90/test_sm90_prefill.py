@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from emulate import Emulator, Module
+from emulate import Emulator, EmulatorError, Module
 from harness import launch, sass
 from harness.headers import Config
 from harness.launch import chain, check_chain, timing
@@ -144,6 +144,17 @@ def test_divided_dequantization(name: str, rest: str, random: numpy.random.Gener
         flags, which = product.flags.numpy(), int(not swap_ab)
         assert (flags[:-2] == PIECES).all() and flags[-2] >= PIECES * schedule.blocks == flags[-1]
         assert (product.outputs[which].numpy() == product.expected_dequant(which))[:, :, :k].all()
+
+
+def test_flags_are_read_until_the_last_piece(random: numpy.random.Generator) -> None:
+    """The flag of the last block and the number of all pieces lack one: the producer waits for the flag for ever."""
+    config = ALL_CONFIGS["sm90_prefill_divided"]
+    for case in range(SEEDS):
+        emulator, dequant, module = load(config, timing(random, case))
+        product = PrefillProduct(emulator, random, 300, 1100, 2 * CHUNK + 320)
+        product.lacks_a_piece = True
+        with pytest.raises(EmulatorError, match="deadlock"):
+            product.launch_prefill(dequant, module, config, False, clusters=4)
 
 
 @pytest.mark.parametrize("name", [name for name, config in ALL_CONFIGS.items() if config.mma_a_e2m1])
