@@ -48,13 +48,13 @@ HOST_DEVICE float at_least(float x, float limit) {
     return x < limit ? limit : x;
 }
 
-HOST_DEVICE float gelu_argument(float c) {
+HOST_DEVICE float gelu_tanh_argument(float c) {
     return __fmul_rn(c, __fmaf_rn(0x1.2444f2p-4f, __fmul_rn(c, c), 0x1.988454p0f));
 }
 
 HOST_DEVICE float gelu_tanh(float x) {
     float c = at_least(x, -9.94f);
-    return __fmul_rn(c, sigmoid(gelu_argument(c)));
+    return __fmul_rn(c, sigmoid(gelu_tanh_argument(c)));
 }
 
 HOST_DEVICE float limited_gate(int activation, float gate, gating g) {
@@ -64,7 +64,7 @@ HOST_DEVICE float limited_gate(int activation, float gate, gating g) {
 }
 
 HOST_DEVICE float sigmoid_argument(int activation, float c, gating g) {
-    if (activation == NVFP4_GELU_TANH) return gelu_argument(c);
+    if (activation == NVFP4_GELU_TANH) return gelu_tanh_argument(c);
     return activation == NVFP4_SWIGLU ? __fmul_rn(g.alpha, c) : c;
 }
 

@@ -16,32 +16,34 @@ __device__ __forceinline__ float rounded(float value, int32_t type) {
     return type == NVFP4_FP32 ? value : value_16(round_16(value, type), type);
 }
 
-/* Loads `count` of 4 neighbours, with one instruction if all exist and the address is aligned. */
-__device__ __forceinline__ void load_floats(float (&v)[4], const void *base, int32_t type, int count) {
-    if (count < 4 || (uintptr_t)base % (4 * type_bytes(type))) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) v[i] = i < count ? load_float(base, i, type) : 0.0f;
-    } else if (type == NVFP4_FP32) {
-        const float4 four = *(const float4 *)base;
-        v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
-    } else {
-        const uint2 two = *(const uint2 *)base;
-        v[0] = value_16(two.x, type), v[1] = value_16(two.x >> 16, type);
-        v[2] = value_16(two.y, type), v[3] = value_16(two.y >> 16, type);
-    }
-}
+/* Results of part 0, 4 neighbours of a row, that a thread loads ahead of their use: those of a 16-bit type for which
+ * one instruction suffices. It does other work meanwhile. */
+struct gate_results {
+    uint2 pairs;
 
-/* v, the results of the last part, becomes the activation, before it is rounded. `out` has the results of part 0 if
- * there are two parts. One part is the gate, and 1 stands for up. */
+    static __device__ __forceinline__ bool are_ahead(const void *out, int32_t type, int count) {
+        return type != NVFP4_FP32 && count == 4 && (uintptr_t)out % 8 == 0;
+    }
+    __device__ __forceinline__ void load(const void *out) { pairs = *(const uint2 *)out; }
+    __device__ __forceinline__ float value(int i, int32_t type) const {
+        return value_16((i < 2 ? pairs.x : pairs.y) >> i % 2 * 16, type);
+    }
+};
+
+/* v, results of the last part, becomes the activation, before it is rounded. Of two parts `out` has the results of part
+ * 0, and `ahead` those that are loaded ahead. One part is the gate, and 1 stands for up. */
 __device__ __forceinline__ void activate(const grouped_problem &p, const gating &numbers, const void *out,
-                                         float (&v)[4], int count) {
+                                         const gate_results &ahead, float (&v)[4], int count) {
+    const int32_t type = p.g.out_type;
     float gate[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) gate[i] = v[i] = rounded(v[i], p.g.out_type);
-    if (p.parts == 2)
-        load_floats(gate, out, p.g.out_type, count);
-    else
+    for (int i = 0; i < 4; i++) gate[i] = v[i] = rounded(v[i], type);
+    if (p.parts == 1)
         for (int i = 0; i < 4; i++) v[i] = 1.0f;
+    else if (gate_results::are_ahead(out, type, count))
+        for (int i = 0; i < 4; i++) gate[i] = ahead.value(i, type);
+    else
+        for (int i = 0; i < 4; i++) gate[i] = i < count ? load_float(out, i, type) : 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; i++) v[i] = gated(p.activation, gate[i], v[i], numbers);
 }

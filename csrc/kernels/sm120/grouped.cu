@@ -154,6 +154,7 @@ struct group_output {
     const grouped_problem &p;
     const group_coord &tile;
     const gating &numbers; /* of the activation */
+    using loaded = gate_results;
 
     __device__ __forceinline__ int64_t rows() const { return tile.rows; }
     __device__ __forceinline__ int64_t columns() const { return p.g.n; }
@@ -162,14 +163,24 @@ struct group_output {
         take_batch(columns, p.g, tile.l);
         return columns;
     }
-    __device__ __forceinline__ void store(const four_column_epilogue &columns, int64_t row, float (&sums)[4]) const {
+    __device__ __forceinline__ char *place(int64_t row, int64_t n) const {
+        const gemm_problem &g = p.g;
+        return (char *)g.out + (tile.row + row) * g.out_pitch + tile.part * g.out_batch + n * type_bytes(g.out_type);
+    }
+    __device__ __forceinline__ void load(int64_t row, int64_t n, loaded &gate) const {
+        if (!p.has_activation || tile.part == 0) return;
+        const void *out = place(row, n);
+        if (loaded::are_ahead(out, p.g.out_type, (int)min((int64_t)4, p.g.n - n))) gate.load(out);
+    }
+    __device__ __forceinline__ void store(const four_column_epilogue &columns, int64_t row, float (&sums)[4],
+                                          const loaded &gate) const {
         const gemm_problem &g = p.g;
         const int64_t at = tile.row + row;
         const bool exists = tile.scale_row >= 0 && (!p.rows || (p.rows[at] >= 0 && p.rows[at] < p.a_rows));
         const float factor = !exists ? __int_as_float(0x7FFFFFFF) : p.row_scale ? p.row_scale[at] : 1.0f;
         scale_row(columns, g, factor, sums);
-        char *out = (char *)g.out + at * g.out_pitch + tile.part * g.out_batch + columns.n * type_bytes(g.out_type);
-        if (p.has_activation && tile.part + 1 == p.parts) activate(p, numbers, out, sums, columns.count);
+        char *out = place(row, columns.n);
+        if (p.has_activation && tile.part + 1 == p.parts) activate(p, numbers, out, gate, sums, columns.count);
         store_floats(out, g.out_type, sums, columns.count);
     }
 };

@@ -67,9 +67,8 @@ static int32_t list_one(const device_props *props, const gemm_traits *t, const g
     *out = (gemm_candidate){
         .single_us = sm120_grouped_single_us(&sm120_published, props, t->groups, &in),
         .name = c->name,
-        .reason = pairs                 ? "block-scaled mma; gate, up and the activation in one launch"
-                  : c->mma_tile_n <= 16 ? "block-scaled mma, few rows a group: reading the weights takes longest"
-                                        : "block-scaled mma, many rows a group, which share the weights of a tile",
+        .reason = c->mma_tile_n <= 16 ? "block-scaled mma, few rows a group: reading the weights takes longest"
+                                      : "block-scaled mma, many rows a group, which share the weights of a tile",
         .grid = min_int(along * across >> pairs, props->sm_count),
         .family = NVFP4_BACKEND_SM120,
         .kernel = c->kernel,
@@ -102,8 +101,12 @@ int32_t sm120_grouped_with_activation(const device_props *props, const grouped_p
     gemm_traits t = traits_of(&p->g);
     t.groups = p->groups;
     const sm120_model_input in = model_input(&t, c, 0);
-    return list_one(props, &t, c, p->parts == 2, out) &&
-           out->modelled_us <= of->modelled_us + sm120_gated_us(&sm120_published, props, &in);
+    gemm_candidate both;
+    if (!list_one(props, &t, c, p->parts == 2, &both)) return 0;
+    if (both.modelled_us > of->modelled_us + sm120_gated_us(&sm120_published, props, &in)) return 0;
+    both.reason = "block-scaled mma, and the activation where results are stored: one launch";
+    *out = both;
+    return 1;
 }
 
 void sm120_grouped_build(const device_props *props, const gemm_problem *g, const gemm_candidate *candidate,

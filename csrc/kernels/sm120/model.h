@@ -30,7 +30,7 @@
     X(hindered, 4.0, "", "p of two resources that work at once, overlapped(): as of sm80 on an H200")                  \
     X(call_us, 4.9, "us", "of a call around its work: as of sm80 on an H200")                                          \
     X(grouped_us, 6.9, "us", "the same of groups, with their ends and the first stage: as of sm80 on an H100")         \
-    X(gate_clk, 350.0, "clk", "until a warp has read four results of gate a lane back from L2: assumed")               \
+    X(gate_clk, 250.0, "clk", "a wait for gate's results of 16 x 16 sums, from L2: assumed; an H100's takes 270")      \
     X(gated_us, 1.4, "us", "of a launch of `gated` around its work, back to back: call_us less the 3.5 of a single")   \
     X(first_byte_us, 0.8, "us", "until the first stage is there: a cold access to DRAM. Assumed, a B200 has 0.55")
 
@@ -128,8 +128,8 @@ static inline double sm120_grouped_single_us(const sm120_model *constants, const
     const double sms = props->sm_count, in_cta = 1.0 + in->pairs;
     const double tiles = along * (double)(ceil_div(in->mma_m, in->mma_tile_m) * in->l) / in_cta;
     double tile = in_cta * sm120_tile_clk(&m, props, in, tiles < sms ? tiles : sms, all / along);
-    if (in->pairs) /* 8 warps store 4 results a lane at a time */
-        tile += (double)min_int(in->mma_m, in->mma_tile_m) * (all / along) / (8 * 32 * 4) * m.gate_clk;
+    if (in->pairs) /* 8 warps store 16 x 16 sums at a time */
+        tile += (double)min_int(in->mma_m, in->mma_tile_m) * (all / along) / (8 * 16 * 16) * m.gate_clk;
     const double busy_us = ceil(tiles / sms) * tile * 1e-3 / m.clock_ghz;
     const double row = (double)in->k * (0.5 + 1.0 / 16), bytes = (hit * (double)(in->mma_m * in->l) + all) * row;
     return m.grouped_us + overlapped(busy_us, sm120_memory_us(&m, props, bytes), m.hindered);

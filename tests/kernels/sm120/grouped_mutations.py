@@ -94,6 +94,9 @@ BY_ONE = Launch(
     "sm120_grouped_128x16", "silu, odd columns", (9, 3), 131, 320, parts=2, activation="silu", limit=2.0,
     out_type=BF16, out_align=4,
 )  # fmt: skip
+TWO_ROWS = Launch(
+    "sm120_grouped_128x16", "silu, two rows a lane", (16, 3), 136, 320, parts=2, activation="silu", out_type=BF16
+)
 GELU = Launch("sm120_grouped_128x16", "gelu of two parts", (9, 3), 130, 320, parts=2, activation="gelu_tanh")
 GATE_ALONE = Launch("sm120_grouped_128x16", "silu of one part", (9, 3), 130, 320, activation="silu", out_type=BF16)
 RELU2 = Launch("sm120_grouped_128x16", "relu2", (9, 3), 130, 320, activation="relu2")
@@ -107,7 +110,6 @@ OF_A = "tile.row, 0, k);\n        mma_a.scales_by_tma("
 SKIP = "if (!LIST::ALL_EXIST && r < 0) continue;\n            const int chunk"
 CONSUMER, SUMS = "    tile_consumer<C> consumer(cta, p.g.k);\n", "        accumulators<C> acc = {};\n"
 GREATEST = "most = max(most, min(ends[e], m));"
-ALIGNED = "if (count < 4 || (uintptr_t)base % (4 * type_bytes(type))) {"
 COLUMN = "column = place / (uint32_t)along;"
 
 EDITS: list[tuple[Any, ...]] = [
@@ -162,19 +164,21 @@ EDITS: list[tuple[Any, ...]] = [
     ("gated: tiles of a pair have two places", GATED, "place = in_group >> pairs,", "place = in_group,"),
     ("gated: of part 0 too", GATED, "p.has_activation && tile.part + 1 == p.parts", "p.has_activation"),
     ("gated: of two parts alone", GATE_ALONE, "tile.part + 1 == p.parts", "tile.part == 1"),
-    ("gated: gate is not read back", GATED, "load_floats(gate, out, p.g.out_type, count);", ";"),
-    ("gated: gate of one part is read back", GATE_ALONE, "if (p.parts == 2)", "if (true)"),
-    ("gated: the one part counts as up", GATE_ALONE, "for (int i = 0; i < 4; i++) v[i] = 1.0f;", ";"),
-    ("gated: up is not rounded", GATED, "gate[i] = v[i] = rounded(v[i], p.g.out_type);", "gate[i] = v[i];"),
-    ("gated: columns come back in another order", GATED, "value_16(two.x >> 16, type);", "value_16(two.y, type);"),
+    ("gated: gate is not read back", GATED, "gate[i] = ahead.value(i, type);", ";"),
+    ("gated: gate of a row's neighbour", TWO_ROWS, "loaded.row[i - 1] = loaded.row[i];", ";"),
+    ("gated: gate of the first row each time", TWO_ROWS, "lane / chunks() + i * (32 / chunks());", "lane / chunks();"),
+    ("gated: gate of one part is read back", GATE_ALONE, "if (p.parts == 1)", "if (false)"),
+    ("gated: the one part counts as up", GATE_ALONE, "v[i] = 1.0f;", ";"),
+    ("gated: up is not rounded", GATED, "gate[i] = v[i] = rounded(v[i], type);", "gate[i] = v[i];"),
+    ("gated: columns come back in another order", GATED, ">> i % 2 * 16, type);", ">> (i + 1) % 2 * 16, type);"),
     ("gated: gate as the other type", GATED, "type == NVFP4_FP16 ? __half2float", "type == NVFP4_BF16 ? __half2float"),
-    ("gated: unaligned results by one load", BY_ONE, ALIGNED, "if (count < 4) {"),
-    ("gated: behind the last column", BY_ONE, "v[i] = i < count ?", "v[i] = false ?"),
+    ("gated: unaligned results by one load", BY_ONE, " && (uintptr_t)out % 8 == 0;", ";"),
+    ("gated: behind the last column", BY_ONE, "gate[i] = i < count ?", "gate[i] = false ?"),
     ("gated: up is not limited", GATED, "at_least(at_most(up, g.up_limit), -g.up_limit);", "up;"),
     ("gated: gate is not limited", BY_ONE, "at_least(at_most(gate, g.limit),", "at_least(gate,"),
     ("gated: swiglu without alpha", GATED, "NVFP4_SWIGLU ? __fmul_rn(g.alpha, c) : c;", "NVFP4_SWIGLU ? c : c;"),
     ("gated: swiglu without the one", GATED, "__fadd_rn(limited, 1.0f)", "limited"),
-    ("gated: gelu by silu's argument", GELU, "NVFP4_GELU_TANH) return gelu_argument(c);", "NVFP4_GELU_TANH) return c;"),
+    ("gated: gelu by silu's argument", GELU, "return gelu_tanh_argument(c);", "return c;"),
     ("gated: relu2 has a sigmoid", RELU2, "is_relu2 ? c :", "false ? c :"),
     # the pipeline
     ("groups: no wait on empty", WRAP, WAIT_EMPTY, EXPECT),

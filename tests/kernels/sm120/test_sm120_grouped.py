@@ -66,8 +66,8 @@ def test_ragged_groups(name: str, random: numpy.random.Generator) -> None:
 
 @NAMES
 def test_activation(name: str, random: numpy.random.Generator) -> None:
-    """Of one part and of two, in every way to load: the bits of `gated` on the CPU, of parts that are rounded; NaN for
-    groups without scales or rows of a."""
+    """One part or two, in every way to load: results have the bits of `gated` on the CPU, of parts that are rounded,
+    and are NaN for groups without scales or rows of a."""
     config = CONFIGS[name]
     for case in range(2 * SEEDS):
         emulator, module = load(config, timing(random, case))
