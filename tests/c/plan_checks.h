@@ -217,6 +217,17 @@ static inline void check_least_shared_memory(int32_t family, gpu g, const gemm_p
     expect(!is_listed(family, &g, p, kernel), "it does not fit");
 }
 
+/* A product of NVFP4 operands on a GPU whose CTAs have less shared memory than any kernel of the family needs. */
+static inline void check_too_little_shared_memory(int32_t family, gpu g, const gemm_problem *p) {
+    const gemm_traits t = traits_of(p);
+    static candidate_list list;
+    g.props.shared_per_block = 48 << 10;
+    list_candidates(family, &g, p, 0, &list);
+    expect(planner_of(family, p->operation, p->a_type)->reject(&g.props, &t) == NVFP4_UNSUPPORTED && list.count == 0 &&
+               strstr(nvfp4_last_error(), "the GPU has 49152 a CTA"),
+           "too little shared memory is an error");
+}
+
 /* Settings name one candidate: nvfp4_override_plan relies on it. */
 static inline void check_distinct(const candidate_list *list) {
     for (int32_t i = 0; i < list->count; i++)
