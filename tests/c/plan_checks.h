@@ -421,6 +421,16 @@ static inline const launch_step *check_launches(const gpu *g, const gemm_problem
     return gemm;
 }
 
+/* The grid of a product of groups: a CTA an SM, and tiles for any routing. tiles_n: of a matrix along N. A CTA's teams
+ * count on from their last tile by the number of all. */
+static inline void check_tiles_of_groups(const gpu *g, const grouped_problem *p, const gemm_candidate *c,
+                                         const launch_step *step, int64_t tiles_n, int32_t teams) {
+    const int64_t hit = min_int(p->groups, p->g.m);
+    const int64_t tiles = (hit + (p->g.m - hit) / c->tile_m) * tiles_n * p->parts;
+    expect(c->grid == min_int(tiles, g->props.sm_count) && step->grid_x == c->grid, "a CTA an SM, if it has a tile");
+    expect(tiles <= INT32_MAX - g->props.sm_count * teams, "the number behind the last tile does not overflow");
+}
+
 /* ---- walks ---- */
 
 /* Checks one candidate with its launch plan. `gemm` is the step of the candidate's kernel. */
