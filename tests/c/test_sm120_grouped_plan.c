@@ -48,11 +48,8 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     expect(step->cluster == 0 && step->grid_y == 1 && c->split_k == 1 && c->swap_ab, "a CTA has all of K");
     expect(s->values_by_tma == p->aligned16, "values by tensor maps where they are aligned");
     expect(s->scales_by_tma == (p->aligned16 && p->scale_layout == NVFP4_128X4), "scales by bulk copies, of any K");
-    const int64_t across = ceil_div(p->n, c->tile_n) * all->parts, hit = min_int(all->groups, p->m);
-    const int64_t tiles = (hit + (p->m - hit) / c->tile_m) * across;
-    expect(s->tiles_n * (int64_t)all->parts == across, "tiles cover N");
-    expect(c->grid == min_int(tiles, g->props.sm_count) && step->grid_x == c->grid, "a CTA an SM, if it has a tile");
-    expect(tiles <= INT32_MAX - g->props.sm_count, "the number behind a CTA's last tile does not overflow");
+    expect(s->tiles_n == ceil_div(p->n, c->tile_n), "tiles cover N");
+    check_tiles_of_groups(g, all, c, step, s->tiles_n, 1);
     expect(s->mma_a.data == p->b && s->mma_a.scale == p->sfb && s->mma_a.rows == p->n &&
                s->mma_a.scale_pitch == p->sfb_pitch && s->mma_a.scale_batch == p->sfb_batch,
            "B is the operand of the mma with 16 rows");
