@@ -216,13 +216,15 @@ def test_expert_map(backend: Backend, generator: torch.Generator) -> None:
 
 
 def test_route_of_rows_apart(backend: Backend, generator: torch.Generator) -> None:
-    wide = torch.randint(0, 7, (50, 9), generator=generator).to(backend.device)
-    check_route(backend, wide[:, 2:6], 7)
-    assert not wide[:, 2:6].is_contiguous()
+    for tokens in (50, 700):
+        wide = torch.randint(0, 7, (tokens, 9), generator=generator).to(backend.device)
+        check_route(backend, wide[:, 2:6], 7)
+        assert not wide[:, 2:6].is_contiguous()
 
 
 def test_route_of_a_prefill(backend: Backend, generator: torch.Generator) -> None:
-    """More choices than 32 warps take in one step, on as many segments as there is memory for counters."""
+    """More choices than 32 warps take in one step, for several CTAs, on as many segments as there is memory for
+    counters."""
     for tokens, k, E in ((700, 10, 64), (600, 8, 1024)) if backend.emulated else ((8192, 10, 512), (4096, 8, 1024)):
         check_route(backend, torch.randint(-1, E, (tokens, k), generator=generator, dtype=torch.int32), E)
 

@@ -44,11 +44,12 @@ static void build_gated(const device_props *props, const conversion_problem *pro
 static void build_moe_route(const device_props *props, const conversion_problem *problem, void *workspace,
                             launch_plan *out) {
     moe_route_problem p = problem->moe_route;
-    (void)props, (void)workspace;
+    (void)workspace;
     const int64_t most = min_int(ROUTE_THREADS / 32, ROUTE_COUNTERS / p.experts), chunks = ceil_div(p.choices, 32);
     p.segments = (int32_t)max_int(1, min_int(most, chunks));
-    p.segment = 32 * ceil_div(chunks, p.segments);
-    launch_step *step = add_step(out, KERNEL_ROUTE, 1, 0);
+    const int64_t ctas = max_int(1, min_int(ceil_div(chunks, p.segments), min_int(ROUTE_MOST_CTAS, props->sm_count)));
+    p.segment = 32 * max_int(1, ceil_div(chunks, p.segments * ctas));
+    launch_step *step = add_step(out, KERNEL_ROUTE, max_int(1, ceil_div(p.choices, p.segments * p.segment)), 0);
     memcpy(add_param(out, step, sizeof p), &p, sizeof p);
 }
 

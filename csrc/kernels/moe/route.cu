@@ -1,22 +1,27 @@
-/* Sorts a router's choices by expert, as cpu/moe.c: one CTA, a stable counting sort, the same on every run.
+/* Sorts a router's choices by expert, as cpu/moe.c: a stable counting sort, the same on every run.
  *
- *   1  warp w counts the choices of each expert in segment w of the choices: next[w][e]
+ * Each CTA places the choices of a range, whose segments its warps have. It counts those of the other ranges too, so
+ * that CTAs need nothing of each other.
+ *
+ *   1  warp w counts the choices of each expert in segment w of the range: next[w][e]; all warps count those before the
+ *      range and those behind it: outside[0][e] and outside[1][e]
  *   2  thread e adds the counts of expert e over the segments, a scan over the threads gives its end, and next[w][e]
  *      becomes the place of the segment's first choice of e
  *   3  warp w goes through its segment again, 32 choices at a time in their order. A choice's place is next[w][e] and
  *      the number of lanes before it with the same expert
  *
- * Each segment has a multiple of 32 choices. There are as many segments as warps, or as there is shared memory for. */
+ * Each segment has a multiple of 32 choices. A range has as many segments as there are warps, or as there is shared
+ * memory for. */
 #include <stdint.h>
 
 #include "common/conversion_problem.h"
 #include "kernels/common/dependent.cuh"
 #include "kernels/moe/kernels.h"
 
-/* The expert of a choice; -1: none here, or there is no such choice. */
-__device__ __forceinline__ int32_t expert_of(const moe_route_problem &p, uint32_t choice, uint32_t end) {
+/* The expert of a choice; -1: none here, or there is no such choice. is_dense: all ids follow each other. */
+__device__ __forceinline__ int32_t expert_of(const moe_route_problem &p, bool is_dense, uint32_t choice, uint32_t end) {
     if (choice >= end) return -1;
-    const uint32_t token = choice / (uint32_t)p.per_token, j = choice % (uint32_t)p.per_token;
+    const uint32_t token = is_dense ? 0 : choice / (uint32_t)p.per_token, j = choice - token * (uint32_t)p.per_token;
     const char *row = (const char *)p.ids + token * p.ids_pitch;
     const int64_t id = p.ids_type == NVFP4_INT64 ? ((const long long *)row)[j] : ((const int32_t *)row)[j];
     if (id < 0 || id >= p.ids_end) return -1;
@@ -41,40 +46,50 @@ __device__ __forceinline__ int32_t scan_cta(int32_t value) {
 
 extern "C" __global__ void __launch_bounds__(ROUTE_THREADS)
     nvfp4_moe_route(const __grid_constant__ moe_route_problem p) {
-    __shared__ int32_t counters[ROUTE_COUNTERS];
+    __shared__ int32_t counters[ROUTE_COUNTERS], outside[2][ROUTE_THREADS];
     __shared__ int32_t placed;
     begin_dependent_grid();
     const uint32_t thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const uint32_t experts = (uint32_t)p.experts, segments = (uint32_t)p.segments, choices = (uint32_t)p.choices;
+    const bool is_dense = p.ids_pitch == p.per_token * (p.ids_type == NVFP4_INT64 ? 8 : 4);
     for (uint32_t i = thread; i < segments * experts; i += ROUTE_THREADS) counters[i] = 0;
+    outside[0][thread] = outside[1][thread] = 0;
     __syncthreads();
 
     int32_t *next = counters + warp * experts;
-    const uint32_t begin = warp * (uint32_t)p.segment;
+    const uint32_t range = segments * (uint32_t)p.segment, first = blockIdx.x * range;
+    const uint32_t begin = min(first + warp * (uint32_t)p.segment, choices);
     const uint32_t end = warp < segments ? min(begin + (uint32_t)p.segment, choices) : begin;
 #pragma unroll 4
     for (uint32_t i = begin + lane; i < end; i += 32) {
-        const int32_t expert = expert_of(p, i, end);
+        const int32_t expert = expert_of(p, is_dense, i, end);
         if (expert >= 0) atomicAdd(next + expert, 1);
+    }
+#pragma unroll 8
+    for (uint32_t i = thread; i < choices && gridDim.x > 1; i += ROUTE_THREADS) {
+        const bool is_own = i - first < range;
+        const int32_t expert = is_own ? -1 : expert_of(p, is_dense, i, choices);
+        if (expert >= 0) atomicAdd(&outside[i >= first][expert], 1);
     }
     __syncthreads();
 
-    int32_t count = 0;
+    int32_t count = outside[0][thread];
     for (uint32_t s = 0; s < segments && thread < experts; s++) {
         const int32_t here = counters[s * experts + thread];
         counters[s * experts + thread] = count;
         count += here;
     }
+    count += outside[1][thread];
     const int32_t past = scan_cta(count);
     for (uint32_t s = 0; s < segments && thread < experts; s++) counters[s * experts + thread] += past - count;
-    if (thread < experts) p.ends[thread] = past;
+    if (thread < experts && blockIdx.x == 0) p.ends[thread] = past;
     if (thread == experts - 1) placed = past;
     __syncthreads();
 
-    int32_t expert = expert_of(p, begin + lane, end);
+    int32_t expert = expert_of(p, is_dense, begin + lane, end);
 #pragma unroll 1
     for (uint32_t i = begin; i < end; i += 32) {
-        const int32_t following = expert_of(p, i + 32 + lane, end); /* while this one is placed */
+        const int32_t following = expert_of(p, is_dense, i + 32 + lane, end); /* while this one is placed */
         const uint32_t peers = __match_any_sync(~0u, expert), rank = __popc(peers & ((1u << lane) - 1));
         const int32_t place = expert >= 0 ? next[expert] + (int32_t)rank : -1;
         __syncwarp();
@@ -84,5 +99,7 @@ extern "C" __global__ void __launch_bounds__(ROUTE_THREADS)
         if (place >= 0) p.rows[place] = (int32_t)((i + lane) / (uint32_t)p.per_token);
         expert = following;
     }
-    for (uint32_t i = (uint32_t)placed + thread; i < choices; i += ROUTE_THREADS) p.rows[i] = 0;
+    for (uint32_t i = (uint32_t)placed + blockIdx.x * ROUTE_THREADS + thread; i < choices;
+         i += gridDim.x * ROUTE_THREADS)
+        p.rows[i] = 0;
 }
