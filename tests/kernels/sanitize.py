@@ -424,6 +424,26 @@ def run_activations(tensors: dict[str, torch.Tensor], options: dict[str, Any], b
     return 4
 
 
+def run_experts() -> int:
+    """Gate, up and activation of 4 tokens of a mixture: sm90 takes one kernel for products of this size and no less."""
+    import torch
+
+    import nvfp4
+
+    under_way.say("gated_grouped_gemm of 4 tokens")
+    experts, hidden, inner = 128, 2048, 768
+    scale = torch.randint(0x08, 0x18, (experts, 2 * inner * hidden // 16), dtype=torch.uint8)
+    b = torch.randint(0, 256, (experts, 2, inner, hidden // 2), dtype=torch.uint8)
+    rows, ends, _ = nvfp4.moe_route(torch.rand(4, experts).topk(8).indices, experts)
+    tensors = {"a": torch.randn(4, hidden).bfloat16(), "b": b, "scale_b": scale.view(-1), "ends": ends, "rows": rows}
+    given = {name: gpu(x) for name, x in tensors.items()}
+    got = nvfp4.gated_grouped_gemm(**given, scale_a=None)
+    y = nvfp4.grouped_gemm(**given, scale_a=None)
+    if not torch.equal(got, nvfp4.gated(y[:, :inner], y[:, inner:])):
+        sys.exit("gated_grouped_gemm of 4 tokens: differs from grouped_gemm and gated")
+    return 3
+
+
 def products(backends: list[str]) -> list[Call]:
     calls = [call for backend in backends for call in first_plans(backend)]
     own = [backend for backend in backends if rows()[backend]["most_capability"]]
@@ -465,7 +485,7 @@ def run(backends: list[str], tool: str) -> int:
     calls = products(backends)
     if tool == STALLED:
         return run_calls([call for call in calls if call.stalls])
-    others = run_conversions(tool) + run_groups(backends)
+    others = run_conversions(tool) + run_groups(backends) + run_experts()
     return others + run_calls([call for call in calls if tool != "racecheck" or not call.stalls])
 
 

@@ -104,7 +104,8 @@ def test_calls_that_racecheck_stalls_have_a_process_of_their_own(monkeypatch: py
     monkeypatch.setattr(sanitize, "agrees", lambda call: not ran.append(call))
     monkeypatch.setattr(sanitize, "products", lambda backends: [split, whole, split, other])
     monkeypatch.setattr(sanitize, "run_conversions", lambda tool: 6)
-    monkeypatch.setattr(sanitize, "run_groups", lambda backends: 4)
+    monkeypatch.setattr(sanitize, "run_groups", lambda backends: 3)
+    monkeypatch.setattr(sanitize, "run_experts", lambda: 1)
     for tool, calls, conversions in (
         ("racecheck", [whole, other], 10),
         (sanitize.STALLED, [split, split], 0),

@@ -103,7 +103,8 @@ static int32_t with_activation(const device_props *props, const grouped_problem 
     gemm_traits t = traits_of(&p->g);
     gemm_candidate fused;
     t.groups = p->groups;
-    if (!kind->with_activation || !kind->with_activation(&on, props, &t, of, &fused)) return 0;
+    if (!kind->with_activation || of->single_us < on.activation_least_us) return 0;
+    if (!kind->with_activation(&on, props, &t, of, &fused)) return 0;
     const double bytes = (double)(t.m * t.n) * (p->parts + 1) * t.output_bytes;
     if (fused.single_us > of->single_us + on.activation_us + bytes / on.dram_tb_s * 1e-6) return 0;
     of_this_family(&fused, 1);

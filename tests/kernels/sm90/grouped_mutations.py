@@ -69,24 +69,23 @@ ROWS_16 = Launch("sm90_grouped_units_fp16_16", "gate and up of 16 rows", SWIGLU,
 ALPHAS = Launch("sm90_grouped_units_bf16_8", "an alpha for each matrix", SILU, case=2)
 LONE = Launch("sm90_grouped_units_bf16_16", "gate alone", Activation(0), parts=1)
 
-STORED = "rounded(v[i], type), rounded(up[i], type)"
+STORED = "gated(NVFP4_SILU, rounded(gate[i], type), rounded(up[i], type)"
 MUTATIONS: list[Mutation] = [
     mutation(f"activation: {name}", launch, *edits, found_by="emulator")
     for name, launch, *edits in (
         ("gate's matrix is up's", PAIRS, "load_b(s, to, now.tile.l + part,", "load_b(s, to, now.tile.l,"),
-        ("up's first pairs are gate's", PAIRS, "load_b(s, to, next.tile.l + part,", "load_b(s, to, next.tile.l,"),
-        ("up's first pairs follow gate's", PAIRS, "+ i - part * columns", "+ i"),
         ("up's pairs are not loaded", PAIRS, "part < parts; part++", "part < 1; part++"),
-        ("up's pairs are loaded twice", PAIRS, "                ahead -= loaded;\n", ""),
+        ("up's first pairs are left out, too", PAIRS, "part++, ahead = 0)", "part++)"),
         ("up's pairs are not multiplied", PAIRS, "* s.tile_pairs) * parts_of_tile(p)", "* s.tile_pairs)"),
         ("up's sums are gate's", PAIRS, "sums + part_sums, warps, up", "sums, warps, up"),
         ("up's sums of 16 rows are those of 8", ROWS_16, "count * 128,", "count * 64,"),
         ("up has gate's alpha", ALPHAS, "tile.alphas[1], factor", "tile.alphas[0], factor"),
         ("up's alpha is the next group's", ALPHAS, "tile.l + i * (parts_of_tile(p) - 1)", "tile.l + 2 * i"),
         ("up has gate's alpha and bias", PAIRS, "results_of<C>(p.g, tile.l + 1,", "results_of<C>(p.g, tile.l,"),
-        ("gate is not rounded", PAIRS, STORED, "v[i], rounded(up[i], type)"),
-        ("up is not rounded", PAIRS, STORED, "rounded(v[i], type), up[i]"),
-        ("gate and up are exchanged", PAIRS, STORED, "rounded(up[i], type), rounded(v[i], type)"),
+        ("gate is not rounded", PAIRS, STORED, "gated(NVFP4_SILU, gate[i], rounded(up[i], type)"),
+        ("up is not rounded", PAIRS, STORED, "gated(NVFP4_SILU, rounded(gate[i], type), up[i]"),
+        ("swiglu is silu", ROWS_16, "gated(activation,", "gated(NVFP4_SILU,"),
+        ("gate and up are exchanged", PAIRS, STORED, "gated(NVFP4_SILU, rounded(up[i], type), rounded(gate[i], type)"),
         ("up is read where there is none", LONE, "if (p.parts == 2) results_of", "if (true) results_of"),
         ("tiles of each part", PAIRS, "gridDim.x * teams, p.has_activation", "gridDim.x * teams"),
     )
