@@ -264,7 +264,12 @@ class Experts(torch.nn.Module):
         first: Adapter | None,
         second: Adapter | None,
     ) -> Tensor:
-        y = self._outputs(self._inner(x, rows, ends, first), ends, second)
+        if first is None and self.activations is None and self.gate_up.activates(x.dtype):
+            gating = self.activation, self.limit, self.alpha
+            h = self.gate_up.activated(as_gemm_takes_it(x), ends, rows, self.batch_invariant, *gating)
+            y = self._down(h, ends, second)
+        else:
+            y = self._outputs(self._inner(x, rows, ends, first), ends, second)
         result: Tensor = _api.moe_combine(y, places, weights, out_dtype=x.dtype)
         return result
 
@@ -283,13 +288,15 @@ class Experts(torch.nn.Module):
 
     def _outputs(self, inner: Tensor, ends: Tensor, adapter: Adapter | None = None) -> Tensor:
         if self.activations is None:
-            h = self._hidden(inner)
-            y = self.down.product(h, ends, None, self.batch_invariant)
-            return y if adapter is None else y + low_rank(h, *adapter, ends)
+            return self._down(self._hidden(inner), ends, adapter)
         gate, up = inner.split(self.intermediate_size, 1) if self.gated else (inner, None)
         a = experts_w4a4.activated(self.down, gate, up, ends, self.activation, self.limit, self.alpha)
         y = experts_w4a4.product(self.down, a, ends, inner.dtype, self.batch_invariant, is_constant())
         return y if adapter is None else y + low_rank(self._hidden(inner), *adapter, ends)
+
+    def _down(self, h: Tensor, ends: Tensor, adapter: Adapter | None) -> Tensor:
+        y = self.down.product(h, ends, None, self.batch_invariant)
+        return y if adapter is None else y + low_rank(h, *adapter, ends)
 
     def _activated(self, inner: Tensor) -> Tensor:
         """_hidden in torch, in fp32, for gradients."""

@@ -202,6 +202,38 @@ class Stack(FixedBuffers):
             results.append(self._product(a, values, scales, alpha, bias, ends, rows, batch_invariant))
         return results[0] if len(results) == 1 else torch.cat(results, 1)
 
+    def activates(self, dtype: torch.dtype) -> bool:
+        """Whether `activated` takes rows of this dtype: the products of float32 are sums of several."""
+        return self.kept is None and dtype != torch.float32
+
+    def activated(
+        self,
+        a: Tensor,
+        ends: Tensor,
+        rows: Tensor | None,
+        batch_invariant: bool,
+        activation: str,
+        limit: float | None,
+        alpha: float | None,
+    ) -> Tensor:
+        """nvfp4.gated of the parts of `product`, [T, N], in one call with the same bits."""
+        result: Tensor = _api.gated_grouped_gemm(
+            a,
+            self.weight,
+            None,
+            self.weight_scale,
+            ends,
+            activation,
+            limit=limit,
+            activation_alpha=alpha,
+            rows=rows,
+            alpha=self.weight_global_scale,
+            bias=as_grouped_gemm_takes_it(self.bias, a.dtype),
+            batch_invariant=batch_invariant,
+            constant_b=is_constant(),
+        )
+        return result
+
     def used(self, ends: Tensor) -> tuple[list[int], Tensor]:
         """The experts that have rows, and their ends. Lists are read on the host, so a call passes no more than it
         needs: few of many experts for a single token."""
@@ -225,8 +257,7 @@ class Stack(FixedBuffers):
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
         """grouped_gemm, of float32 by parts, the smallest first."""
-        if bias is not None and bias.dtype != a.dtype:
-            bias = bias.float()
+        bias = as_grouped_gemm_takes_it(bias, a.dtype)
         total = None
         parts = [a] if a.dtype != torch.float32 else [*bf16_parts(a)][::-1]
         for i, part in enumerate(parts):
@@ -295,6 +326,11 @@ class Stack(FixedBuffers):
         return self._product(
             dy, weight, scale, alpha, None, ends, rows, batch_invariant, transpose_b=False, out_dtype=torch.float32
         )
+
+
+def as_grouped_gemm_takes_it(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A bias of products whose result has this dtype."""
+    return bias if bias is None or bias.dtype == dtype else bias.float()
 
 
 def swizzled(linear: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _api
-from nvfp4.experts_stack import Stack
+from nvfp4.experts_stack import Stack, as_grouped_gemm_takes_it
 
 
 class Rows(NamedTuple):
@@ -69,7 +69,7 @@ def activated(
 def product(stack: Stack, a: Rows, ends: Tensor, dtype: torch.dtype, batch_invariant: bool, constant_b: bool) -> Tensor:
     """The rows times their experts' matrices, [T, P * N] in dtype. constant_b: as of grouped_gemm."""
     _, alpha = stack.input_scales()
-    bias = stack.bias if stack.bias is None or stack.bias.dtype == dtype else stack.bias.float()
+    bias = as_grouped_gemm_takes_it(stack.bias, dtype)
     parts = [(stack.weight, stack.weight_scale, alpha, bias)]
     group_ends = ends
     if stack.kept is not None:

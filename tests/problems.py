@@ -677,10 +677,11 @@ def without(target: str, name: str, case: Gemm) -> str:
 def main(target: str, text: str) -> int:
     from grouped import Grouped
     from moe_problems import Step
+    from quantized_products import Layer
     from sorted_rows import Sorted
     from worker import Workers
 
-    kinds = (Gemm, Conversion, Grouped, Step, Sorted, At)
+    kinds = (Gemm, Conversion, Grouped, Step, Sorted, Layer, At)
     case = eval(text, {kind.__name__: kind for kind in kinds})
     workers = Workers()
     verdict = workers.run(target, case)

@@ -1,9 +1,9 @@
 """`nvfp4 bench --set experts`: layers of experts of real models after routing, against torch's bf16 products.
 
-Ours is the whole layer in W4A16: moe_route, grouped_gemm of gate and up, gated, grouped_gemm of down, moe_combine; and
-in W4A4, with quantize and gated_quantize of the rows of all experts. The baseline is the two products and the
-activation alone, with the same weights in bf16: torch._grouped_mm on a GPU, on a CPU a loop over the experts that have
-rows. The ratio is that of W4A16. With --against marlin vLLM's whole layer is another baseline.
+Ours is the whole layer in W4A16: moe_route, gated_grouped_gemm, grouped_gemm of down, moe_combine; and in W4A4, with
+quantize and gated_quantize of the rows of all experts. The baseline is the two products and the activation alone, with
+the same weights in bf16: torch._grouped_mm on a GPU, on a CPU a loop over the experts that have rows. The ratio is that
+of W4A16. With --against marlin vLLM's whole layer is another baseline.
 
 Calls rotate through routings drawn at random, and nearly all weights are read from memory: caches hold little of them.
 On a GPU they are in one CUDA graph, as the layers of a model would be, and a time is the graph's over their number.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .. import dequantize, gated, gated_quantize, grouped_gemm, moe_combine, moe_route, quantize, swizzle
+from .. import dequantize, gated_grouped_gemm, gated_quantize, grouped_gemm, moe_combine, moe_route, quantize, swizzle
 from . import machine, marlin, show, timing
 
 if TYPE_CHECKING:
@@ -183,8 +183,7 @@ def make_routing(model: Model, tokens: int, device: torch.device, generator: tor
 
 def layer(model: Model, weights: Weights, routing: Routing) -> Tensor:
     rows, ends, places = moe_route(routing.ids, model.experts)
-    y = grouped_gemm(routing.x, weights.data[0], None, weights.scale[0], ends, rows=rows, constant_b=True)
-    h = gated(y[:, : model.inner], y[:, model.inner :])
+    h = gated_grouped_gemm(routing.x, weights.data[0], None, weights.scale[0], ends, rows=rows, constant_b=True)
     y = grouped_gemm(h, weights.data[1], None, weights.scale[1], ends, constant_b=True)
     return moe_combine(y, places, routing.weights)
 

@@ -170,6 +170,47 @@ def test_every_activation(
     assert y.dtype == dtype and error(y, loop(experts, hidden, index, weights)) < BOUNDS[dtype]
 
 
+@pytest.mark.parametrize("place", ["cpu", "mapped", "cuda"])
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize(("activation", "gated"), KINDS)
+def test_one_call_has_the_bits_of_two(
+    activation: str,
+    gated: bool,
+    dtype: torch.dtype,
+    place: str,
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A product of 16-bit rows and its activation are one call, also with an adapter of the second product."""
+    limits = {"limit": 0.5} if activation == "silu" else {"limit": 7.0, "alpha": 1.5} if activation == "swiglu" else {}
+    called, one_call = 0, nvfp4._api.gated_grouped_gemm
+
+    def counted(*arguments: Any, **options: Any) -> Tensor:
+        nonlocal called
+        called += 1
+        return one_call(*arguments, **options)
+
+    monkeypatch.setattr(nvfp4._api, "gated_grouped_gemm", counted)
+    results = []
+    for bias, batch_invariant in ((False, True), (True, False)):
+        own = make(generator, activation, gated, bias=bias, batch_invariant=batch_invariant, **limits)
+        experts, device = placed(own, place)
+        factors = torch.randn(E, H, 2, generator=generator) / 8, torch.randn(E, 2, INNER, generator=generator) / 8
+        hidden = torch.randn(TOKENS, H, generator=generator).to(device, dtype)
+        index, weights = (t.to(device) for t in routing(generator))
+        for adapter in (None, tuple(t.to(device) for t in factors)):
+            experts.down.adapter = adapter
+            with torch.no_grad():
+                results.append((experts, adapter, hidden, index, weights, experts(hidden, index, weights)))
+    assert called == (4 if place != "mapped" and dtype != torch.float32 else 0)
+    monkeypatch.setattr(Stack, "activates", lambda stack, dtype: False)
+    for experts, adapter, hidden, index, weights, y in results:
+        experts.down.adapter = adapter
+        with torch.no_grad():
+            assert torch.equal(y, experts(hidden, index, weights))
+    assert y.isfinite().all() and y.any()
+
+
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("k", [1, 3])
 def test_router_weights_on_the_input(k: int, dtype: torch.dtype, generator: torch.Generator) -> None:

@@ -89,6 +89,7 @@ def test_one_graph_serves_every_routing(nvfp4_a: bool, cuda: Backend, generator:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         nvfp4.grouped_gemm(**on_gpu, out=out)
+        activated = nvfp4.gated_grouped_gemm(**on_gpu)
     for i in range(50):
         last = int(draw(1, most=t + 1)) if i else t
         routing["ends"] = draw(last, most=groups if i % 3 else 1).bincount(minlength=groups).cumsum(0).int()
@@ -103,6 +104,7 @@ def test_one_graph_serves_every_routing(nvfp4_a: bool, cuda: Backend, generator:
         graph.replay()
         expected = nvfp4.grouped_gemm(**fixed, **routing)[:last]
         assert torch.equal(out[:last].cpu(), expected) and out[last:].isnan().all()
+        assert torch.equal(activated[:last].cpu(), nvfp4.gated(expected[:, :n], expected[:, n:]))
 
 
 def test_one_graph_quantizes_every_routing(cuda: Backend, generator: torch.Generator) -> None:

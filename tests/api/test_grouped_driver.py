@@ -8,8 +8,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from driver_calls import launches, run
 from interpreter import python
-from test_driver import launches, run
 
 import nvfp4
 
@@ -29,7 +29,7 @@ HIDDEN = """
 CALL = (
     HIDDEN
     + """
-    def call(t, n, k, e, parts=1, ends=None, nvfp4_a=False):
+    def call(t, n, k, e, parts=1, ends=None, nvfp4_a=False, activation=None):
         a, b = np.zeros((3, k), np.float16), np.zeros((e, parts, n, k // 2), np.uint8)
         extra = {"scale_a": None, "rows": hidden(t, np.int32)}
         if nvfp4_a:
@@ -37,8 +37,10 @@ CALL = (
             extra = {"scale_a": scale_a, "scale_rows": hidden(e, np.int32)}
         scale = np.zeros(e * parts * -(-n // 128) * -(-k // 64) * 512, np.uint8)
         ends = hidden(e, np.int32) if ends is None else np.int32(ends)
-        row_scale = hidden(t, np.float32)
-        return nvfp4.grouped_gemm(a, b, scale_b=scale, ends=ends, row_scale=row_scale, backend="sm80", **extra)
+        extra |= {"row_scale": hidden(t, np.float32), "backend": "sm80"}
+        if activation:
+            return nvfp4.gated_grouped_gemm(a, b, scale_b=scale, ends=ends, activation=activation, **extra)
+        return nvfp4.grouped_gemm(a, b, scale_b=scale, ends=ends, **extra)
 """
 )
 
@@ -60,6 +62,29 @@ def test_one_launch(nvfp4_a: bool, kind: str, capability: str, fake_driver: Path
     calls = f"[call(t, 200, 96, e, p, nvfp4_a={nvfp4_a}) for t in (1, 37, 2000) for p in (1, 2)]"
     rows = launched(f"for e in (1, 8, 1024): {calls}", fake_driver, tmp_path / "log", FAKE_CC=capability)
     assert len(rows) == 18 and all(name.startswith(f"nvfp4_sm80_grouped_{kind}_") for name, _ in rows)
+
+
+@pytest.mark.parametrize("capability", ["80", "90", "100", "120"])
+def test_an_activation_follows_the_product(capability: str, fake_driver: Path, tmp_path: Path) -> None:
+    """No kernel of sm80 computes both. The host reads none of the numbers, and the second grid may start early."""
+    forms = ((1, "silu", False), (2, "silu", True), (1, "relu2", True), (2, "swiglu", False), (2, "gelu_tanh", False))
+    calls = [f"call(37, 200, 96, 8, {p}, nvfp4_a={a}, activation='{name}')" for p, name, a in forms]
+    rows = launched("; ".join(calls), fake_driver, tmp_path / "log", FAKE_CC=capability)
+    products = [f"nvfp4_sm80_grouped_{'w4a4' if a else 'fp16'}_" for _, _, a in forms]
+    assert all(name.startswith(product) for (name, _), product in zip(rows[::2], products, strict=True))
+    assert [name for name, _ in rows[1::2]] == [f"nvfp4_gated_{name}" for _, name, _ in forms]
+
+
+def test_info_shows_an_activation(fake_driver: Path) -> None:
+    """The workspace has the products of both parts, where another kernel computes the activation."""
+    code = """
+        for a_dtype in ("float16", None):
+            forms = [{}, {"operation": "gated_grouped_gemm"}]
+            shape = {"groups": 8, "a_dtype": a_dtype, "device": 0, "backend": "sm80"}
+            plans = [nvfp4.info(37, 200, 96, **shape, **form)["plan"] for form in forms]
+            print(*(plan["fused"] for plan in plans), plans[1]["workspace"] - plans[0]["workspace"])
+    """
+    assert run(code, fake_driver, FAKE_CC="90").splitlines() == [f"False False {37 * 2 * 200 * 2}"] * 2
 
 
 def test_code_that_does_not_wait_starts_after_the_grid_before(fake_driver: Path, tmp_path: Path) -> None:

@@ -108,6 +108,13 @@ static int multiply_groups(run *r, nvfp4_context *context, int a_is_e2m1, float 
     }
     if (!r->fail_at) memcpy(result, out, sizeof out);
     EXPECT(memcmp(out, result, sizeof out) == 0);
+    nvfp4_gated_grouped_gemm_args expert = NVFP4_GATED_GROUPED_GEMM_ARGS;
+    expert.grouped = args, expert.grouped.call.size = sizeof expert, expert.activation = NVFP4_RELU2;
+    if (!succeeded(r, nvfp4_gated_grouped_gemm(context, &expert))) {
+        EXPECT(memcmp(out, result, sizeof out) == 0);
+        return 0;
+    }
+    for (int i = 0; i < M * N / 2; i++) EXPECT(out[i] == (result[i] > 0 ? result[i] * result[i] : 0));
     return 1;
 }
 

@@ -16,6 +16,10 @@ static void expect(int holds, const char *rule) {
     if (!holds) printf("FAILED: %s (%s)\n", rule, nvfp4_last_error());
 }
 
+static void expect_error(nvfp4_status status, const char *message) {
+    expect(status == NVFP4_INVALID && !strcmp(nvfp4_last_error(), message), message);
+}
+
 /* One of M, N, K, L at a time is the most that there may be, more, or less than nothing. */
 static void check_shapes(nvfp4_context *context) {
     const int64_t more = (int64_t)1 << 31;
@@ -42,12 +46,17 @@ static void check_shapes(nvfp4_context *context) {
     nvfp4_shape shape = NVFP4_SHAPE;
     shape.size = offsetof(nvfp4_shape, l);
     expect(nvfp4_plan_shape(context, &shape, &plan) == NVFP4_INVALID &&
-               !strcmp(nvfp4_last_error(), "shape: its size is 48; must be 64, as NVFP4_SHAPE sets it"),
+               !strcmp(nvfp4_last_error(), "shape: its size is 48; must be 72, as NVFP4_SHAPE sets it"),
            "a struct of another version is rejected");
-    expect(nvfp4_override_plan(context, &shape, &plan) == NVFP4_INVALID && strstr(nvfp4_last_error(), "must be 64"),
+    expect(nvfp4_override_plan(context, &shape, &plan) == NVFP4_INVALID && strstr(nvfp4_last_error(), "must be 72"),
            "here as well");
     shape.size = offsetof(nvfp4_shape, groups), shape.groups = -1;
     expect(nvfp4_plan_shape(context, &shape, &plan) == NVFP4_OK, "an older program has no groups");
+    shape.size = offsetof(nvfp4_shape, operation), shape.groups = 0, shape.operation = 3;
+    expect(nvfp4_plan_shape(context, &shape, &plan) == NVFP4_OK, "nor another operation");
+    shape.size = sizeof shape;
+    expect_error(nvfp4_plan_shape(context, &shape, &plan),
+                 "operation: is 3; must be 0, 1 (quantize_gemm) or 2 (gated_grouped_gemm)");
     plan = (nvfp4_plan){.name = "nvfp4_sm80_gemm_64x64"};
     shape = NVFP4_SHAPE;
     expect(nvfp4_override_plan(context, &shape, &plan) == NVFP4_INVALID && strstr(nvfp4_last_error(), "device: is -1"),
@@ -56,6 +65,8 @@ static void check_shapes(nvfp4_context *context) {
     expect(nvfp4_override_plan(context, &shape, &plan) == NVFP4_INVALID &&
                !strcmp(nvfp4_last_error(), "flags: is 1; must be 0 or 4 (b not transposed) for an override"),
            "no plan is put first of batch-invariant products");
+    shape.flags = 0, shape.operation = NVFP4_SHAPE_QUANTIZE_GEMM, shape.a_dtype = NVFP4_FP32;
+    expect_error(nvfp4_override_plan(context, &shape, &plan), "operation: is 1; must be 0 for an override");
 }
 
 static void check_quantized_shape(nvfp4_context *context) {
@@ -160,13 +171,28 @@ static void check_groups_of_values(nvfp4_context *context) {
     for (int n = 0; n < N; n++)
         expect(out[0][n] == 16 * 3 && out[1][n] == 16 * 2 && isnan(out[2][n]),
                "a group's scales, NaN where they begin inside a block");
+    nvfp4_gated_grouped_gemm_args expert = NVFP4_GATED_GROUPED_GEMM_ARGS;
+    nvfp4_plan plan;
+    expert.grouped = args, expert.grouped.call.size = sizeof expert;
+    expert.grouped.flags = NVFP4_NO_TRANSPOSE_B, expert.activation = NVFP4_RELU2;
+    memset(out, 0, sizeof out);
+    expect_error(
+        nvfp4_gated_grouped_gemm(context, &expert),
+        "flags: is 4; must be without 4 (b not transposed): an activation follows products with the transpose");
+    expert.grouped.flags = 0, expert.activation = 4;
+    expect_error(nvfp4_gated_grouped_gemm(context, &expert),
+                 "activation: is 4; must be silu (0), gelu_tanh (1), relu2 (2) or swiglu (3)");
+    expert.activation = NVFP4_RELU2;
+    expect(nvfp4_gated_grouped_gemm_plan(context, &expert, &plan) == NVFP4_OK && plan.backend == NVFP4_BACKEND_CPU &&
+               plan.workspace == 0,
+           "on the CPU the products need no workspace of the caller's");
+    expect(out[0][0] == 0, "a plan computes nothing");
+    expect(nvfp4_gated_grouped_gemm(context, &expert) == NVFP4_OK && out[0][1] == 48 * 48 && out[1][0] == 32 * 32 &&
+               isnan(out[2][0]),
+           "the squares of the products");
     args.scale_rows.dtype = NVFP4_NONE;
     expect(nvfp4_grouped_gemm(context, &args) == NVFP4_INVALID && strstr(nvfp4_last_error(), "scale_rows: is missing"),
            "scales without their places");
-}
-
-static void expect_error(nvfp4_status status, const char *message) {
-    expect(status == NVFP4_INVALID && !strcmp(nvfp4_last_error(), message), message);
 }
 
 /* Rules that Python's functions cannot break, and a call of groups. */

@@ -69,11 +69,7 @@ static void check_units(const gpu *g, const grouped_problem *all, const gemm_can
     expect((s->tiles_n - 1) * (int64_t)s->tile_pairs < pairs && s->tiles_n * (int64_t)s->tile_pairs >= pairs,
            "tiles cover the pairs");
     expect(c->tile_n == 16 * s->tile_pairs && c->tile_k == 256 << s->team_log2, "as info shows it");
-    const int64_t hit = min_int(all->groups, p->m), tiles_m = (p->m + hit * (c->tile_m - 1)) / c->tile_m;
-    const int64_t tiles = tiles_m * s->tiles_n * all->parts;
-    expect(c->grid == min_int(tiles, g->props.sm_count) && step->grid_x == c->grid, "a CTA an SM, if it has a tile");
-    expect(tiles <= INT32_MAX - g->props.sm_count * (8 >> s->team_log2),
-           "the number behind a team's last tile does not overflow");
+    check_tiles_of_groups(g, all, c, step, s->tiles_n, 8 >> s->team_log2);
     int32_t maps = 0;
     if (blocks) {
         const tensor_layout *b = &plan->tensor_map[maps++].layout;
@@ -107,11 +103,8 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
         return;
     }
     expect(c->split_k == 1 && c->tile_n == 128 && c->tile_k == 128 && c->swap_ab, "a CTA has all of K");
-    const int64_t across = ceil_div(p->n, 128) * all->parts, hit = min_int(all->groups, p->m);
-    const int64_t tiles = (p->m + hit * (c->tile_m - 1)) / c->tile_m * across;
-    expect(s->tiles_n * (int64_t)all->parts == across, "tiles cover N");
-    expect(c->grid == min_int(tiles, g->props.sm_count) && step->grid_x == c->grid, "a CTA an SM, if it has a tile");
-    expect(tiles <= INT32_MAX - g->props.sm_count, "the number behind a CTA's last tile does not overflow");
+    expect(s->tiles_n == ceil_div(p->n, 128), "tiles cover N");
+    check_tiles_of_groups(g, all, c, step, s->tiles_n, 1);
     if (p->k == 0) {
         expect(plan->steps == 1 && plan->tensor_maps == 0 && !s->a, "nothing to load");
         return;

@@ -12,6 +12,7 @@ way to run, with the plug-in or with vLLM's own kernels. A row of the file has, 
                 same tokens
     movement    the same mean between transformers with "sdpa" and with "eager" attention, or with the prompt in chunks;
                 of gpt-oss, for which it has one attention, also with fp32
+    commit      of nvfp4, as --commit says
     verdict     equal tokens, equal probabilities, times the movement, equal bits (batch invariance), or what went wrong
 
 In fp32 tokens must be equal, and probabilities within 0.001; in W4A4 a mean of twice the movement will do, since the
@@ -56,6 +57,7 @@ ENVIRONMENTS = {
     INVARIANT: {"NVFP4_VLLM_MOE": "1", "VLLM_BATCH_INVARIANT": "1"},
 }
 CHUNK = 32  # tokens of a prompt at a time
+TWO = {"tensor_parallel_size": 2, "disable_custom_all_reduce": True}  # NCCL adds the ranks' sums
 MODES = {  # vLLM's compilation mode 0 is none
     "eager": {"enforce_eager": True},
     "graphs": {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}},
@@ -65,27 +67,33 @@ MODES = {  # vLLM's compilation mode 0 is none
         "enable_prefix_caching": True,
         "max_num_batched_tokens": CHUNK,
     },
-    "two GPUs": {"enforce_eager": True, "tensor_parallel_size": 2},
+    "two GPUs, eager": {"enforce_eager": True} | TWO,
+    "two GPUs, graphs": {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}} | TWO,
     "alone and in batches": {"enforce_eager": True},
 }
-SHORT = {"compiled, graphs": "compiled", "cached prefix, chunked prefill": "cached and chunked"}
+SHORT = {"two GPUs, eager": "two GPUs", "two GPUs, graphs": "two GPUs in graphs"}
+SHORT |= {"compiled, graphs": "compiled", "cached prefix, chunked prefill": "cached and chunked"}
 SHORT |= {"qwen3-moe": "Qwen3-MoE", "mixtral": "Mixtral", "deepseek-v3": "DeepSeek-V3", "modelopt": "ModelOpt"}
 PREFIX = 64  # tokens that the prompts share where prefixes are cached
 FULL = [("float32", "eager"), ("float32", "graphs"), ("float32", "cached prefix, chunked prefill")]
-FULL += [("bfloat16", "eager"), ("float32", "two GPUs")]
+FULL += [("bfloat16", "eager")]
 COMPILED = [("float32", "compiled, graphs"), ("bfloat16", "compiled, graphs")]
 SOME = [("float32", "graphs"), ("bfloat16", "compiled, graphs")]
+MORE = [("float32", "graphs"), *COMPILED]
 MIXTURE = [("float32", "eager"), ("float32", "graphs"), ("bfloat16", "graphs")]
+MIXTURE_MORE = [*MIXTURE, ("float32", "compiled, graphs")]
+PARALLEL = [("float32", "two GPUs, eager"), ("float32", "two GPUs, graphs")]
 BATCHES = [("bfloat16", "alone and in batches")]
 OWN = [("bfloat16", "eager")]
+FORMATS = [("modelopt", "W4A4"), ("compressed-tensors", "W4A16")]
 PLAN = [  # a row is a worker's at a time; the longest first
     (NVFP4, "Llama", "modelopt", "W4A4", FULL),
     (NVFP4, "Llama", "modelopt", "W4A4", COMPILED),
     (NVFP4, "Llama", "compressed-tensors", "W4A16", FULL),
     (NVFP4, "Llama", "compressed-tensors", "W4A16", COMPILED),
     (NVFP4, "qwen3-moe", "modelopt", "W4A16", COMPILED),
-    (NVFP4, "qwen3-moe", "modelopt", "W4A16", [*MIXTURE, ("float32", "two GPUs")]),
-    (NVFP4, "qwen3-moe", "compressed-tensors", "W4A4", MIXTURE),
+    (NVFP4, "qwen3-moe", "modelopt", "W4A16", MIXTURE),
+    (NVFP4, "qwen3-moe", "compressed-tensors", "W4A4", MIXTURE_MORE),
     *((by, "Llama", "compressed-tensors", "W4A16", BATCHES) for by in (INVARIANT, NVFP4)),
     (INVARIANT, "Llama", "modelopt", "W4A4", BATCHES),
     (INVARIANT, "qwen3-moe", "modelopt", "W4A16", BATCHES),
@@ -95,24 +103,26 @@ PLAN = [  # a row is a worker's at a time; the longest first
     (VLLM, "Llama", "modelopt", "W4A4", OWN),
     (VLLM, "qwen3-moe", "modelopt", "W4A16", OWN),
     *((VLLM, name, DENSE_WEIGHTS, "W4A16", OWN) for name in ("qwen3-moe", "gpt-oss", "mixtral", "deepseek-v3")),
-    *((NVFP4, "gpt-oss", "modelopt", mode, MIXTURE) for mode in ("W4A16", "W4A4")),
-    *((NVFP4, name, "modelopt", "W4A4", SOME) for name in ("Qwen3", "Qwen2", "Phi3")),
+    (NVFP4, "gpt-oss", "modelopt", "W4A16", MIXTURE),
+    (NVFP4, "gpt-oss", "modelopt", "W4A4", MIXTURE_MORE),
+    *((NVFP4, name, "modelopt", "W4A4", MORE) for name in ("Qwen3", "Qwen2", "Phi3")),
     *((NVFP4, name, "compressed-tensors", "W4A16", SOME) for name in ("Qwen3", "Qwen2", "Phi3")),
     (NVFP4, "deepseek-v3", "modelopt", "W4A16", MIXTURE),
-    (NVFP4, "deepseek-v3", "compressed-tensors", "W4A4", MIXTURE),
+    (NVFP4, "deepseek-v3", "compressed-tensors", "W4A4", MIXTURE_MORE),
     (NVFP4, "mixtral", "compressed-tensors", "W4A16", MIXTURE),
-    (NVFP4, "mixtral", "modelopt", "W4A4", MIXTURE),
+    (NVFP4, "mixtral", "modelopt", "W4A4", MIXTURE_MORE),
     (NVFP4, "Llama", "compressed-tensors", "W4A4", SOME),
     (NVFP4, "Llama", "modelopt", "W4A16", SOME),
+    *((NVFP4, model, *kind, [cell]) for model in ("Llama", "qwen3-moe") for kind in FORMATS for cell in PARALLEL),
 ]
 SIZES = {"hidden_size": 256, "head_dim": 64, "vocab_size": 1024, "max_position_embeddings": 512, "eos_token_id": None}
 DENSE = SIZES | {"intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
 LATENT = {"head_dim": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "qk_head_dim": 64, "v_head_dim": 32}
 MIXTURES = {
-    "qwen3-moe": {"moe_intermediate_size": 208},
-    "mixtral": {"intermediate_size": 208},
-    "deepseek-v3": {**LATENT, "moe_intermediate_size": 208, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
-    "gpt-oss": {"intermediate_size": 208},
+    "qwen3-moe": {"moe_intermediate_size": 224},
+    "mixtral": {"intermediate_size": 224},
+    "deepseek-v3": {**LATENT, "moe_intermediate_size": 224, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+    "gpt-oss": {"intermediate_size": 224},
 }
 
 
@@ -129,10 +139,14 @@ class Cell:
         return " | ".join(dataclasses.astuple(self))
 
 
+def wide(cell: Cell) -> bool:
+    return cell.way.startswith("two GPUs")
+
+
 def planned(only: str, gpus: int) -> list[list[Cell]]:
     """The cells of each checkpoint and environment."""
     groups = [[Cell(*row[:4], dtype, way) for dtype, way in row[4]] for row in PLAN]
-    groups = [[cell for cell in group if cell.way != "two GPUs" or gpus > 1] for group in groups]
+    groups = [[cell for cell in group if not wide(cell) or gpus > 1] for group in groups]
     return [chosen for group in groups if (chosen := [cell for cell in group if re.search(only, str(cell))])]
 
 
@@ -297,17 +311,24 @@ def what_runs(model: Any) -> str:
 # ---- the program ----
 
 
-def environment(by: str, folder: Path) -> dict[str, str]:
-    """Caches are a worker's own, but for what vLLM finds out about classes of models."""
+def environment(by: str, folder: Path, gpu: int | None) -> dict[str, str]:
+    """Caches are a worker's own. `gpu` is the one it sees; None for all."""
     folder.mkdir()
     caches = {"VLLM_CACHE_ROOT": str(folder / "vllm"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
     more = {"TRITON_F32_DEFAULT": "ieee", "OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "2"}
     more |= {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn", "PYTHONUNBUFFERED": "1"}
+    more |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}  # it would use NVLink's multicast
+    more |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}
     return os.environ | caches | more | ENVIRONMENTS[by]
 
 
 def serve(
-    by: str, groups: queue.Queue[list[Cell]], folder: Path, deadline: float, report: Callable[[dict[str, Any]], None]
+    by: str,
+    gpu: int | None,
+    groups: queue.Queue[list[Cell]],
+    folder: Path,
+    deadline: float,
+    report: Callable[[dict[str, Any]], None],
 ) -> None:
     """Hands groups to a worker, and starts another one after a crash. The log is beside the worker's folder."""
     for count in itertools.count():
@@ -317,7 +338,7 @@ def serve(
         with log.open("a") as errors:
             process = subprocess.Popen(
                 command,
-                env=environment(by, own),
+                env=environment(by, own, gpu),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -377,7 +398,8 @@ def main() -> int:
     parser.add_argument("out", type=Path, metavar="OUT.csv")
     parser.add_argument("--only", default="", metavar="REGEX", help="cells: 'by | model | format | mode | dtype | way'")
     parser.add_argument("--seconds", type=float, default=3600.0, help="give up what is not done by then")
-    parser.add_argument("--workers", type=int, help="processes (default: 12 on a GPU, else 1)")
+    parser.add_argument("--workers", type=int, help="processes beside those of two GPUs (default: 12 on a GPU, else 1)")
+    parser.add_argument("--commit", default="-", help="the tree under test, for the rows")
     parser.add_argument("--table", action="store_true", help="run nothing, and print the table of the file")
     args = parser.parse_args()
     if args.table:
@@ -392,6 +414,7 @@ def main() -> int:
         "card": torch.cuda.get_device_name() if gpus else "CPU",
         "date": datetime.date.today().isoformat(),
         "software": ", ".join(f"{name} {version(name)}" for name in ("vllm", "torch", "transformers")),
+        "commit": args.commit,
     }
     rows: list[dict[str, Any]] = []
 
@@ -403,14 +426,17 @@ def main() -> int:
     threads = []
     work_folder = Path(tempfile.mkdtemp(prefix="vllm_cuda_"))
     workers = args.workers or (12 if gpus else 1)
-    for by in ENVIRONMENTS:
+    for by, both in itertools.product(ENVIRONMENTS, (True, False)):
         own: queue.Queue[list[Cell]] = queue.Queue()
         for group in groups:
-            if group[0].by == by:
+            if group[0].by == by and wide(group[0]) == both:
                 own.put(group)
-        for i in range(min(own.qsize(), max(1, workers * own.qsize() // len(groups)))):
-            folder = work_folder / f"{re.sub(r'[^A-Za-z0-9]+', '_', by)}_{i}"
-            threads.append(threading.Thread(target=serve, args=(by, own, folder, start + args.seconds, report)))
+        share = own.qsize() if both else max(1, workers * own.qsize() // len(groups))
+        for i in range(min(own.qsize(), share)):
+            folder = work_folder / f"{re.sub(r'[^A-Za-z0-9]+', '_', by)}_{'two_' if both else ''}{i}"
+            gpu = i % gpus if gpus and not both else None
+            work_of = (by, gpu, own, folder, start + args.seconds, report)
+            threads.append(threading.Thread(target=serve, args=work_of))
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -394,7 +394,34 @@ def run_groups(backends: list[str]) -> int:
             if not torch.equal(got.nan_to_num(nan=7.5), expected.nan_to_num(nan=7.5)):
                 sys.exit(f"{what}: differs from the CPU backend")
             calls += 1
+        if transpose_b:
+            calls += run_activations(tensors, options, backend)
     return calls
+
+
+def run_activations(tensors: dict[str, torch.Tensor], options: dict[str, Any], backend: str) -> int:
+    """gated_grouped_gemm by each plan. All rows count: gated's kernel reads rows past the last end, too."""
+    import torch
+
+    import nvfp4
+    from nvfp4 import _C
+
+    n, what = tensors["b"].shape[-2], f"gated_grouped_gemm of {tensors['a'].dtype} A on {backend}"
+    tensors = tensors | {"ends": torch.cat([tensors["ends"][:-1], torch.tensor([90], dtype=torch.int32)])}
+    options = {name: x for name, x in options.items() if name != "transpose_b"}
+    y = nvfp4.grouped_gemm(**tensors, **options, backend="cpu")
+    expected = nvfp4.gated(y[:, :n], y[:, n:], "swiglu", limit=7.0).nan_to_num(nan=7.5)
+    given = {name: gpu(x) for name, x in tensors.items()}
+    for place in range(4):
+        under_way.say(f"{what}, candidate {place}")
+        _C.set_candidate(place)
+        try:
+            got = nvfp4.gated_grouped_gemm(**given, **options, activation="swiglu", limit=7.0, backend=backend)
+        finally:
+            _C.set_candidate(0)
+        if not torch.equal(got.cpu().nan_to_num(nan=7.5), expected):
+            sys.exit(f"{what}: differs from the CPU backend")
+    return 4
 
 
 def products(backends: list[str]) -> list[Call]:

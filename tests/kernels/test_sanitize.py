@@ -130,4 +130,4 @@ def test_products_of_groups() -> None:
     code = f"import sys; sys.path.append({str(Path(sanitize.__file__).parent)!r}); import sanitize\n"
     code += "print(sanitize.run_groups(sanitize.families()))"
     done = python("-c", code, env={**os.environ, **driver(), "EMULATE_DEVICE": "sm_90"})
-    assert done.stdout == "40\n", done.stdout + done.stderr
+    assert done.stdout == "72\n", done.stdout + done.stderr

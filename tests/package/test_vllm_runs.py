@@ -132,7 +132,9 @@ def test_the_plan() -> None:
     assert {cell.by for cell in cells} == set(runs.ENVIRONMENTS)
     assert {"Llama", "Qwen3", "Qwen2", "Phi3", *runs.MIXTURES} == {cell.model for cell in cells}
     one = [cell for group in runs.planned("", 1) for cell in group]
-    assert [cell for cell in cells if cell.way != "two GPUs"] == one
+    assert [cell for cell in cells if not cell.way.startswith("two GPUs")] == one
+    both = {dataclasses.astuple(cell)[1:4] for cell in cells if cell not in one}
+    assert both == {(model, *kind) for model in ("Llama", "qwen3-moe") for kind in runs.FORMATS}
     assert {cell.model for group in runs.planned("Phi3", 1) for cell in group} == {"Phi3"}
 
 
@@ -145,8 +147,68 @@ def test_the_page_has_the_table_of_the_file() -> None:
     assert not failed and {row["card"] for row in rows} == {"NVIDIA H100 80GB HBM3"}
 
 
+class Event:
+    """torch.cuda.Event on a GPU whose clock `now` is set by hand, in milliseconds."""
+
+    now = 0.0
+    reached = True  # whether the GPU has come to the first event of a step
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.time = Event.now
+
+    def query(self) -> bool:
+        return Event.reached
+
+    def elapsed_time(self, other: Event) -> float:
+        return other.time - self.time
+
+
+class Runner:
+    """A model runner of vLLM's whose model takes 3 ms, and logits and sampling 1 ms."""
+
+    def execute_model(self, scheduled: str) -> str:
+        Event.now += 3
+        return f"{scheduled}, run"
+
+    def sample_tokens(self, grammar: None) -> str:
+        Event.now += 1
+        return "tokens"
+
+
+def test_the_time_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is counted if the GPU still waits in front of it when all of it is enqueued."""
+    waits: list[int] = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", waits.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    runner = Runner()
+    clock = steps.GpuClock(runner)
+
+    def step(reached: bool, slower: float = 0.0) -> None:
+        monkeypatch.setattr(Event, "reached", reached)
+        assert runner.execute_model("batch") == "batch, run"
+        Event.now += slower
+        assert runner.sample_tokens(None) == "tokens"
+
+    step(True)
+    assert not waits and not clock.marks  # it is off
+    clock.hold = 0.002
+    for reached, slower in ((False, 50.0), (False, 0.0), (True, 90.0), (False, 0.5), (False, 0.0), (False, 60.0)):
+        step(reached, slower)
+    assert waits == [int(0.002 * steps.CYCLES)] * 6
+    assert clock.taken(1, 4) == (0.004, 0.003)  # without the first, the last and the one that was late
+    for _ in range(2):
+        step(True)
+    step(False)
+    assert all(value != value for value in clock.taken(0, 3))  # NaN: most were late
+
+
 @pytest.mark.parametrize(
-    ("model", "mode", "linear"), [("llama", "W4A4", 14), ("llama", "W4A16", 14), ("mixture", "W4A16", 0)]
+    ("model", "mode", "linear"),
+    [("llama", "W4A4", 14), ("llama", "W4A16", 14), ("mixture", "W4A16", 0), ("mixture", "W4A4", 0)],
 )
 def test_checkpoints_that_are_timed(
     model: str, mode: str, linear: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
