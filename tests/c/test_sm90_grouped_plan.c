@@ -173,10 +173,12 @@ static void check_choices(void) {
            "few rows a group have a narrow tile");
     expect(first_tile(65536, 768, 2048, 128, 2, &family) == 128 && family == NVFP4_BACKEND_SM90,
            "many rows a group have a wide one");
+    first_tile_of(PLAIN, 8, 768, 2048, 128, 2, &family);
+    expect(family == NVFP4_BACKEND_SM80, "the NVFP4 rows of one token are sm80's");
     first_tile_of(PLAIN, 128, 768, 2048, 128, 2, &family);
-    expect(family == NVFP4_BACKEND_SM80, "one NVFP4 row a group or two are sm80's");
-    first_tile_of(PLAIN, 512, 2048, 7168, 256, 2, &family);
-    expect(family == NVFP4_BACKEND_SM80, "a few are, too");
+    expect(family == NVFP4_BACKEND_SM90, "those of sixteen are sm90's");
+    first_tile_of(PLAIN, 32, 2048, 7168, 256, 2, &family);
+    expect(family == NVFP4_BACKEND_SM90, "with a large K those of a few are");
     expect(first_tile_of(PLAIN, 65536, 768, 2048, 128, 2, &family) == 128 && family == NVFP4_BACKEND_SM90,
            "many are dequantized once");
 }
