@@ -93,8 +93,16 @@ def vllm() -> str:
 
 
 def experts() -> str:
-    """Layers of experts, of one run of `bench --set experts`."""
-    names = ("floor us", "layer us", "route and combine us", "torch bf16 us", "ratio")
+    """Layers of experts, of one run of `bench --set experts --against marlin`."""
+    names = (
+        "floor us",
+        "layer us",
+        "layer W4A4 us",
+        "vLLM Marlin W4A16 us",
+        "torch bf16 us",
+        "over Marlin",
+        "over bf16",
+    )
     return show.markdown(
         ["<experts of", "tokens", "hit", *names],
         [[row[name] for name in ("model", "tokens", "hit", *names)] for row in read("experts_h100.csv")],
