@@ -234,6 +234,8 @@ typedef struct nvfp4_plan {
     int32_t candidates;      /* on a GPU: how many plans there are for this product (nvfp4_set_candidate) */
     double modelled_us;      /* on a GPU: modelled time of a back-to-back call, by which plans are ranked */
     double single_us;        /* on a GPU: modelled time of a single call with a cold L2 */
+    int32_t is_fused;        /* of quantize_gemm, gated_grouped_gemm: 1: the kernel quantizes A too, or computes the
+                              * activation too; 0: another kernel does, which the times leave out */
 } nvfp4_plan;
 
 /* Forces the plan of this rank for later products of this context: 0, the default, is the one of the least modelled
@@ -244,6 +246,13 @@ nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate);
  * what NVFP4_BACKEND says. */
 nvfp4_status nvfp4_set_default_backend(nvfp4_context *context, nvfp4_backend backend);
 
+/* The operation that a shape is of. */
+typedef enum nvfp4_shape_operation {
+    NVFP4_SHAPE_PRODUCT = 0,            /* nvfp4_gemm; with groups nvfp4_grouped_gemm of one part */
+    NVFP4_SHAPE_QUANTIZE_GEMM = 1,      /* a_dtype, NVFP4_FP32 too, is that of A before it is quantized (NVFP4_AMAX6) */
+    NVFP4_SHAPE_GATED_GROUPED_GEMM = 2, /* with groups, of gate and up: n are the columns of the result */
+} nvfp4_shape_operation;
+
 /* A product by its sizes, for questions about plans: all operands are dense and their data aligned to 16 bytes. Begin
  * with NVFP4_SHAPE, which sets the size of the struct, NVFP4_HOST, A in the format and L = 1. */
 typedef struct nvfp4_shape {
@@ -253,11 +262,14 @@ typedef struct nvfp4_shape {
     nvfp4_dtype a_dtype; /* NVFP4_NONE: NVFP4 data; NVFP4_FP16 or NVFP4_BF16 */
     uint32_t flags;      /* a sum of nvfp4_flags */
     int64_t m, n, k, l;
-    int64_t groups; /* of nvfp4_grouped_gemm with one part, whose rows are m and L is 1; 0: a product. Absent from the
-                     * struct of an older program */
+    int64_t groups; /* of products of groups, whose rows are m and L is 1; 0: a product. Absent, as what follows, from
+                     * the struct of an older program */
+    nvfp4_shape_operation operation;
+    uint32_t reserved; /* 0 */
 } nvfp4_shape;
 static inline nvfp4_shape nvfp4_default_shape(void) {
-    const nvfp4_shape shape = {sizeof(nvfp4_shape), NVFP4_HOST, NVFP4_AUTO, NVFP4_NONE, 0, 0, 0, 0, 1, 0};
+    const nvfp4_shape shape = {sizeof(nvfp4_shape), NVFP4_HOST, NVFP4_AUTO, NVFP4_NONE, 0, 0, 0, 0, 1, 0,
+                               NVFP4_SHAPE_PRODUCT, 0};
     return shape;
 }
 #define NVFP4_SHAPE (nvfp4_default_shape())
@@ -267,7 +279,7 @@ static inline nvfp4_shape nvfp4_default_shape(void) {
  * be faster than the model's choice (`python -m nvfp4 bench --tune`). It holds for all output types and epilogues;
  * products whose operands lie so that they have no such plan are not affected. Another split_k adds in another order,
  * so results that round may differ in their last bits. shape->backend is NVFP4_AUTO or the plan's, shape->flags are 0
- * or NVFP4_NO_TRANSPOSE_B. NVFP4_INVALID where such a product has no such plan. */
+ * or NVFP4_NO_TRANSPOSE_B, groups and operation 0. NVFP4_INVALID where such a product has no such plan. */
 nvfp4_status nvfp4_override_plan(nvfp4_context *context, const nvfp4_shape *shape, const nvfp4_plan *plan);
 /* Removes every override. */
 void nvfp4_clear_overrides(nvfp4_context *context);

@@ -169,6 +169,7 @@ def plan(
     l: int,
     flags: int,
     groups: int = 0,
+    operation: int = 0,
     /,
 ) -> dict[str, Any]: ...
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from nvfp4._types import DType
 
+_OPERATIONS = (None, "quantize_gemm", "gated_grouped_gemm")  # by nvfp4_shape_operation
+
 
 def _ordinal(device: Any) -> int:
     """The ordinal of a device, or -1 for the CPU. `device` is an int, "cpu", "cuda", "cuda:1" or a torch.device."""
@@ -46,6 +48,7 @@ def info(
     a_dtype: DType | None = None,
     transpose_b: bool = True,
     groups: int = 0,
+    operation: str | None = None,
 ) -> dict[str, Any]:
     """Describes this version of nvfp4, what this machine can run, and the launch plan of a product.
 
@@ -64,6 +67,10 @@ def info(
             With False, a is M x N and the result M x K.
         groups (int, optional): the matrices of a grouped_gemm without parts, whose result has m rows. Default: 0.
             0 is a product by gemm. With others l is 1.
+        operation (str, optional): the operation that the product is a step of. Default: None.
+            "quantize_gemm": a_dtype is that of its a, torch.float32 too, and the plan is that of block_scale "amax6".
+            "gated_grouped_gemm": of `groups` matrices of gate and as many of up. The result is m x n.
+            None is gemm or grouped_gemm by themselves.
 
     Returns:
         A dict of plain values:
@@ -76,7 +83,8 @@ def info(
                 (whether CPU tensors are accepted if backend is given), usable and, if it is not, the reason.
             plan: the launch plan of the shape, if one is given: device, backend, kernel, reason, tiles, swap_ab,
                 split_k and workspace. On a GPU it has modelled_us, the time of a back-to-back call, and single_us, that
-                of a single call with a cold L2.
+                of a single call with a cold L2. `fused` says whether the kernel does the other step of `operation` too.
+                If not, another kernel does, whose time is not among these.
 
     Raises:
         nvfp4.Error: the shape or device cannot be used.
@@ -110,9 +118,20 @@ def info(
         ordinal = -1 if backend == "cpu" else next(usable, -1)
     else:
         ordinal = _ordinal(device)
+    if operation not in _OPERATIONS:
+        raise _C.Error(f"operation: is {operation!r}; must be 'quantize_gemm', 'gated_grouped_gemm' or None")
     flags = 0 if transpose_b else _C.NO_TRANSPOSE_B
     result["plan"] = {"device": "cpu" if ordinal < 0 else f"cuda:{ordinal}"} | _C.plan(
-        ordinal, backend, None if a_dtype is None else _name(a_dtype), m, n, k, l, flags, groups
+        ordinal,
+        backend,
+        None if a_dtype is None else _name(a_dtype),
+        m,
+        n,
+        k,
+        l,
+        flags,
+        groups,
+        _OPERATIONS.index(operation),
     )
     return result
 

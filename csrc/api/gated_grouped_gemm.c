@@ -89,19 +89,26 @@ static int64_t results_bytes(const grouped_problem *p) {
     return ceil_div(p->g.m * p->parts * part_bytes(p), 16) * 16;
 }
 
+void fuse_activation(prepared_call *call) {
+    const grouped_problem *p = &call->problem.grouped;
+    gemm_candidate fused;
+    if (call->is_empty || !call->where.on_gpu) return;
+    const gemm_planner *planner = planner_of(call->candidate.family, p->g.operation, p->g.a_type);
+    call->is_fused =
+        planner->with_activation && planner->with_activation(call->where.props, p, &call->candidate, &fused);
+    if (call->is_fused)
+        call->candidate = fused;
+    else
+        call->candidate.workspace += results_bytes(p);
+}
+
 nvfp4_status gated_grouped_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call) {
     const grouped_problem p = call->problem.grouped;
     call->problem.grouped = product_of(&p, NULL);
     nvfp4_status status = grouped_gemm_plan(context, c, call);
     call->problem.grouped = p;
-    call->is_fused = 0;
-    if (status || call->is_empty || !call->where.on_gpu) return status;
-    const gemm_planner *planner = planner_of(call->candidate.family, p.g.operation, p.g.a_type);
-    const gemm_candidate product = call->candidate;
-    call->is_fused =
-        planner->with_activation && planner->with_activation(call->where.props, &p, &product, &call->candidate);
-    if (!call->is_fused) call->candidate.workspace += results_bytes(&p);
-    return NVFP4_OK;
+    if (!status) fuse_activation(call);
+    return status;
 }
 
 /* Multiplies to `memory` and computes the activation. On a GPU the product's own workspace lies behind. */

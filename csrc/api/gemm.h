@@ -20,6 +20,9 @@ nvfp4_status gemm_run(nvfp4_context *context, const checked_call *c, const prepa
 /* A product whose A is quantized first (quantize_gemm.c). */
 nvfp4_status check_quantize_gemm(const checked_call *c, prepared_call *call);
 nvfp4_status quantize_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
+/* Takes the kernel that quantizes A too, where the plan of the call's product has one, or adds what A needs to the
+ * workspace. */
+void fuse_quantizer(prepared_call *call);
 nvfp4_status quantize_gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call);
 
 /* Products of groups; they run as others do. join_parts makes stacks with parts, [E, P, N, ..], those of E * P. */
@@ -34,6 +37,8 @@ nvfp4_status grouped_gemm_plan(nvfp4_context *context, const checked_call *c, pr
 /* Products of groups and their activation (gated_grouped_gemm.c). */
 nvfp4_status check_gated_grouped_gemm(const checked_call *c, prepared_call *call);
 nvfp4_status gated_grouped_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
+/* The same for a problem with an activation. */
+void fuse_activation(prepared_call *call);
 nvfp4_status gated_grouped_gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call);
 
 #endif

@@ -164,7 +164,7 @@ static gemm_candidate no_launch(const target *where) {
 
 static nvfp4_status choose(nvfp4_context *context, uint32_t flags, prepared_call *call) {
     const target *where = &call->where;
-    call->candidates = 0;
+    call->candidates = call->is_fused = 0;
     if (!where->on_gpu) return choose_on_host(context, flags, call);
     if (call->is_empty) {
         call->candidate = no_launch(where);
@@ -207,6 +207,7 @@ static void describe(const prepared_call *call, nvfp4_plan *plan) {
         .candidates = call->candidates,
         .modelled_us = c->modelled_us,
         .single_us = c->single_us,
+        .is_fused = call->is_fused,
     };
 }
 
@@ -237,21 +238,47 @@ nvfp4_status nvfp4_gated_grouped_gemm_plan(nvfp4_context *context, const nvfp4_g
     return plan_of(context, &operation_gated_grouped_gemm, args, plan);
 }
 
+/* The struct of an older program is shorter. */
 static int64_t groups_of(const nvfp4_shape *s) {
-    return s->size == sizeof *s ? s->groups : 0;
+    return s->size > offsetof(nvfp4_shape, groups) ? s->groups : 0;
+}
+
+static int32_t operation_of(const nvfp4_shape *s) {
+    return s->size > offsetof(nvfp4_shape, operation) ? (int32_t)s->operation : NVFP4_SHAPE_PRODUCT;
+}
+
+/* The rules of an operation that is no product alone. */
+static nvfp4_status check_shape_operation(const nvfp4_shape *s) {
+    const int32_t operation = operation_of(s);
+    const char *dtype = nvfp4_dtype_name(s->a_dtype);
+    const int is_16_bit = s->a_dtype == NVFP4_FP16 || s->a_dtype == NVFP4_BF16;
+    if (operation < NVFP4_SHAPE_PRODUCT || operation > NVFP4_SHAPE_GATED_GROUPED_GEMM)
+        return REJECT("operation", ("is %d", operation),
+                      ("must be 0, %d (quantize_gemm) or %d (gated_grouped_gemm)", NVFP4_SHAPE_QUANTIZE_GEMM,
+                       NVFP4_SHAPE_GATED_GROUPED_GEMM));
+    if (operation != NVFP4_SHAPE_PRODUCT && s->flags & NVFP4_NO_TRANSPOSE_B)
+        return REJECT(ARGUMENT_TRANSPOSE, (WORD_NOT_TRANSPOSED),
+                      (WORD_MUST_TRANSPOSE " for quantize_gemm and gated_grouped_gemm"));
+    if (operation == NVFP4_SHAPE_QUANTIZE_GEMM && !is_16_bit && s->a_dtype != NVFP4_FP32)
+        return REJECT("a_dtype", ("is %s", dtype), ("must be float16, bfloat16 or float32 for quantize_gemm"));
+    if (operation != NVFP4_SHAPE_QUANTIZE_GEMM && !is_16_bit && s->a_dtype != NVFP4_NONE)
+        return REJECT("a_dtype", ("is %s", dtype), ("must be none (NVFP4), float16 or bfloat16"));
+    if ((operation == NVFP4_SHAPE_QUANTIZE_GEMM && groups_of(s)) ||
+        (operation == NVFP4_SHAPE_GATED_GROUPED_GEMM && !groups_of(s)))
+        return REJECT("groups", ("are %lld", (long long)groups_of(s)),
+                      ("must be %s", groups_of(s) ? "0 for quantize_gemm" : "at least 1 for gated_grouped_gemm"));
+    return NVFP4_OK;
 }
 
 /* The rules of a shape. */
 static nvfp4_status check_shape(const nvfp4_shape *s) {
     const int64_t m = s->m, n = s->n, k = s->k, l = s->l;
-    if (s->size != sizeof *s && s->size != offsetof(nvfp4_shape, groups))
+    if (s->size != sizeof *s && s->size != offsetof(nvfp4_shape, groups) && s->size != offsetof(nvfp4_shape, operation))
         return REJECT("shape", ("its size is %zu", s->size), ("must be %zu, as NVFP4_SHAPE sets it", sizeof *s));
     nvfp4_status status = check_flags(s->flags);
     const int64_t groups = groups_of(s);
+    if (!status) status = check_shape_operation(s);
     if (status) return status;
-    if (s->a_dtype != NVFP4_NONE && s->a_dtype != NVFP4_FP16 && s->a_dtype != NVFP4_BF16)
-        return REJECT("a_dtype", ("is %s", nvfp4_dtype_name(s->a_dtype)),
-                      ("must be none (NVFP4), float16 or bfloat16"));
     if (groups < 0 || groups > NVFP4_MAX_GROUPS || (groups && l != 1))
         return REJECT("groups", ("are %lld with L = %lld", (long long)groups, (long long)l),
                       ("must be between 0 and %d, with L = 1", NVFP4_MAX_GROUPS));
@@ -275,8 +302,9 @@ static nvfp4_status check_shape(const nvfp4_shape *s) {
 /* The product that a shape describes. */
 static void set_problem_of_shape(const nvfp4_shape *s, prepared_call *call) {
     const int is_nn = (s->flags & NVFP4_NO_TRANSPOSE_B) != 0;
+    const int is_e2m1 = s->a_dtype == NVFP4_NONE || operation_of(s) == NVFP4_SHAPE_QUANTIZE_GEMM;
     const int64_t columns = is_nn ? s->k : s->n, sums_of = is_nn ? s->n : s->k;
-    const int64_t a_row = s->a_dtype == NVFP4_NONE ? s->k / 2 : sums_of * 2;
+    const int64_t a_row = is_e2m1 ? s->k / 2 : sums_of * 2;
     call->is_empty = s->m == 0 || columns == 0 || s->l == 0;
     call->problem.gemm = (gemm_problem){.m = s->m,
                                         .n = columns,
@@ -286,20 +314,45 @@ static void set_problem_of_shape(const nvfp4_shape *s, prepared_call *call) {
                                         .b_pitch = s->k / 2,
                                         .a_batch = s->m * a_row,
                                         .b_batch = s->n * s->k / 2,
-                                        .sfa_batch = s->a_dtype == NVFP4_NONE ? swizzled_bytes(s->m, s->k / 16) : 0,
+                                        .sfa_batch = is_e2m1 ? swizzled_bytes(s->m, s->k / 16) : 0,
                                         .sfb_batch = swizzled_bytes(s->n, s->k / 16),
                                         .out_type = NVFP4_FP16,
                                         .out_pitch = columns * 2,
                                         .out_batch = s->m * columns * 2,
                                         .aligned16 = s->k % 32 == 0 && a_row % 16 == 0,
-                                        .a_type = s->a_dtype == NVFP4_NONE ? VALUES_E2M1 : (int32_t)s->a_dtype,
+                                        .a_type = is_e2m1 ? VALUES_E2M1 : (int32_t)s->a_dtype,
                                         .operation = is_nn ? OP_GEMM_NN : OP_GEMM};
     if (!groups_of(s)) return;
     const gemm_problem one = call->problem.gemm;
-    call->problem.grouped = (grouped_problem){.g = one, .a_rows = s->m, .groups = (int32_t)s->groups, .parts = 1};
+    const int32_t parts = operation_of(s) == NVFP4_SHAPE_GATED_GROUPED_GEMM ? 2 : 1;
+    call->problem.grouped = (grouped_problem){.g = one, .a_rows = s->m, .groups = (int32_t)s->groups, .parts = parts};
     call->problem.gemm.operation = is_nn ? OP_GROUPED_NN : OP_GROUPED;
-    call->problem.gemm.l = s->groups;
+    call->problem.gemm.l = s->groups * parts;
     call->problem.gemm.a_batch = call->problem.gemm.sfa_batch = 0;
+    call->problem.gemm.out_batch = columns * 2;
+    call->problem.gemm.out_pitch = parts * columns * 2;
+}
+
+/* The other step of the operation that a shape is of: its problem, and whether the product's kernel does it too. */
+static void plan_other_step(const nvfp4_shape *s, prepared_call *call) {
+    if (operation_of(s) == NVFP4_SHAPE_QUANTIZE_GEMM) {
+        const int64_t row = s->k * dtype_bytes(s->a_dtype);
+        call->problem.quantize_gemm.q = (quantize_problem){.rows = s->m,
+                                                           .k = s->k,
+                                                           .l = s->l,
+                                                           .x_pitch = row,
+                                                           .x_batch = s->m * row,
+                                                           .global_value = 1.0f,
+                                                           .scale_layout = NVFP4_128X4,
+                                                           .x_type = (int32_t)s->a_dtype,
+                                                           .block_scale = NVFP4_AMAX6};
+        fuse_quantizer(call);
+    } else if (operation_of(s) == NVFP4_SHAPE_GATED_GROUPED_GEMM) {
+        grouped_problem *p = &call->problem.grouped;
+        p->has_activation = 1, p->activation = NVFP4_SILU, p->limit = INFINITY, p->activation_alpha = 1.702f;
+        p->g.out_pitch = s->n * 2, p->g.out_batch = 0;
+        fuse_activation(call);
+    }
 }
 
 nvfp4_status nvfp4_plan_shape(nvfp4_context *context, const nvfp4_shape *shape, nvfp4_plan *plan) {
@@ -309,8 +362,10 @@ nvfp4_status nvfp4_plan_shape(nvfp4_context *context, const nvfp4_shape *shape, 
     set_problem_of_shape(shape, &call);
     status = find_target(context, shape->backend, shape->device, &call.where);
     if (!status) status = choose(context, shape->flags, &call);
-    if (!status) describe(&call, plan);
-    return status;
+    if (status) return status;
+    plan_other_step(shape, &call);
+    describe(&call, plan);
+    return NVFP4_OK;
 }
 
 /* The settings that a plan names; family NVFP4_AUTO and kernel -1 where no kernel has its name. */
@@ -336,6 +391,8 @@ nvfp4_status nvfp4_override_plan(nvfp4_context *context, const nvfp4_shape *shap
     if (shape->device < 0) return REJECT("device", ("is %d", shape->device), ("must be the ordinal of a GPU"));
     if (groups_of(shape))
         return REJECT("groups", ("are %lld", (long long)shape->groups), ("must be 0 for an override"));
+    if (operation_of(shape) != NVFP4_SHAPE_PRODUCT)
+        return REJECT("operation", ("is %d", operation_of(shape)), ("must be 0 for an override"));
     if (shape->flags & ~(uint32_t)NVFP4_NO_TRANSPOSE_B)
         return REJECT("flags", ("is %u", shape->flags),
                       ("must be 0 or %d (b not transposed) for an override", NVFP4_NO_TRANSPOSE_B));

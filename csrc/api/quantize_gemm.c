@@ -149,17 +149,22 @@ static int64_t quantized_bytes(const quantize_problem *q) {
     return data_bytes(q) + ceil_div(q->l * scales, 16) * 16;
 }
 
-nvfp4_status quantize_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call) {
+void fuse_quantizer(prepared_call *call) {
     const quantize_gemm_problem *p = &call->problem.quantize_gemm;
-    nvfp4_status status = gemm_plan(context, c, call);
-    call->is_fused = 0;
-    if (status || call->is_empty || !call->where.on_gpu) return status;
+    gemm_candidate fused;
+    if (call->is_empty || !call->where.on_gpu) return;
     const gemm_planner *planner = planner_of(call->candidate.family, p->g.operation, p->g.a_type);
-    const gemm_candidate product = call->candidate;
-    call->is_fused =
-        planner->with_quantizer && planner->with_quantizer(call->where.props, p, &product, &call->candidate);
-    if (!call->is_fused) call->candidate.workspace += quantized_bytes(&p->q);
-    return NVFP4_OK;
+    call->is_fused = planner->with_quantizer && planner->with_quantizer(call->where.props, p, &call->candidate, &fused);
+    if (call->is_fused)
+        call->candidate = fused;
+    else
+        call->candidate.workspace += quantized_bytes(&p->q);
+}
+
+nvfp4_status quantize_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call) {
+    nvfp4_status status = gemm_plan(context, c, call);
+    if (!status) fuse_quantizer(call);
+    return status;
 }
 
 /* Quantizes A to `memory` and multiplies. On a GPU the product's own workspace lies behind. */

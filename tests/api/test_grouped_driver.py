@@ -8,8 +8,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from driver_calls import launches, run
 from interpreter import python
-from test_driver import launches, run
 
 import nvfp4
 
@@ -73,6 +73,18 @@ def test_an_activation_follows_the_product(capability: str, fake_driver: Path, t
     products = [f"nvfp4_sm80_grouped_{'w4a4' if a else 'fp16'}_" for _, _, a in forms]
     assert all(name.startswith(product) for (name, _), product in zip(rows[::2], products, strict=True))
     assert [name for name, _ in rows[1::2]] == [f"nvfp4_gated_{name}" for _, name, _ in forms]
+
+
+def test_info_shows_an_activation(fake_driver: Path) -> None:
+    """The workspace has the products of both parts, where another kernel computes the activation."""
+    code = """
+        for a_dtype in ("float16", None):
+            forms = [{}, {"operation": "gated_grouped_gemm"}]
+            shape = {"groups": 8, "a_dtype": a_dtype, "device": 0, "backend": "sm80"}
+            plans = [nvfp4.info(37, 200, 96, **shape, **form)["plan"] for form in forms]
+            print(*(plan["fused"] for plan in plans), plans[1]["workspace"] - plans[0]["workspace"])
+    """
+    assert run(code, fake_driver, FAKE_CC="90").splitlines() == [f"False False {37 * 2 * 200 * 2}"] * 2
 
 
 def test_code_that_does_not_wait_starts_after_the_grid_before(fake_driver: Path, tmp_path: Path) -> None:

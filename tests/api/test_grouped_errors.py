@@ -254,6 +254,34 @@ def test_shapes_that_info_rejects(message: str, given: dict[str, Any]) -> None:
     assert str(error.value) == message
 
 
+@pytest.mark.parametrize(
+    ("message", "given"),
+    [
+        ("operation: is 'gemm'; must be 'quantize_gemm', 'gated_grouped_gemm' or None", {"operation": "gemm"}),
+        ("groups: are 3; must be 0 for quantize_gemm", {"operation": "quantize_gemm", "groups": 3}),
+        ("groups: are 0; must be at least 1 for gated_grouped_gemm", {"operation": "gated_grouped_gemm"}),
+        (
+            "a_dtype: is none; must be float16, bfloat16 or float32 for quantize_gemm",
+            {"operation": "quantize_gemm", "a_dtype": None},
+        ),
+        (
+            "a_dtype: is float32; must be none (NVFP4), float16 or bfloat16",
+            {"operation": "gated_grouped_gemm", "groups": 3, "a_dtype": "float32"},
+        ),
+        (
+            "transpose_b: is False; must be True for quantize_gemm and gated_grouped_gemm",
+            {"operation": "gated_grouped_gemm", "groups": 3, "transpose_b": False},
+        ),
+    ],
+)
+def test_operations_that_info_rejects(message: str, given: dict[str, Any]) -> None:
+    with pytest.raises(nvfp4.Error) as error:
+        nvfp4.info(8, 64, 64, device="cpu", **{"a_dtype": "float16"} | given)
+    assert str(error.value) == message
+
+
 def test_info_of_groups_on_a_cpu() -> None:
     for a_dtype in ("float16", None):
         assert nvfp4.info(8, 64, 64, device="cpu", a_dtype=a_dtype, groups=3)["plan"]["backend"] == "cpu"
+        gated = nvfp4.info(8, 64, 64, device="cpu", a_dtype=a_dtype, groups=3, operation="gated_grouped_gemm")["plan"]
+        assert gated["backend"] == "cpu" and not gated["fused"] and gated["workspace"] == 0

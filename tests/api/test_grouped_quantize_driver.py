@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_driver import launches
+from driver_calls import launches
 from test_grouped_driver import HIDDEN
 
 import nvfp4

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Backend
-from test_driver import launches
+from driver_calls import launches, run
 
 import nvfp4
 
@@ -227,6 +227,23 @@ def test_one_row_is_one_launch(fake_driver: Path, tmp_path: Path) -> None:
         assert len(kernels) == len(names), call
         assert all(name in (None, kernel) for kernel, name in zip(kernels, names, strict=True)), (call, kernels)
     assert not found
+
+
+@needs_gpu_code
+def test_info_shows_what_runs(fake_driver: Path) -> None:
+    """A quantizer of its own needs memory for A, and is not in the product's plan."""
+    code = """
+        for m, dtype in ((1, "bfloat16"), (1, "float16"), (1, "float32"), (16, "bfloat16")):
+            plan = nvfp4.info(m, 4096, 4096, a_dtype=dtype, device=0, backend="sm90", operation="quantize_gemm")["plan"]
+            product = nvfp4.info(m, 4096, 4096, device=0, backend="sm90")["plan"]
+            print(plan["kernel"], plan["fused"], plan["workspace"] - product["workspace"], product["fused"])
+    """
+    assert run(code, fake_driver, FAKE_CC="90").splitlines() == [
+        "nvfp4_sm90_gemv_quantize_bf16_1 True 0 False",
+        "nvfp4_sm90_gemv_quantize_fp16_1 True 0 False",
+        f"nvfp4_sm90_gemv_1 False {2048 + 128 * 256} False",
+        f"nvfp4_sm90_units_16 False {16 * 2048 + 128 * 256} False",
+    ]
 
 
 @needs_gpu_code

@@ -46,12 +46,17 @@ static void check_shapes(nvfp4_context *context) {
     nvfp4_shape shape = NVFP4_SHAPE;
     shape.size = offsetof(nvfp4_shape, l);
     expect(nvfp4_plan_shape(context, &shape, &plan) == NVFP4_INVALID &&
-               !strcmp(nvfp4_last_error(), "shape: its size is 48; must be 64, as NVFP4_SHAPE sets it"),
+               !strcmp(nvfp4_last_error(), "shape: its size is 48; must be 72, as NVFP4_SHAPE sets it"),
            "a struct of another version is rejected");
-    expect(nvfp4_override_plan(context, &shape, &plan) == NVFP4_INVALID && strstr(nvfp4_last_error(), "must be 64"),
+    expect(nvfp4_override_plan(context, &shape, &plan) == NVFP4_INVALID && strstr(nvfp4_last_error(), "must be 72"),
            "here as well");
     shape.size = offsetof(nvfp4_shape, groups), shape.groups = -1;
     expect(nvfp4_plan_shape(context, &shape, &plan) == NVFP4_OK, "an older program has no groups");
+    shape.size = offsetof(nvfp4_shape, operation), shape.groups = 0, shape.operation = 3;
+    expect(nvfp4_plan_shape(context, &shape, &plan) == NVFP4_OK, "nor another operation");
+    shape.size = sizeof shape;
+    expect_error(nvfp4_plan_shape(context, &shape, &plan),
+                 "operation: is 3; must be 0, 1 (quantize_gemm) or 2 (gated_grouped_gemm)");
     plan = (nvfp4_plan){.name = "nvfp4_sm80_gemm_64x64"};
     shape = NVFP4_SHAPE;
     expect(nvfp4_override_plan(context, &shape, &plan) == NVFP4_INVALID && strstr(nvfp4_last_error(), "device: is -1"),
@@ -60,6 +65,8 @@ static void check_shapes(nvfp4_context *context) {
     expect(nvfp4_override_plan(context, &shape, &plan) == NVFP4_INVALID &&
                !strcmp(nvfp4_last_error(), "flags: is 1; must be 0 or 4 (b not transposed) for an override"),
            "no plan is put first of batch-invariant products");
+    shape.flags = 0, shape.operation = NVFP4_SHAPE_QUANTIZE_GEMM, shape.a_dtype = NVFP4_FP32;
+    expect_error(nvfp4_override_plan(context, &shape, &plan), "operation: is 1; must be 0 for an override");
 }
 
 static void check_quantized_shape(nvfp4_context *context) {

@@ -106,7 +106,8 @@ FAMILIES |= {
         (
             C_CORE,
             ("plan",),
-            ("api/test_driver.py", "api/test_grouped_driver.py", "package/test_submission.py"),
+            ("api/test_driver.py", "api/test_driver_families.py", "api/test_grouped_driver.py"),
+            ("package/test_submission.py",),
             ("api/test_guarded.py", "-k", DEVICES),
             *(one_of_each_kind(name, "sm80") for name in KERNELS if name != "sm80"),
             ("api/test_generated.py", "-k", DEVICES),
@@ -144,7 +145,7 @@ FAMILIES |= {
     "driver": Family(
         ("driver/*",),
         (
-            ("api/test_driver.py",),
+            ("api/test_driver.py", "api/test_driver_families.py"),
             C_CORE,
             ("api/test_guarded.py", "-k", DEVICES),
             ("kernels/test_dump.py", "kernels/test_emulated.py", "-k", "dump or check_runs"),

@@ -16,7 +16,8 @@ enum {
     L,
     FLAGS,
     SHAPE_COUNT,
-    GROUPS = SHAPE_COUNT
+    GROUPS = SHAPE_COUNT,
+    OPERATION
 }; /* the arguments that describe a shape */
 
 /* 1, or 0 with an error message or a Python exception. */
@@ -36,22 +37,26 @@ static int read_shape(arguments a, nvfp4_shape *shape) {
     return 1;
 }
 
-/* plan(shape..., groups), the last of which may be missing: how it would be run on a device, as a dict with the names
- * of nvfp4_plan. */
+/* plan(shape..., groups, operation), the last two of which may be missing: how it would be run on a device, as a dict
+ * with the names of nvfp4_plan. */
 PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count) {
     nvfp4_shape shape;
     nvfp4_plan plan;
+    int64_t operation = NVFP4_SHAPE_PRODUCT;
     (void)module;
-    if (count != GROUPS && !check_count("plan", count, GROUPS + 1)) return NULL;
+    if (count != GROUPS && count != OPERATION && !check_count("plan", count, OPERATION + 1)) return NULL;
     if (!read_shape(a, &shape) || (count > GROUPS && !read_integer(a[GROUPS], "groups", 0, INT32_MAX, &shape.groups)) ||
-        nvfp4_plan_shape(python_context, &shape, &plan) != NVFP4_OK)
+        (count > OPERATION && !read_integer(a[OPERATION], "operation", 0, INT32_MAX, &operation)))
         return raise_error();
-    return Py_BuildValue(
-        "{ss,ss,ss,si,si,si,si,sN,si,sL,sn,si,si,si,sd,sd}", "backend", nvfp4_backend_name(plan.backend), "kernel",
-        plan.name, "reason", plan.reason, "tile_m", plan.tile_m, "tile_n", plan.tile_n, "tile_k", plan.tile_k, "stages",
-        plan.stages, "swap_ab", PyBool_FromLong(plan.swap_ab), "split_k", plan.split_k, "grid", (long long)plan.grid,
-        "workspace", (Py_ssize_t)plan.workspace, "prefetch_stages", plan.prefetch_stages, "ctas_per_sm",
-        plan.ctas_per_sm, "candidates", plan.candidates, "modelled_us", plan.modelled_us, "single_us", plan.single_us);
+    shape.operation = (nvfp4_shape_operation)operation;
+    if (nvfp4_plan_shape(python_context, &shape, &plan) != NVFP4_OK) return raise_error();
+    return Py_BuildValue("{ss,ss,ss,si,si,si,si,sN,si,sL,sn,si,si,si,sd,sd,sN}", "backend",
+                         nvfp4_backend_name(plan.backend), "kernel", plan.name, "reason", plan.reason, "tile_m",
+                         plan.tile_m, "tile_n", plan.tile_n, "tile_k", plan.tile_k, "stages", plan.stages, "swap_ab",
+                         PyBool_FromLong(plan.swap_ab), "split_k", plan.split_k, "grid", (long long)plan.grid,
+                         "workspace", (Py_ssize_t)plan.workspace, "prefetch_stages", plan.prefetch_stages,
+                         "ctas_per_sm", plan.ctas_per_sm, "candidates", plan.candidates, "modelled_us",
+                         plan.modelled_us, "single_us", plan.single_us, "fused", PyBool_FromLong(plan.is_fused));
 }
 
 /* ---- the table of families ---- */

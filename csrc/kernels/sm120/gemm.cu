@@ -23,7 +23,7 @@
 /* setmaxnreg: of 168 registers a thread at launch, three warpgroups. */
 enum { PRODUCER_REGISTERS = 72, MULTIPLY_REGISTERS = 216 };
 
-/* Where tile `index` is. Parts of K are PART_STAGES stages; K may end before the last one does. */
+/* Locates tile `index`. Parts of K are PART_STAGES stages; K may end before the last one does. */
 template <class C>
 __device__ __forceinline__ tile_coord locate(const sm120_schedule &s, int64_t k, uint32_t index, int split_idx) {
     const uint32_t in_batch = s.tiles_mma_m * s.tiles_mma_n, l = index / in_batch, rest = index - l * in_batch;

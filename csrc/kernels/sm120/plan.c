@@ -1,7 +1,7 @@
 /* The sm120 family: candidates by a model of clocks and bytes (model.h), and launches.
  *
  * Every instantiation is tried with either operand as mma_a and with K split over as many CTAs as a cluster may have.
- * What the kernel relies on is a rule here and not a model: partial sums have room, no split of K is empty. */
+ * Two needs of the kernel are rules and not a model: partial sums have room, no split of K is empty. */
 #include "kernels/sm120/plan.h"
 
 #include "plan/reject.h"
@@ -264,6 +264,7 @@ static const gemm_planner grouped = {.a_types = TAKES_E2M1,
                                      .takes_by_batch = 1,
                                      .candidates = sm120_grouped_candidates,
                                      .batch_invariant = sm120_grouped_candidates,
+                                     .with_activation = sm120_grouped_with_activation,
                                      .reject = reject_grouped,
                                      .build = sm120_grouped_build};
 

@@ -1,6 +1,6 @@
-/* What a warp does to dequantize rows in the order along K of the Hopper kernels (sm90/dequant.cu): 256 values of two
- * rows at a time. A lane has a scale group of each row, lanes of a quad exchange pairs, so that each holds whole chunks
- * of 16 bytes, and a warp stores whole lines. */
+/* Dequantizes rows in the order along K of the Hopper kernels (sm90/dequant.cu). A warp takes 256 values of two rows at
+ * a time. A lane has a scale group of each row, lanes of a quad exchange pairs, so that each holds whole chunks of 16
+ * bytes, and a warp stores whole lines. */
 #ifndef NVFP4_SM90_DEQUANT_CUH
 #define NVFP4_SM90_DEQUANT_CUH
 

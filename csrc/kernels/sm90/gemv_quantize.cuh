@@ -27,7 +27,7 @@ template <int TYPE, int THREADS> struct quantized_row {
             cp_async_16(to + 16, from + block * 32 + 16);
         }
     }
-    /* What the thread has copied. */
+    /* Quantizes the blocks that the thread has copied. */
     __device__ __forceinline__ void quantize(float g) const {
         const bool in_range = g >= LEAST_SCALE && g <= MOST_SCALE;
         const reciprocal over_g = reciprocal_of(g);

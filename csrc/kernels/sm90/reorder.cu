@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(SM90_REORDER_THREADS)
         store_chunks<NVFP4_FP16>(to, natural);
 }
 
-/* What a thread reads of 128 values of a row: 8 of every 32, and the scales under them. */
+/* A thread reads 8 of every 32 values of a row, of 128 in all, and the scales under them. */
 struct e2m1_piece {
     uint32_t words[4], scales[2];
 };

@@ -167,7 +167,7 @@ __device__ __forceinline__ void tma_load_4d(uint32_t to, const tensor_map *map, 
                  : "memory");
 }
 
-/* What the warps of a CTA multiply, and from where. */
+/* The units of B that the warps of a CTA multiply by the rows of A. */
 struct units_work {
     const sm90_units_schedule *s; /* tensor maps and cache policies */
     const uint8_t *sfa;           /* of an NVFP4 A */
