@@ -48,6 +48,7 @@ KEPT = {
     "units_a16_loss",
     "units_unhidden",
     "units_pass_loss",
+    "units_line_loss",
     "least_worker",
     "uneven",
     # By these stream-K divides its work: a fit to times would move them.

@@ -1,6 +1,7 @@
 /* The modelled times of the sm120 and sm80 kernels, for sm120_model.py, which compiles it. Reads lines "GPU M N K
  * GROUPS PARTS", GPU an index of gpus[] and GROUPS 0 for a plain product, and prints for each the single-call times and
- * the kernels that the two families rank first. Nothing was measured on these GPUs. */
+ * the kernels that the two families rank first; then those of sm120's product of groups and its activation, in one
+ * launch if that is what is planned, and in two. Nothing was measured on these GPUs. */
 #include <stdio.h>
 
 #include "kernels/sm120/plan.h"
@@ -41,6 +42,34 @@ static gemm_candidate first_of(const gemm_family *family, const device_props *pr
     return first;
 }
 
+/* The product that these traits are of, with an activation. Rows are dense. */
+static grouped_problem gated_of(const gemm_traits *t) {
+    const int64_t row = t->k / 2;
+    return (grouped_problem){.g = {.m = t->m,
+                                   .n = t->n,
+                                   .k = t->k,
+                                   .l = t->l,
+                                   .a_type = t->a_type,
+                                   .a_pitch = row,
+                                   .b_pitch = row,
+                                   .b_batch = t->n * row,
+                                   .out_type = NVFP4_BF16,
+                                   .aligned16 = 1,
+                                   .operation = OP_GROUPED},
+                             .groups = t->groups,
+                             .parts = (int32_t)(t->l / t->groups),
+                             .has_activation = 1};
+}
+
+/* The times with the activation, in as many launches as are planned, and in two. */
+static void gated_times(const device_props *props, const gemm_traits *t, const gemm_candidate *product, double us[2]) {
+    const sm120_model_input in = {.mma_m = t->n, .mma_n = t->m, .l = t->l / t->groups, .output_bytes = t->output_bytes};
+    const grouped_problem p = gated_of(t);
+    gemm_candidate both;
+    us[0] = us[1] = product->single_us + sm120_gated_us(&sm120_published, props, &in);
+    if (sm120_grouped_with_activation(props, &p, product, &both)) us[0] = both.single_us;
+}
+
 int main(void) {
     long long m, n, k;
     int gpu, groups, parts;
@@ -56,7 +85,10 @@ int main(void) {
                                     .groups = groups};
         const gemm_candidate own = first_of(&sm120_family, &gpus[gpu], &traits);
         const gemm_candidate portable = first_of(&sm80_family, &gpus[gpu], &traits);
-        printf("%.17g %s %.17g %s\n", own.single_us, own.name, portable.single_us, portable.name);
+        double gated[2] = {0, 0};
+        if (groups) gated_times(&gpus[gpu], &traits, &own, gated);
+        printf("%.17g %s %.17g %s %.17g %.17g\n", own.single_us, own.name, portable.single_us, portable.name, gated[0],
+               gated[1]);
     }
     return 0;
 }

@@ -64,9 +64,20 @@ def experts_floor_us(gpu: Gpu, tokens: int) -> float:
     return max(moved / gpu.gb_s * 1e-3, 2 * rows * weights / gpu.tflop_s * 1e-6)
 
 
-def modelled(cases: list[tuple[int, ...]]) -> list[tuple[float, str, float, str]]:
-    """For (GPU, M, N, K), or of groups (GPU, M, N, K, groups, parts), the single-call times of sm120 and of sm80, each
-    with its kernel."""
+@dataclass(frozen=True)
+class Modelled:
+    """Single-call times."""
+
+    own: float  # of sm120
+    kernel: str
+    portable: float  # of sm80
+    other: str
+    gated: float  # of groups: sm120 with the activation, in as many launches as are planned
+    gated_apart: float  # and in two
+
+
+def modelled(cases: list[tuple[int, ...]]) -> list[Modelled]:
+    """For (GPU, M, N, K), or of groups (GPU, M, N, K, groups, parts)."""
     sources = [HERE / "sm120_model.c", CSRC / "common/error.c", CSRC / "plan/reject.c"]
     sources += sorted(path for name in ("sm120", "sm80") for path in (CSRC / "kernels" / name).glob("*.c"))
     with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +86,7 @@ def modelled(cases: list[tuple[int, ...]]) -> list[tuple[float, str, float, str]
         asked = "".join(" ".join(map(str, (*case, 0, 1)[:6])) + "\n" for case in cases)
         done = subprocess.run([made], input=asked, capture_output=True, text=True, check=True)
     lines = [line.split() for line in done.stdout.splitlines()]
-    return [(float(own), kernel, float(portable), other) for own, kernel, portable, other in lines]
+    return [Modelled(float(a), kernel, float(b), other, float(c), float(d)) for a, kernel, b, other, c, d in lines]
 
 
 def experts(tokens: tuple[int, ...] = ROWS) -> list[list[tuple[float, float]]]:
@@ -83,9 +94,15 @@ def experts(tokens: tuple[int, ...] = ROWS) -> list[list[tuple[float, float]]]:
     products = ((INNER, HIDDEN, EXPERTS, 2), (HIDDEN, INNER, EXPERTS, 1))
     cases = [(i, t * CHOICES, *product) for i in range(len(GPUS)) for t in tokens for product in products]
     found = modelled(list(cases))
-    pairs = [
-        (x[0] + y[0] - 2 * BACK_TO_BACK_US, x[2] + y[2] - 2 * BACK_TO_BACK_US) for x, y in zip(found[::2], found[1::2])
-    ]
+    less = 2 * BACK_TO_BACK_US
+    pairs = [(x.own + y.own - less, x.portable + y.portable - less) for x, y in zip(found[::2], found[1::2])]
+    return [pairs[i * len(tokens) : (i + 1) * len(tokens)] for i in range(len(GPUS))]
+
+
+def gated(tokens: tuple[int, ...] = ROWS) -> list[list[tuple[float, float]]]:
+    """The same of sm120 for gate, up and the activation: in as many launches as are planned, and in two."""
+    cases = [(i, t * CHOICES, INNER, HIDDEN, EXPERTS, 2) for i in range(len(GPUS)) for t in tokens]
+    pairs = [(x.gated - BACK_TO_BACK_US, x.gated_apart - BACK_TO_BACK_US) for x in modelled(list(cases))]
     return [pairs[i * len(tokens) : (i + 1) * len(tokens)] for i in range(len(GPUS))]
 
 
@@ -98,6 +115,11 @@ def experts_tables() -> list[str]:
         own = " | ".join(f"{own:.1f} ({floor:.1f})" for (own, _), floor in zip(pairs, floors))
         lines += [f"| {gpu.name} | sm120 | {own} |"]
         lines += [f"| {gpu.name} | sm80 | " + " | ".join(f"{portable:.1f}" for _, portable in pairs) + " |"]
+    lines += ["", "| their gate, up and activation | launches | " + " | ".join(f"T = {t}" for t in ROWS) + " |"]
+    lines += ["|:--|:--|" + "--:|" * len(ROWS)]
+    for gpu, pairs in zip(GPUS, gated()):
+        for i, launches in enumerate(("one", "two")):
+            lines += [f"| {gpu.name} | {launches} | " + " | ".join(f"{pair[i]:.1f}" for pair in pairs) + " |"]
     lines += ["", "| Qwen3-30B-A3B, one sequence | published tokens/s | us a layer | its experts, modelled | floor |"]
     lines += ["|:--|:--|--:|--:|--:|"]
     for i, rate, by in DECODED:
@@ -112,16 +134,15 @@ def tables() -> str:
     lines = ["| N x K | GPU | " + " | ".join(f"M = {m}" for m in ROWS) + " |", "|:--|:--|" + "--:|" * len(ROWS)]
     for n, k in SHAPES:
         for gpu in GPUS:
-            cells = [f"{next(found)[0]:.1f} ({floor_us(gpu, m, n, k):.1f})" for m in ROWS]
+            cells = [f"{next(found).own:.1f} ({floor_us(gpu, m, n, k):.1f})" for m in ROWS]
             lines.append(f"| {n} x {k} | {gpu.name} | {' | '.join(cells)} |")
     lines += ["", "| M x N x K | GPU | published | sm120, modelled | sm80, modelled | floor |"]
     lines += ["|:--|:--|:--|--:|--:|--:|"]
-    for row, (own, _, portable, _) in zip(PUBLISHED, modelled([row[:4] for row in PUBLISHED])):
+    for row, times in zip(PUBLISHED, modelled([row[:4] for row in PUBLISHED])):
         i, m, n, k, us, kernel = row
         floor = floor_us(GPUS[i], m, n, k)
-        lines.append(
-            f"| {m}x{n}x{k} | {GPUS[i].name} | {us:.1f} ({kernel}) | {own:.1f} | {portable:.1f} | {floor:.1f} |"
-        )
+        of_both = f"{times.own:.1f} | {times.portable:.1f}"
+        lines.append(f"| {m}x{n}x{k} | {GPUS[i].name} | {us:.1f} ({kernel}) | {of_both} | {floor:.1f} |")
     return "\n".join([*lines, "", *experts_tables()]) + "\n"
 
 

@@ -1,12 +1,11 @@
 """`nvfp4 bench --tune`: times every launch plan of the GPU's own kernels and compares it with the model's ranking.
 
 The plans of a shape differ in kernel, in swap_ab, in split_k, in the prefetch of weights and in whether an SM has room
-for a CTA of the next call;
-csrc/kernels/sm90/gemm_plan.c and kernels/sm100/plan.c rank them by models (kernels/sm90/model.h,
-kernels/sm100/model.h). Each plan is first checked bit for bit against torch's fp64 product, on data whose sums are
-exact. Then all correct plans alternate, in a new random order each round, and are timed in CUDA graphs of consecutive
-calls, each on its own inputs, after writes that evict the L2. The fastest plan is selected on the even rounds and
-compared with the model's choice on the odd ones, so that the comparison is unbiased.
+for a CTA of the next call. sm90, sm100 and sm120 rank them by models (model.h in their folders of csrc/kernels). Each
+plan is first checked bit for bit against torch's fp64 product, on data whose sums are exact. Then all correct plans
+alternate, in a new random order each round, and are timed in CUDA graphs of consecutive calls, each on its own inputs,
+after writes that evict the L2. The fastest plan is selected on the even rounds and compared with the model's choice on
+the odd ones, so that the comparison is unbiased.
 
 The result is a file that nvfp4.use_tuning (nvfp4/_tuning.py) reads. It is written anew after each shape, so that a
 run that is interrupted leaves the shapes that it finished.

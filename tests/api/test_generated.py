@@ -14,11 +14,13 @@ import time
 
 import pytest
 from conftest import FULL
+from converted import Conversion, conversions
 from grouped import Grouped, groupeds
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from moe_problems import Step, steps
-from problems import Conversion, Gemm, conversions, gemms
+from problems import Gemm, gemms
+from quantized_products import Layer, layers
 from sorted_rows import Sorted, sorteds
 from worker import Workers
 
@@ -31,12 +33,12 @@ def test_generated(target: str, workers: Workers) -> None:
     default = SECONDS / 3 if target.startswith("cpu") else SECONDS
     end = time.monotonic() + float(os.environ.get("NVFP4_GENERATED_SECONDS", default))
     volume = VOLUME.get(target, 4e6)
-    products, others = gemms(target, volume), [groupeds(target, volume)]
+    products, others = gemms(target, volume), [groupeds(target, volume), layers(target, volume)]
     others += [strategy(target) for strategy in (conversions, steps, sorteds)]
     calls = st.sampled_from([*[products] * 6, *others]).flatmap(lambda strategy: strategy)
     failed, count, rounds = False, 0, 0
 
-    def check(case: Gemm | Grouped | Conversion | Step | Sorted) -> None:
+    def check(case: Gemm | Grouped | Conversion | Step | Sorted | Layer) -> None:
         nonlocal failed, count
         if not failed and time.monotonic() > end:  # after a failure it goes on for the smallest one
             pytest.skip("the time is over")  # ends hypothesis's run at once

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
 from paths import ROOT
 from torch import Tensor, nn
@@ -19,16 +20,7 @@ import nvfp4
 from nvfp4 import _api
 
 ROWS = (slice(0, 1), slice(3, 4), slice(5, 8), slice(7, 40))
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 64,
-    "max_position_embeddings": 64,
-}
+SIZES = tiny_models.SIZES | {"head_dim": 16}
 MIXTURE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 
 

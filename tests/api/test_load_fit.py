@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from test_load_names import fails, named, opt, write
+from tiny_models import SIZES
 from torch import Tensor, nn
 
 import nvfp4
@@ -21,8 +22,6 @@ safetensors = pytest.importorskip("safetensors.torch", reason="comes with the ex
 transformers = pytest.importorskip("transformers")
 import nvfp4.transformers  # noqa: E402
 
-SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-SIZES |= {"num_key_value_heads": 2, "vocab_size": 64}
 FP8 = torch.float8_e4m3fn
 
 

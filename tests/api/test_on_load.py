@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
 from conftest import NO_GPU, gpu
 from paths import ROOT
@@ -33,16 +34,7 @@ NVFP4Config = nvfp4.transformers.NVFP4Config
 
 IDS = (torch.arange(24) * 37 % 128).view(2, 12)
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-    "max_position_embeddings": 64,
-    "dtype": "bfloat16",
-}
+SIZES = tiny_models.SIZES | {"dtype": "bfloat16"}
 LAYER = "model.layers.1.mlp.up_proj"
 
 

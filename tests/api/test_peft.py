@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from paths import ROOT
+from tiny_models import SIZES
 from torch import Tensor, nn
 
 import nvfp4
@@ -28,15 +29,6 @@ import nvfp4.peft  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
 
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 64,
-    "max_position_embeddings": 64,
-}
 NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -286,7 +278,7 @@ def test_initializations_that_change_the_weight_are_rejected(name: str) -> None:
 
 def test_layers_of_gpt2_are_no_longer_transposed(ids: Tensor) -> None:
     """Recipes for GPT-2 set fan_in_fan_out, which fits Conv1D and no NVFP4 layer."""
-    config = transformers.GPT2Config(n_embd=64, n_layer=1, n_head=4, vocab_size=64, n_positions=32)
+    config = transformers.GPT2Config(n_embd=64, n_layer=1, n_head=4, vocab_size=SIZES["vocab_size"], n_positions=32)
     config.bos_token_id = config.eos_token_id = 1
     model = transformers.GPT2LMHeadModel(config).eval()
     nvfp4.quantize_model(model, activations=None)

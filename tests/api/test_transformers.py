@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
 from conftest import NO_GPU, gpu
 from mapped import mapping
@@ -37,18 +38,7 @@ MODES = {"W4A4": "nvfp4", "W4A16": None}
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 IDS = (torch.arange(24) * 37 % 128).view(2, 12)
 FOUR = {"num_bits": 4, "type": "float", "group_size": 16}
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "dtype": "bfloat16",
-}
+SIZES = tiny_models.SIZES | {"bos_token_id": 1, "eos_token_id": 2, "dtype": "bfloat16"}
 ARCHITECTURES = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}  # the second has q/k/v bias
 
 

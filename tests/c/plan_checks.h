@@ -217,6 +217,17 @@ static inline void check_least_shared_memory(int32_t family, gpu g, const gemm_p
     expect(!is_listed(family, &g, p, kernel), "it does not fit");
 }
 
+/* A product of NVFP4 operands on a GPU whose CTAs have less shared memory than any kernel of the family needs. */
+static inline void check_too_little_shared_memory(int32_t family, gpu g, const gemm_problem *p) {
+    const gemm_traits t = traits_of(p);
+    static candidate_list list;
+    g.props.shared_per_block = 48 << 10;
+    list_candidates(family, &g, p, 0, &list);
+    expect(planner_of(family, p->operation, p->a_type)->reject(&g.props, &t) == NVFP4_UNSUPPORTED && list.count == 0 &&
+               strstr(nvfp4_last_error(), "the GPU has 49152 a CTA"),
+           "too little shared memory is an error");
+}
+
 /* Settings name one candidate: nvfp4_override_plan relies on it. */
 static inline void check_distinct(const candidate_list *list) {
     for (int32_t i = 0; i < list->count; i++)
@@ -408,6 +419,16 @@ static inline const launch_step *check_launches(const gpu *g, const gemm_problem
     const launch_step *gemm = step_of(plan, c->kernel);
     expect(gemm && gemm->grid_x * gemm->grid_y == c->grid, "the GEMM's grid is the candidate's");
     return gemm;
+}
+
+/* The grid of a product of groups: a CTA an SM, and tiles for any routing. tiles_n: of a matrix along N. A CTA's teams
+ * count on from their last tile by the number of all. */
+static inline void check_tiles_of_groups(const gpu *g, const grouped_problem *p, const gemm_candidate *c,
+                                         const launch_step *step, int64_t tiles_n, int32_t teams) {
+    const int64_t hit = min_int(p->groups, p->g.m);
+    const int64_t tiles = (hit + (p->g.m - hit) / c->tile_m) * tiles_n * p->parts;
+    expect(c->grid == min_int(tiles, g->props.sm_count) && step->grid_x == c->grid, "a CTA an SM, if it has a tile");
+    expect(tiles <= INT32_MAX - g->props.sm_count * teams, "the number behind the last tile does not overflow");
 }
 
 /* ---- walks ---- */

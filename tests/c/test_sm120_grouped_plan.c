@@ -1,6 +1,7 @@
 /* Products of groups of the sm120 family: every candidate can be launched and keeps what the kernel relies on
  * (csrc/kernels/sm120/grouped_config.h), the plan follows from the number of rows a group, and the model never puts the
- * first candidate behind sm80's. Prints "N passed, N failed". */
+ * first candidate behind sm80's. An activation is in the product's launch where SMs have enough tiles. Prints "N
+ * passed, N failed". */
 #include "kernels/sm120/plan.h"
 #include "plan_checks.h"
 
@@ -47,11 +48,8 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     expect(step->cluster == 0 && step->grid_y == 1 && c->split_k == 1 && c->swap_ab, "a CTA has all of K");
     expect(s->values_by_tma == p->aligned16, "values by tensor maps where they are aligned");
     expect(s->scales_by_tma == (p->aligned16 && p->scale_layout == NVFP4_128X4), "scales by bulk copies, of any K");
-    const int64_t across = ceil_div(p->n, c->tile_n) * all->parts, hit = min_int(all->groups, p->m);
-    const int64_t tiles = (hit + (p->m - hit) / c->tile_m) * across;
-    expect(s->tiles_n * (int64_t)all->parts == across, "tiles cover N");
-    expect(c->grid == min_int(tiles, g->props.sm_count) && step->grid_x == c->grid, "a CTA an SM, if it has a tile");
-    expect(tiles <= INT32_MAX - g->props.sm_count, "the number behind a CTA's last tile does not overflow");
+    expect(s->tiles_n == ceil_div(p->n, c->tile_n), "tiles cover N");
+    check_tiles_of_groups(g, all, c, step, s->tiles_n, 1);
     expect(s->mma_a.data == p->b && s->mma_a.scale == p->sfb && s->mma_a.rows == p->n &&
                s->mma_a.scale_pitch == p->sfb_pitch && s->mma_a.scale_batch == p->sfb_batch,
            "B is the operand of the mma with 16 rows");
@@ -60,6 +58,61 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     if (plan->tensor_maps == 0) return;
     check_map(p, plan, 1, &s->mma_a, c);
     check_map(p, plan, 0, &s->mma_b, c);
+}
+
+static grouped_problem with_activation(const grouped_problem *product) {
+    grouped_problem p = *product;
+    p.has_activation = 1;
+    p.activation = p.parts == 2 ? NVFP4_SWIGLU : NVFP4_SILU;
+    p.limit = 7.0f, p.activation_alpha = 3.0f;
+    p.g.out_batch = 0;
+    return p;
+}
+
+static long times_fused, times_apart;
+
+/* The kernel of each candidate with the activation: the launch is the product's, but for pairs of tiles. */
+static void check_activation(const gpu *g, const grouped_problem *product, variant v) {
+    const grouped_problem p = with_activation(product);
+    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM120, OP_GROUPED, VALUES_E2M1);
+    static candidate_list list;
+    static launch_plan plan, plan_of_product;
+    list_candidates(NVFP4_BACKEND_SM120, g, &product->g, 0, &list);
+    name_product(g, &p.g, v);
+    for (int32_t i = 0; i < list.count; i++) {
+        const gemm_candidate *of = &list.all[i];
+        gemm_candidate c = *of, again;
+        if (!planner->with_activation(&g->props, &p, of, &c)) {
+            expect(p.parts == 2, "one part takes no longer with an activation");
+            expect(!memcmp(&c, of, sizeof c), "without such a kernel nothing is written");
+            times_apart++;
+            continue;
+        }
+        times_fused++;
+        planner->with_activation(&g->props, &p, of, &again);
+        expect(c.kernel == of->kernel && c.workspace == 0, "the product's kernel has its bits");
+        expect(!strstr(of->reason, "activation") && strstr(c.reason, "activation"), "it says that it computes both");
+        expect(p.parts == 2 || c.modelled_us == of->modelled_us, "tiles of one part take as long");
+        const launch_step *step = check_launches(g, &p.g, &c, &again, param_bytes, &plan);
+        build_plan(g, &product->g, of, 0, &plan_of_product);
+        if (!step) continue;
+        const sm120_grouped_schedule *s = param_of(&plan, step, 1);
+        const int64_t hit = min_int(p.groups, p.g.m);
+        const int64_t pairs = (hit + (p.g.m - hit) / c.tile_m) * ceil_div(p.g.n, c.tile_n);
+        expect(c.grid == min_int(pairs, g->props.sm_count), "a CTA an SM, if it has a pair");
+        expect(s->pairs == p.parts - 1, "the tiles of two parts follow each other");
+        expect(s->numbers.limit == 7.0f && s->numbers.up_limit == (p.parts == 2 ? 7.0f : INFINITY) &&
+                   s->numbers.alpha == 3.0f && s->numbers.least == -86.0f / 3.0f,
+               "the numbers of the activation");
+        expect(!memcmp(param_of(&plan, step, 0), &p, sizeof p), "the kernel gets the problem");
+        sm120_grouped_schedule without = *s;
+        without.pairs = 0;
+        memset(&without.numbers, 0, sizeof without.numbers);
+        const launch_step *other = step_of(&plan_of_product, of->kernel);
+        sm120_grouped_schedule of_product = *(const sm120_grouped_schedule *)param_of(&plan_of_product, other, 1);
+        memset(&of_product.numbers, 0, sizeof of_product.numbers);
+        expect(!memcmp(&without, &of_product, sizeof without), "and the product's schedule");
+    }
 }
 
 static int may_reject(const gpu *g, const gemm_problem *p) {
@@ -115,6 +168,26 @@ static void check_choices(void) {
     }
 }
 
+/* Whether the first plan's kernel computes the activation of gate and up, too. */
+static int is_fused(const gpu *g, int64_t m, int64_t n, int64_t k, int32_t groups) {
+    const grouped_problem product = grouped(OP_GROUPED, m, n, k, groups, 2, PLAIN), p = with_activation(&product);
+    static candidate_list list;
+    gemm_candidate c;
+    list_candidates(NVFP4_BACKEND_SM120, g, &product.g, 0, &list);
+    return list.count && planner_of(NVFP4_BACKEND_SM120, OP_GROUPED, VALUES_E2M1)
+                             ->with_activation(&g->props, &p, &list.all[first_of(&list)], &c);
+}
+
+static void check_choices_of_activations(void) {
+    static const int64_t tokens[] = {1, 4, 16, 64, 128, 2304, 8192};
+    snprintf(about, sizeof about, "choices of activations");
+    for (size_t i = 0; i < COUNT(on); i++) {
+        for (size_t t = 0; t < COUNT(tokens); t++)
+            expect(is_fused(&on[i], tokens[t] * 8, 768, 2048, 128), "experts of Qwen3-30B take one launch");
+        expect(!is_fused(&on[i], 4, 256, 16384, 1), "two pairs of long tiles leave too many SMs idle");
+    }
+}
+
 static void check_limits(void) {
     const grouped_problem many = grouped(OP_GROUPED, INT32_MAX, INT32_MAX / 16 * 16, 64, 8, 2, PLAIN);
     snprintf(about, sizeof about, "limits");
@@ -135,6 +208,7 @@ static void check_limits(void) {
 int main(void) {
     check_limits();
     check_choices();
+    check_choices_of_activations();
     for (size_t m = 0; m < COUNT(rows_of_result); m++)
         for (size_t n = 0; n < COUNT(columns); n++)
             for (size_t k = 0; k < COUNT(depths); k++)
@@ -147,6 +221,7 @@ int main(void) {
                     one(g, &p, v, (m + n + k + e) % 3 == 0);
                     check_batch_invariant(g, &p);
                     check_choice(g, &p);
+                    if (parts <= 2) check_activation(g, &p, v);
                 }
     snprintf(about, sizeof about, "what there is");
     for (int32_t k = SM120_CONFIGS; k < SM120_KERNELS; k++) {
@@ -154,5 +229,7 @@ int main(void) {
         expect(times_listed[k] > 0 && times_first[k] > 0, name);
         printf("%-32s first %6ld times, listed %7ld\n", name, times_first[k], times_listed[k]);
     }
+    printf("activations: %ld in the product's launch, %ld in one of their own\n", times_fused, times_apart);
+    expect(times_fused > 1000 && times_apart > 100, "both ways are taken");
     return report();
 }

@@ -181,18 +181,11 @@ static void check_configs(void) {
 
 static void check_rejections(void) {
     const gemm_problem many = problem(INT32_MAX, 1 << 29, 64, 1, PLAIN), few = problem(1, 1, 64, 1, PLAIN);
-    const gemm_traits t = traits_of(&few);
-    gpu small = on[0];
-    static candidate_list list;
-    small.props.shared_per_block = 48 << 10;
     expect(one(&on[0], INT32_MAX, 1 << 29, 64, 1, PLAIN, 0) == 0, "no candidates");
     snprintf(about, sizeof about, "rejections");
     may_reject(&on[0], &many);
     expect(!!strstr(nvfp4_last_error(), "M = 2147483647"), "too many tiles are an error");
-    list_candidates(NVFP4_BACKEND_SM120, &small, &few, 0, &list);
-    expect(planner_of(NVFP4_BACKEND_SM120, OP_GEMM, VALUES_E2M1)->reject(&small.props, &t) == NVFP4_UNSUPPORTED &&
-               list.count == 0 && strstr(nvfp4_last_error(), "the GPU has 49152 a CTA"),
-           "too little shared memory is an error");
+    check_too_little_shared_memory(NVFP4_BACKEND_SM120, on[0], &few);
 }
 
 int main(void) {

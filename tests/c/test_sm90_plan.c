@@ -92,18 +92,12 @@ static void check_kernels(void) {
 
 static void check_rejections(void) {
     const gemm_problem many = problem(INT32_MAX, 1 << 30, 64, 8, PLAIN), few = problem(8, 8, 64, 1, PLAIN);
-    const gemm_traits t = traits_of(&few);
-    gpu small = gpus[H200];
     static candidate_list list;
-    small.props.shared_per_block = 48 << 10;
     snprintf(about, sizeof about, "rejections");
     list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &many, 0, &list);
     may_reject(&gpus[H200], &many);
     expect(list.count == 0 && strstr(nvfp4_last_error(), "M = 2147483647"), "too many tiles are an error");
-    list_candidates(NVFP4_BACKEND_SM90, &small, &few, 0, &list);
-    expect(planner_of(NVFP4_BACKEND_SM90, OP_GEMM, VALUES_E2M1)->reject(&small.props, &t) == NVFP4_UNSUPPORTED &&
-               list.count == 0 && strstr(nvfp4_last_error(), "the GPU has 49152 a CTA"),
-           "too little shared memory is an error");
+    check_too_little_shared_memory(NVFP4_BACKEND_SM90, gpus[H200], &few);
 }
 
 /* Pairs of tiles, 256 x 256, are counted in 32 bits; of the tiles alone there may be more. */
@@ -142,7 +136,7 @@ static void check_choices(void) {
         {1, 7168, 2048, PLAIN, GEMV, 0, 0},         {2, 7168, 16384, PLAIN, GEMV, 0, 0},
         {4, 4096, 7168, PLAIN, UNITS, 1, 0},        {4, 7168, 2048, PLAIN, UNITS, 1, 0},
         {8, 7168, 16384, PLAIN, UNITS, 1, 0},       {8, 4096, 7168, PLAIN, UNITS, 1, 0},
-        {5, 7168, 2048, PLAIN, UNITS, 1, 0},        {16, 7168, 16384, PLAIN, UNITS, 1, 0},
+        {5, 7168, 2048, PLAIN, UNITS, 1, 0},        {16, 7168, 16384, PLAIN, GEMM, 1, 0},
         {16, 4096, 7168, PLAIN, UNITS, 1, 0},       {16, 7168, 2048, PLAIN, UNITS, 1, 0},
         {64, 7168, 16384, PLAIN, GEMM, 1, 0},       {128, 7168, 16384, PLAIN, GEMM, 1, 0},
         {128, 4096, 7168, PLAIN, GEMM, 1, 0},       {128, 7168, 2048, PLAIN, GEMM, 1, 0},

@@ -26,11 +26,16 @@ def test_no_time_is_below_its_floor_or_behind_sm80() -> None:
         for m in sm120_model.ROWS
         for n, k in ((8192, 8192), *sm120_model.SHAPES)
     ]
-    for (i, m, n, k), (own, _, portable, _) in zip(cases, sm120_model.modelled(cases)):
-        assert sm120_model.floor_us(sm120_model.GPUS[i], m, n, k) < own < portable
+    for (i, m, n, k), times in zip(cases, sm120_model.modelled(cases)):
+        assert sm120_model.floor_us(sm120_model.GPUS[i], m, n, k) < times.own < times.portable
 
 
 def test_no_time_of_experts_is_below_its_floor_or_behind_sm80() -> None:
     for gpu, pairs in zip(sm120_model.GPUS, sm120_model.experts()):
         for tokens, (own, portable) in zip(sm120_model.ROWS, pairs, strict=True):
             assert sm120_model.experts_floor_us(gpu, tokens) < own < portable
+
+
+def test_an_activation_in_the_products_launch_is_never_behind_one_of_its_own() -> None:
+    for one, two in sum(sm120_model.gated(), []):
+        assert one < two

@@ -48,27 +48,39 @@ HOST_DEVICE float at_least(float x, float limit) {
     return x < limit ? limit : x;
 }
 
+HOST_DEVICE float gelu_tanh_argument(float c) {
+    return __fmul_rn(c, __fmaf_rn(0x1.2444f2p-4f, __fmul_rn(c, c), 0x1.988454p0f));
+}
+
 HOST_DEVICE float gelu_tanh(float x) {
     float c = at_least(x, -9.94f);
-    float t = __fmul_rn(c, __fmaf_rn(0x1.2444f2p-4f, __fmul_rn(c, c), 0x1.988454p0f));
-    return __fmul_rn(c, sigmoid(t));
+    return __fmul_rn(c, sigmoid(gelu_tanh_argument(c)));
 }
 
-HOST_DEVICE float swiglu(float gate, float up, gating g) {
-    float c = at_least(at_most(gate, g.limit), g.least);
-    float glu = __fmul_rn(c, sigmoid(__fmul_rn(g.alpha, c)));
-    return __fmul_rn(glu, __fadd_rn(at_least(at_most(up, g.up_limit), -g.up_limit), 1.0f));
+HOST_DEVICE float limited_gate(int activation, float gate, gating g) {
+    if (activation == NVFP4_GELU_TANH) return at_least(gate, -9.94f);
+    if (activation == NVFP4_RELU2) return at_least(gate, 0.0f);
+    return at_least(at_most(gate, g.limit), activation == NVFP4_SWIGLU ? g.least : -86.0f);
 }
 
-/* `activation` is a constant wherever this is called. RELU2 does not depend on up. */
+HOST_DEVICE float sigmoid_argument(int activation, float c, gating g) {
+    if (activation == NVFP4_GELU_TANH) return gelu_tanh_argument(c);
+    return activation == NVFP4_SWIGLU ? __fmul_rn(g.alpha, c) : c;
+}
+
+HOST_DEVICE float factor_of_up(int activation, float up, gating g) {
+    if (activation == NVFP4_GELU_TANH) return up;
+    float limited = at_least(at_most(up, g.up_limit), -g.up_limit);
+    return activation == NVFP4_SWIGLU ? __fadd_rn(limited, 1.0f) : limited;
+}
+
+/* All activations have one form, so that one copy of the code serves an `activation` that is a variable. RELU2 does not
+ * depend on up. */
 HOST_DEVICE float gated(int activation, float gate, float up, gating g) {
-    if (activation == NVFP4_GELU_TANH) return __fmul_rn(gelu_tanh(gate), up);
-    if (activation == NVFP4_SWIGLU) return swiglu(gate, up, g);
-    if (activation == NVFP4_RELU2) {
-        float positive = at_least(gate, 0.0f);
-        return __fmul_rn(positive, positive);
-    }
-    return __fmul_rn(silu(at_most(gate, g.limit)), at_least(at_most(up, g.up_limit), -g.up_limit));
+    int is_relu2 = activation == NVFP4_RELU2;
+    float c = limited_gate(activation, gate, g);
+    float y = __fmul_rn(c, is_relu2 ? c : sigmoid(sigmoid_argument(activation, c, g)));
+    return is_relu2 ? y : __fmul_rn(y, factor_of_up(activation, up, g));
 }
 
 #endif

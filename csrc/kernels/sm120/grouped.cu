@@ -12,6 +12,11 @@
  * Tiles are numbered in the order of groups; of a group, first along its rows, then along the columns, part by part. So
  * tiles that share columns of a matrix run at the same time, and it comes from memory once.
  *
+ * With an activation a tile of part 1 follows that of part 0 with the same rows and columns, in the same CTA; the two
+ * have one number. Results of part 0 are stored as they would be without part 1. A thread reads them back where it has
+ * those of part 1, the same elements, and stores `gated` of both. This takes no shared memory and no accumulators; the
+ * rows of matrices that a CTA loads at a time, and their scales, are those of a product without activation.
+ *
  * 128x4 scales of a group begin with a block of 128 rows of their own, and a tile does not cross blocks. A tile whose
  * block does not exist has no scales loaded, and its results are NaN, as are those of rows outside of A. Rows behind a
  * group's last one are those of the next group, or zeros; they reach only sums that are not stored. Scales behind the
@@ -20,6 +25,7 @@
  * Shared memory of a CTA in KiB: 128x8 97, 128x16 83, 128x64 87, 128x128 89, 256x128 98. */
 #include "kernels/common/batch_epilogue.cuh"
 #include "kernels/common/cluster.cuh"
+#include "kernels/common/group_activation.cuh"
 #include "kernels/common/group_table.cuh"
 #include "kernels/common/placement.cuh"
 #include "kernels/common/wgmma.cuh"
@@ -49,11 +55,11 @@ struct group_coord : tile_coord {
 template <class C> struct tiles_of_groups {
     const table_of_groups &table;
     const grouped_problem &p;
-    uint32_t tiles_n, number, all;
+    uint32_t tiles_n, pairs, number, all;
 
     __device__ __forceinline__ tiles_of_groups(const table_of_groups &table, const grouped_problem &p,
                                                const sm120_grouped_schedule &s)
-        : table(table), p(p), tiles_n((uint32_t)s.tiles_n), number(blockIdx.x),
+        : table(table), p(p), tiles_n((uint32_t)s.tiles_n), pairs((uint32_t)s.pairs), number(blockIdx.x << pairs),
           all((uint32_t)table.tiles[p.groups] * tiles_n * (uint32_t)p.parts) {}
 
     /* Where the scales of a row of a group are. */
@@ -70,17 +76,19 @@ template <class C> struct tiles_of_groups {
         const uint32_t across = tiles_n * (uint32_t)p.parts;
         const int32_t group = table.group_of(p.groups, (int32_t)(number / across));
         const int32_t before = table.tiles[group], along = table.tiles[group + 1] - before;
-        const uint32_t in_group = number - (uint32_t)before * across, column = in_group / (uint32_t)along;
+        const uint32_t in_group = number - (uint32_t)before * across, of_pair = in_group & pairs;
+        const uint32_t place = in_group >> pairs, column = place / (uint32_t)along;
         tile.part = (int32_t)(column / tiles_n);
-        tile.l = group * p.parts + tile.part;
         tile.mma_m = (int32_t)(column - tile.part * tiles_n) * C::MMA_TILE_M;
-        tile.mma_n = (int32_t)(in_group - column * (uint32_t)along) * C::MMA_TILE_N;
+        tile.mma_n = (int32_t)(place - column * (uint32_t)along) * C::MMA_TILE_N;
+        tile.part += (int32_t)of_pair;
+        tile.l = group * p.parts + tile.part;
         tile.row = table.rows[group] + tile.mma_n;
         tile.rows = table.rows[group + 1] - tile.row;
         tile.scale_row = scale_row(group, tile.mma_n);
         tile.k_begin = 0;
         tile.k_end = (int32_t)((p.g.k + C::STAGE_K - 1) / C::STAGE_K);
-        number += gridDim.x;
+        number += of_pair < pairs ? 1 : (gridDim.x << pairs) - pairs;
         return true;
     }
 };
@@ -145,6 +153,8 @@ __device__ __forceinline__ void load_tile_by_lanes(const grouped_problem &p, con
 struct group_output {
     const grouped_problem &p;
     const group_coord &tile;
+    const gating &numbers; /* of the activation */
+    using loaded = gate_results;
 
     __device__ __forceinline__ int64_t rows() const { return tile.rows; }
     __device__ __forceinline__ int64_t columns() const { return p.g.n; }
@@ -153,13 +163,24 @@ struct group_output {
         take_batch(columns, p.g, tile.l);
         return columns;
     }
-    __device__ __forceinline__ void store(const four_column_epilogue &columns, int64_t row, float (&sums)[4]) const {
+    __device__ __forceinline__ char *place(int64_t row, int64_t n) const {
+        const gemm_problem &g = p.g;
+        return (char *)g.out + (tile.row + row) * g.out_pitch + tile.part * g.out_batch + n * type_bytes(g.out_type);
+    }
+    __device__ __forceinline__ void load(int64_t row, int64_t n, loaded &gate) const {
+        if (!p.has_activation || tile.part == 0) return;
+        const void *out = place(row, n);
+        if (loaded::are_ahead(out, p.g.out_type, (int)min((int64_t)4, p.g.n - n))) gate.load(out);
+    }
+    __device__ __forceinline__ void store(const four_column_epilogue &columns, int64_t row, float (&sums)[4],
+                                          const loaded &gate) const {
         const gemm_problem &g = p.g;
         const int64_t at = tile.row + row;
         const bool exists = tile.scale_row >= 0 && (!p.rows || (p.rows[at] >= 0 && p.rows[at] < p.a_rows));
         const float factor = !exists ? __int_as_float(0x7FFFFFFF) : p.row_scale ? p.row_scale[at] : 1.0f;
         scale_row(columns, g, factor, sums);
-        char *out = (char *)g.out + at * g.out_pitch + tile.part * g.out_batch + columns.n * type_bytes(g.out_type);
+        char *out = place(row, columns.n);
+        if (p.has_activation && tile.part + 1 == p.parts) activate(p, numbers, out, gate, sums, columns.count);
         store_floats(out, g.out_type, sums, columns.count);
     }
 };
@@ -207,7 +228,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
     while (tiles.next(tile)) {
         accumulators<C> acc = {};
         consumer.template run<true>(tile, acc);
-        store_warp<C>(group_output{p, tile}, cta, true, tile.mma_m, 0, acc);
+        store_warp<C>(group_output{p, tile, s.numbers}, cta, true, tile.mma_m, 0, acc);
     }
 }
 

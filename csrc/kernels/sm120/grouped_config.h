@@ -5,6 +5,7 @@
 #ifndef NVFP4_SM120_GROUPED_CONFIG_H
 #define NVFP4_SM120_GROUPED_CONFIG_H
 
+#include "kernels/common/activation.h"
 #include "kernels/sm120/config.h"
 
 /*    id, mma_tile_m, mma_tile_n, stage_k, stages, warps_m, warps_n */
@@ -21,13 +22,15 @@
 #define SM120_GROUPED_SHARED_BYTES(mma_tile_m, mma_tile_n, stage_k, stages, warps_m, warps_n)                          \
     (SM120_SHARED_BYTES(mma_tile_m, mma_tile_n, stage_k, stages, warps_m, warps_n) + SM120_GROUPED_TABLE_BYTES)
 
-/* Second parameter. A CTA takes tiles blockIdx.x, + gridDim.x, ... */
+/* Second parameter. A CTA takes tiles, or pairs of them, blockIdx.x, + gridDim.x, ... */
 typedef struct sm120_grouped_schedule {
     sm120_operand mma_a, mma_b; /* B and A; the latter's rows of scales are where grouped_problem says */
     int32_t tiles_n;            /* of mma_tile_m columns, of a part */
     int32_t scales_by_tma;      /* 0: threads load the scales: they are linear, or values are not by TMA */
     int32_t values_by_tma;      /* 0: threads load the values too, which no tensor map describes */
-    int32_t padding_[13];
+    int32_t pairs;              /* 1: gated, of two parts: a CTA takes a tile of part 0 and the same of part 1 */
+    gating numbers;             /* of the activation */
+    int32_t padding_[8];
 } sm120_grouped_schedule;
 
 #endif

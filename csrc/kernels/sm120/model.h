@@ -30,6 +30,8 @@
     X(hindered, 4.0, "", "p of two resources that work at once, overlapped(): as of sm80 on an H200")                  \
     X(call_us, 4.9, "us", "of a call around its work: as of sm80 on an H200")                                          \
     X(grouped_us, 6.9, "us", "the same of groups, with their ends and the first stage: as of sm80 on an H100")         \
+    X(gate_clk, 250.0, "clk", "a wait for gate's results of 16 x 16 sums, from L2: assumed; an H100's takes 270")      \
+    X(gated_us, 1.4, "us", "of a launch of `gated` around its work, back to back: call_us less the 3.5 of a single")   \
     X(first_byte_us, 0.8, "us", "until the first stage is there: a cold access to DRAM. Assumed, a B200 has 0.55")
 
 typedef struct sm120_model {
@@ -44,6 +46,7 @@ typedef struct sm120_model_input {
     int32_t split_k, scales_by_tma, values_by_tma;
     int32_t output_bytes; /* of an element */
     int32_t group_m;
+    int32_t pairs; /* of groups: 1: a tile of part 0 and the same of part 1 follow each other in a CTA */
 } sm120_model_input;
 
 /* Clusters of split_k CTAs that run at a time, a CTA an SM. 0: none. */
@@ -122,11 +125,24 @@ static inline double sm120_grouped_single_us(const sm120_model *constants, const
     const double all = (double)in->mma_n, each = (double)groups, tile_n = in->mma_tile_n;
     const double hit = each * (1.0 - pow(1.0 - 1.0 / each, all)), rows = all / hit;
     const double along = hit * max_double(1.0, rows / tile_n + 0.5 * (tile_n - 1) / tile_n);
-    const double tiles = along * (double)(ceil_div(in->mma_m, in->mma_tile_m) * in->l), sms = props->sm_count;
-    const double tile = sm120_tile_clk(&m, props, in, tiles < sms ? tiles : sms, all / along);
+    const double sms = props->sm_count, in_cta = 1.0 + in->pairs;
+    const double tiles = along * (double)(ceil_div(in->mma_m, in->mma_tile_m) * in->l) / in_cta;
+    double tile = in_cta * sm120_tile_clk(&m, props, in, tiles < sms ? tiles : sms, all / along);
+    if (in->pairs) /* 8 warps store 16 x 16 sums at a time */
+        tile += (double)min_int(in->mma_m, in->mma_tile_m) * (all / along) / (8 * 16 * 16) * m.gate_clk;
     const double busy_us = ceil(tiles / sms) * tile * 1e-3 / m.clock_ghz;
     const double row = (double)in->k * (0.5 + 1.0 / 16), bytes = (hit * (double)(in->mma_m * in->l) + all) * row;
     return m.grouped_us + overlapped(busy_us, sm120_memory_us(&m, props, bytes), m.hindered);
+}
+
+/* A launch of `gated` behind such a product, back to back: it reads the results of each part, from L2 if they fit, and
+ * writes as many as one part has. */
+static inline double sm120_gated_us(const sm120_model *constants, const device_props *props,
+                                    const sm120_model_input *in) {
+    const sm120_model m = sm120_model_of(constants, props);
+    const double bytes = (double)(in->mma_n * in->mma_m * in->output_bytes * (in->l + 1));
+    const double l2_us = bytes / m.l2_b_clk / props->sm_count * 1e-3 / m.clock_ghz;
+    return m.gated_us + (bytes > (double)props->l2_bytes ? sm120_memory_us(&m, props, bytes) : l2_us);
 }
 
 #endif

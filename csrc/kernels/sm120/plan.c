@@ -264,6 +264,7 @@ static const gemm_planner grouped = {.a_types = TAKES_E2M1,
                                      .takes_by_batch = 1,
                                      .candidates = sm120_grouped_candidates,
                                      .batch_invariant = sm120_grouped_candidates,
+                                     .with_activation = sm120_grouped_with_activation,
                                      .reject = reject_grouped,
                                      .build = sm120_grouped_build};
 

@@ -27,6 +27,8 @@ int32_t sm120_candidates(const sm120_model *model, const device_props *props, co
 /* The kernels of grouped.cu, for the gemm_planner of products of groups, batch-invariant or not: all add in one order.
  */
 int32_t sm120_grouped_candidates(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
+int32_t sm120_grouped_with_activation(const device_props *props, const grouped_problem *problem,
+                                      const gemm_candidate *of, gemm_candidate *out);
 void sm120_grouped_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
                          void *workspace, launch_plan *out);
 

@@ -98,9 +98,28 @@ template <class C> struct staging_block {
             }
     }
 
+    /* What a lane needs of memory for its rows of a block: loaded before the block is staged, since the lane would wait
+     * for it behind. */
+    template <class OUTPUT> struct loaded_rows {
+        typename OUTPUT::loaded row[COLUMNS / 8];
+    };
+
+    template <class OUTPUT>
+    __device__ __forceinline__ void load(const OUTPUT &output, int64_t mma_m, int64_t mma_n,
+                                         loaded_rows<OUTPUT> &loaded) const {
+        const int lane = threadIdx.x % 32;
+        const int64_t m = swap_ab ? mma_n : mma_m, n = (swap_ab ? mma_m : mma_n) + lane % chunks() * 4;
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 8; i++) {
+            const int64_t row = m + lane / chunks() + i * (32 / chunks());
+            if (n < output.columns() && row < output.rows()) output.load(row, n, loaded.row[i]);
+        }
+    }
+
     /* The epilogue of the block whose first row of mma_a and mma_b these are. */
     template <class OUTPUT>
-    __device__ __forceinline__ void store(const OUTPUT &output, int64_t mma_m, int64_t mma_n) const {
+    __device__ __forceinline__ void store(const OUTPUT &output, int64_t mma_m, int64_t mma_n,
+                                          loaded_rows<OUTPUT> &loaded) const {
         const int lane = threadIdx.x % 32, column = lane % chunks() * 4;
         const int64_t m = swap_ab ? mma_n : mma_m, n = (swap_ab ? mma_m : mma_n) + column;
         if (n >= output.columns()) return;
@@ -109,7 +128,9 @@ template <class C> struct staging_block {
         for (int row = lane / chunks(); row < rows() && m + row < output.rows(); row += 32 / chunks()) {
             float sums[4];
             ld_shared_v4_f32(at(row, column), sums);
-            output.store(columns, m + row, sums);
+            output.store(columns, m + row, sums, loaded.row[0]);
+#pragma unroll
+            for (int i = 1; i < COLUMNS / 8; i++) loaded.row[i - 1] = loaded.row[i];
         }
     }
 };
@@ -118,12 +139,14 @@ template <class C> struct staging_block {
 struct batch_output {
     const gemm_problem &p;
     int64_t l;
+    struct loaded {};
 
     __device__ __forceinline__ int64_t rows() const { return p.m; }
     __device__ __forceinline__ int64_t columns() const { return p.n; }
     __device__ __forceinline__ four_column_epilogue epilogue(int64_t n) const { return four_column_epilogue(p, n); }
-    __device__ __forceinline__ void store(const four_column_epilogue &columns, int64_t m,
-                                          const float (&sums)[4]) const {
+    __device__ __forceinline__ void load(int64_t, int64_t, loaded &) const {}
+    __device__ __forceinline__ void store(const four_column_epilogue &columns, int64_t m, const float (&sums)[4],
+                                          const loaded &) const {
         columns.store(p, l, m, sums);
     }
 };
@@ -142,6 +165,8 @@ __device__ __forceinline__ void store_warp(const OUTPUT &output, const cta_memor
     for (int i = 0; i < C::MMAS_M; i++)
 #pragma unroll 1
         for (int j = 0; j < block::PER_ROW; j++) {
+            typename block::template loaded_rows<OUTPUT> loaded;
+            staged.load(output, mma_m + i * 16, mma_n + j * block::COLUMNS, loaded);
 #pragma unroll
             for (int of_i = 0; of_i < C::MMAS_M; of_i++)
                 if (i == of_i)
@@ -149,7 +174,7 @@ __device__ __forceinline__ void store_warp(const OUTPUT &output, const cta_memor
                     for (int of_j = 0; of_j < block::PER_ROW; of_j++)
                         if (j == of_j) staged.write(acc[of_i], of_j * block::MMAS);
             __syncwarp();
-            staged.store(output, mma_m + i * 16, mma_n + j * block::COLUMNS);
+            staged.store(output, mma_m + i * 16, mma_n + j * block::COLUMNS, loaded);
             __syncwarp();
         }
 }

@@ -4,8 +4,8 @@
  *
  * A CTA works through chunks of 64 along K, of which the longer of arithmetic and copying hides two thirds of the
  * other. The constants are those of w4a16.cu, with an NVFP4 A those of gemm.cu; a chunk's share of the rows of an A . B
- * tile is included. Three are fitted to 48 products of experts with a 16-bit A in CUDA graphs on an H100
- * (benchmarks/log/grouped_h100.csv): off by 14 % (rms). */
+ * tile is included. Those below are fitted to products of experts in CUDA graphs on an H100: 48 with a 16-bit A
+ * (benchmarks/log/grouped_h100.csv), off by 14 % (rms), and 239 with an NVFP4 A (grouped_w4a4_h100.csv), by 8 %. */
 #include <math.h>
 
 #include "common/group_blocks.h"
@@ -56,9 +56,11 @@ enum { CONFIGS = sizeof configs / sizeof *configs };
 #define FEW  "few rows a group: copying the weights takes longest"
 #define MANY "many rows a group, which use each decoded value often"
 
-static const double CTA_CLOCKS = 1000.0; /* start and end of a CTA */
-static const double OVERLAP = 0.97;      /* factor of the sum of the clocks */
-static const double CALL_US = 6.9;       /* time of a call around them */
+/* By the type of A: 16 bits, NVFP4. */
+static const double CTA_CLOCKS[] = {1000.0, 820.0}; /* start and end of a CTA */
+static const double ROW_CLOCKS[] = {0.0, 70.0};     /* the same of a row of its tile */
+static const double OVERLAP[] = {0.97, 0.77};       /* factor of the sum of the clocks */
+static const double CALL_US[] = {6.9, 8.9};         /* time of a call around them */
 
 static double single_us(const device_props *props, const gemm_traits *t, const grouped_config *c, int64_t tiles_n) {
     const int a_is_e2m1 = c->a_type == VALUES_E2M1;
@@ -75,11 +77,12 @@ static double single_us(const device_props *props, const gemm_traits *t, const g
         model->chunk_clocks + (arithmetic > copies ? arithmetic + copies / 3 : copies + arithmetic / 3);
     const double chunks = (double)(ceil_div(t->k, c->tile_k) * (c->tile_k / SM80_CHUNK));
     const double ctas = ceil(tiles * (double)tiles_n * parts / sms);
-    const double clocks =
-        ctas * (chunks * chunk + CTA_CLOCKS) + t->output_bytes * m * n * parts / model->store_b_clk / sms;
+    const double clocks = ctas * (chunks * chunk + CTA_CLOCKS[a_is_e2m1] + ROW_CLOCKS[a_is_e2m1] * c->tile_m) +
+                          t->output_bytes * m * n * parts / model->store_b_clk / sms;
     const double bytes = hit * parts * n * k * 9 / 16 + m * k * (a_is_e2m1 ? 9.0 / 16 : 2.0);
     const double memory = props->memory_gb_s ? bytes / (model->dram_share * props->memory_gb_s) * 1e-3 : 0;
-    return CALL_US + overlapped(OVERLAP * clocks * 1e-3 / model->clock_ghz, memory, model->hindered);
+    return CALL_US[a_is_e2m1] +
+           overlapped(OVERLAP[a_is_e2m1] * clocks * 1e-3 / model->clock_ghz, memory, model->hindered);
 }
 
 static int64_t tiles_along_n(const gemm_traits *t, const grouped_config *c) {

@@ -280,12 +280,13 @@ __device__ __forceinline__ void dequantize_raw(const sm90_schedule &s, const cta
     }
 }
 
-/* Whether the output is one alpha times the sums, in 16 bits, with rows aligned to 8 bytes, and the tile does not pass
- * the last column. */
+/* Whether the output is one alpha times the sums, in 16 bits, with rows aligned to 8 bytes, and lanes store either all
+ * of their columns or none: 4 with swap_ab. Without it the tile must not pass the last column. */
 template <class C>
 __device__ __forceinline__ bool is_plain(const gemm_problem &p, const sm90_schedule &s, const tile_coord &coord) {
-    int64_t columns = s.swap_ab ? (int64_t)coord.mma_m + C::MMA_TILE_M : (int64_t)coord.mma_n + C::MMA_TILE_N;
-    return !p.c && !p.bias && (!p.alpha || p.alpha_stride == 0) && p.out_type != NVFP4_FP32 && columns <= p.n &&
+    const bool columns_exist = s.swap_ab ? p.n % 4 == 0 || (int64_t)coord.mma_m + C::MMA_TILE_M <= p.n
+                                         : (int64_t)coord.mma_n + C::MMA_TILE_N <= p.n;
+    return !p.c && !p.bias && (!p.alpha || p.alpha_stride == 0) && p.out_type != NVFP4_FP32 && columns_exist &&
            ((uint64_t)p.out | p.out_pitch | p.out_batch) % 8 == 0;
 }
 
@@ -298,6 +299,7 @@ __device__ __forceinline__ void epilogue_plain(const gemm_problem &p, const sm90
     int32_t row = (SWAP_AB ? coord.mma_n : mma_m) + lane / 4;
     int32_t rows = (SWAP_AB ? s.mma_b.rows : s.mma_a.rows) - row; /* from `row` on */
     int64_t column = SWAP_AB ? mma_m : coord.mma_n, eight_rows = 8 * p.out_pitch;
+    int32_t columns = SWAP_AB ? (int32_t)p.n - mma_m - two_groups_column() : 0; /* from those of the lane on */
     char *out = (char *)p.out + coord.l * p.out_batch + row * p.out_pitch + column * 2;
     float alpha = p.alpha ? *p.alpha : p.alpha_value, unit = product_unit<C::TYPE>(p);
 #pragma unroll
@@ -319,7 +321,8 @@ __device__ __forceinline__ void epilogue_plain(const gemm_problem &p, const sm90
                 if (SWAP_AB) {
                     char *to = out + (first + j) * eight_rows + i * 128 + two_groups_column() * 2;
                     if (have[j])
-                        store_two_groups(to, (first + j) * 8 < rows, transpose(pairs[j][0]), transpose(pairs[j][1]));
+                        store_two_groups(to, (first + j) * 8 < rows && i * 64 < columns, transpose(pairs[j][0]),
+                                         transpose(pairs[j][1]));
                 } else {
                     char *to = out + (i * 8 + j) * eight_rows + first * 16;
                     bool exists = i * 64 + j * 8 < rows;

@@ -79,10 +79,11 @@ static int32_t list_one(const sm90_model *model, const device_props *props, int6
     const double values = (double)busiest_steps(c, &s, s.log2_split_k) * c->warps * SM90_GEMV_TILE_N * SM90_GEMV_STEP_K;
     const double rounds = (double)ceil_div(s.ctas * l, props->sm_count);
     const double rows = 1.0 + model->gemv_row_cost * (c->rows - 1);
+    const double memory = sm90_memory_us(model, bytes, 0) * (1.0 + model->gemv_row_loss * (c->rows - 1));
     const double computing = sm90_clocks_us(model, rounds * values * rows / model->gemv_per_clk);
     *out = (gemm_candidate){
-        .single_us = model->gemv_fixed_us + model->gemv_row_us * (c->rows - 1) +
-                     overlapped(sm90_memory_us(model, bytes, 0), computing, model->overlap),
+        .single_us =
+            model->gemv_fixed_us + model->gemv_row_us * (c->rows - 1) + overlapped(memory, computing, model->overlap),
         .reason = swap_ab ? "B has one row only: each row of A passes it once, through integer dot products"
                           : "A has a few rows only: each row of B passes them once, through integer dot products",
         .grid = s.ctas * l,

@@ -80,9 +80,8 @@ static double single_us(const sm90_model *model, const device_props *props, cons
     const double read = a_is_e2m1 ? SM90_RAW_BYTES / SM90_FP16_BYTES : 1.0; /* of what is written */
     /* At most: A may have less rows than the result. */
     const double reordered = (1.0 + read) * rows * (double)row_bytes(t->k);
-    return (a_is_e2m1 ? model->grouped_e2m1_margin : 1.0) *
-           (model->grouped_fixed_us + reordered / model->dram_tb_s * 1e-6 +
-            overlapped(busy, bytes / model->dram_tb_s * 1e-6, model->overlap));
+    return model->grouped_fixed_us + (a_is_e2m1 ? model->grouped_e2m1_us : 0.0) + reordered / model->dram_tb_s * 1e-6 +
+           overlapped(busy, bytes / model->dram_tb_s * 1e-6, model->overlap);
 }
 
 /* CTAs of the pre-pass over so many rows. Groups count where A is NVFP4. */

@@ -5,9 +5,11 @@
  * the SM, if they take longer. Around the stages stand the launch and the first bytes, the pre-pass, the sum over
  * split-K, and the stores. Memory works at the same time. It loses where many rows are read at once.
  *
- * benchmarks/fit_sm90.py fits the constants to measured times of the first plans of 374 shapes on an H200 and an H100,
- * all of them at once. So each one alone says little about the machine, except where it says that it was measured by
- * itself. Clock, rate of memory, its free rows and L2 are an H200's here, and scaled for another GPU. */
+ * The constants are fitted to measured times: single calls of the first plans of 374 shapes on an H200 and an H100
+ * (benchmarks/fit_sm90.py), and calls in CUDA graphs of an H100 (benchmarks/neighbours.py), where chosen plans have to
+ * be the fastest, by all of them at once. So each one alone says little about the machine, except where it says that it
+ * was measured by itself. Clock, rate of memory, its free rows and L2 are an H200's here, and scaled for another GPU.
+ */
 #ifndef NVFP4_SM90_MODEL_H
 #define NVFP4_SM90_MODEL_H
 
@@ -26,27 +28,27 @@
     X(dram_tb_s, 4.3)    /* measured by itself: copies and reads */                                                    \
     X(dequant_tb_s, 4.3) /* measured by itself: what the pre-pass reads and writes */                                  \
     X(l2_bytes, 62914560.0)                                                                                            \
-    X(overlap, 6.049)      /* p of memory and SMs that work at once: time^p = memory^p + SMs^p */                      \
-    X(dirty, 0.3818)       /* share of the L2 that is written back while the operands arrive */                        \
-    X(rows_free, 1.98e+04) /* rows of operands that all CTAs together read at the full rate of memory */               \
-    X(row_loss, 0.2115)    /* share of time that each further rows_free rows add */                                    \
-    X(fixed_us, 4.153)     /* launch, first bytes from DRAM, the last stage, exit */                                   \
+    X(overlap, 6.049)       /* p of memory and SMs that work at once: time^p = memory^p + SMs^p */                     \
+    X(dirty, 0.3386)        /* share of the L2 that is written back while the operands arrive */                       \
+    X(rows_free, 2.178e+04) /* rows of operands that all CTAs together read at the full rate of memory */              \
+    X(row_loss, 0.1827)     /* share of time that each further rows_free rows add */                                   \
+    X(fixed_us, 4.153)      /* launch, first bytes from DRAM, the last stage, exit */                                  \
     /* gemm.cu */                                                                                                      \
-    X(decode_8, 26.34)          /* values a clock that 8 warps of an SM decode */                                      \
-    X(decode_16, 29.29)         /* values a clock that 16 warps of an SM decode */                                     \
-    X(in_kernel_us, 0.9526)     /* added to fixed_us where mma_b is dequantized in the kernel */                       \
-    X(in_kernel_per_clk, 3.169) /* values of mma_b a clock that the warps which dequantize it in the kernel decode */  \
+    X(decode_8, 26.34)        /* values a clock that 8 warps of an SM decode */                                        \
+    X(decode_16, 27.9)        /* values a clock that 16 warps of an SM decode */                                       \
+    X(in_kernel_us, 1.47)     /* added to fixed_us where mma_b is dequantized in the kernel */                         \
+    X(in_kernel_per_clk, 2.9) /* values of mma_b a clock that the warps which dequantize it in the kernel decode */    \
     /* The _raw kernels beside those with the pre-pass, in CUDA graphs on an H100, M = 17 to 64 of nine (N, K): the    \
      * difference is off by 0.7 us (rms), with 64 rows and long K by 3 */                                              \
-    X(raw_32_clk, 230.0)        /* clocks that a stage takes longer where a warpgroup dequantizes mma_b, of 32 rows */ \
-    X(raw_64_clk, 470.0)        /* of 64 */                                                                            \
-    X(hidden_mma, 0.4557)       /* share of wgmma's clocks that longer decoding does not hide */                       \
-    X(hidden_decode, 0.2221)    /* share of decoding's clocks that longer wgmma does not hide */                       \
+    X(raw_32_clk, 242.0)        /* clocks that a stage takes longer where a warpgroup dequantizes mma_b, of 32 rows */ \
+    X(raw_64_clk, 500.0)        /* of 64 */                                                                            \
+    X(hidden_mma, 0.4436)       /* share of wgmma's clocks that longer decoding does not hide */                       \
+    X(hidden_decode, 0.2115)    /* share of decoding's clocks that longer wgmma does not hide */                       \
     X(ingress_b_clk, 56.0)      /* bytes a clock to one SM; more than any measured plan took */                        \
     X(l2_tb_s, 8.0)             /* rate of the L2 to all SMs */                                                        \
     X(uneven, 1.07)             /* CTAs share rows of mma_a and differ in mma_b: mean of 9 pairs, M = 192 and 256 */   \
-    X(store_b_clk, 17.55)       /* bytes of results that an SM stores a clock */                                       \
-    X(exchange_us, 1.583)       /* until partial sums of a cluster of two begin to arrive */                           \
+    X(store_b_clk, 18.84)       /* bytes of results that an SM stores a clock */                                       \
+    X(exchange_us, 1.439)       /* until partial sums of a cluster of two begin to arrive */                           \
     X(exchange_each_us, 0.0794) /* added for each further CTA */                                                       \
     X(exchange_b_clk, 9.028)    /* bytes of partial sums that a CTA receives a clock */                                \
     X(least_worker, 8.0)     /* stages of a stream-K worker, at least: no plan with fewer has been measured to win */  \
@@ -55,17 +57,17 @@
     X(unaligned_split, 0.97) /* an unaligned split must be at least so much faster (sm90_distribute) */                \
     X(worker_us, 1.598)      /* time from a worker's last stage until its sums are visible */                          \
     X(streamk_us, 1.07)      /* added to fixed_us */                                                                   \
-    X(streamk_graph_us, 0.5) /* and with an NVFP4 A, for CUDA graphs: single calls do not need it (sm90_gemm.csv) */   \
+    X(streamk_graph_us, 0.494) /* and with an NVFP4 A, for CUDA graphs: single calls do not need it (sm90_gemm.csv) */ \
     /* dequant.cu */                                                                                                   \
     X(dequant_us, 1.913) /* a launch before another */                                                                 \
-    X(bf16_loss, 1.06)   /* times as long with bf16 A: median of 1,866 calls beside the same in fp16 */                \
+    X(bf16_loss, 1.11)   /* times as long with bf16 A */                                                               \
     /* prefill.cu */                                                                                                   \
-    X(prefill_fixed_us, 3.82)     /* the kernel's own fixed_us */                                                      \
-    X(prefill_loss, 1.208)        /* times as long as wgmma's rate says: these run long, and at a lower clock */       \
-    X(prefill_divided_loss, 1.02) /* the same where the kernel dequantizes mma_b: 1.5 %, and waits for flags */        \
-    X(prefill_divided_us, 0.4)    /* added there: 512x7168x2048 and 1024x4096x4096 on an H100 */                       \
-    X(prefill_bf16_loss, 1.03)    /* bf16_loss of these kernels: calls of an H100 in graphs */                         \
-    X(prefill_store_b_clk, 13.1)  /* bytes of results that an SM stores a clock */                                     \
+    X(prefill_fixed_us, 2.75)      /* the kernel's own fixed_us */                                                     \
+    X(prefill_loss, 1.296)         /* times as long as wgmma's rate says: these run long, and at a lower clock */      \
+    X(prefill_divided_loss, 1.008) /* the same where the kernel dequantizes mma_b, and waits for flags */              \
+    X(prefill_divided_us, 0.234)   /* added there */                                                                   \
+    X(prefill_bf16_loss, 1.005)    /* bf16_loss of these kernels */                                                    \
+    X(prefill_store_b_clk, 15.14)  /* bytes of results that an SM stores a clock */                                    \
     /* nn.cu: 790 calls on an H200, M = 1 to 4096 of four (N, K), fp16 and bf16 A: off by 4 % (rms) */                 \
     X(nn_fixed_us, 3.821)      /* the kernel's own fixed_us */                                                         \
     X(nn_decode_clocks, 713.5) /* clocks that dequantizing a stage takes */                                            \
@@ -73,19 +75,20 @@
     X(nn_hidden_mma, 0.5723)   /* share of wgmma's clocks that dequantizing does not hide */                           \
     X(nn_store_b_clk, 8.071)   /* bytes of results that an SM stores a clock */                                        \
     /* gemv.cu */                                                                                                      \
-    X(gemv_fixed_us, 4.346)  /* the kernel's own fixed_us */                                                           \
-    X(gemv_per_clk, 59.23)   /* values a clock and SM, for one row */                                                  \
-    X(gemv_row_cost, 0.5153) /* share of that time that each further row adds */                                       \
-    X(gemv_row_us, 0.3967)   /* added to gemv_fixed_us for each further row */                                         \
-    /* units.cu: fitted to gemm.cu's modelled times, times the ratios measured beside it on an H100, for 8 and 16 rows \
-     * and eight (N, K): off by 2 % (rms) */                                                                           \
-    X(units_fixed_us, 3.786)  /* the kernel's own fixed_us */                                                          \
-    X(units_pair_clk, 130.8)  /* clocks of an SM for a step of a pair of units, with 8 rows of A */                    \
-    X(units_rows_clk, 1.3)    /* times as many with 16 */                                                              \
-    X(units_rows_us, 0.367)   /* added to units_fixed_us for 16 */                                                     \
-    X(units_a16_loss, 1.1)    /* times as many clocks with a 16-bit A */                                               \
-    X(units_unhidden, 0.692)  /* share of the clocks of the last step of each warp that no load hides */               \
-    X(units_pass_loss, 0.018) /* share of time that each further pass adds */                                          \
+    X(gemv_fixed_us, 4.174)  /* the kernel's own fixed_us */                                                           \
+    X(gemv_per_clk, 63.6)    /* values a clock and SM, for one row */                                                  \
+    X(gemv_row_cost, 0.5465) /* share of that time that each further row adds */                                       \
+    X(gemv_row_loss, 0.0193) /* share of memory's time that each further row adds */                                   \
+    X(gemv_row_us, 0.415)    /* added to gemv_fixed_us for each further row */                                         \
+    /* units.cu: at 16 (N, K) on an H100 */                                                                            \
+    X(units_fixed_us, 3.786) /* the kernel's own fixed_us */                                                           \
+    X(units_pair_clk, 143.0) /* clocks of an SM for a step of a pair of units, with 8 rows of A */                     \
+    X(units_rows_clk, 1.33)  /* times as many with 16 */                                                               \
+    X(units_rows_us, 0.664)  /* added to units_fixed_us for 16 */                                                      \
+    X(units_a16_loss, 1.024) /* times as many clocks with a 16-bit A */                                                \
+    X(units_unhidden, 0.768) /* share of the clocks of the last step of each warp that no load hides */                \
+    X(units_line_loss, 1.12) /* times as long for memory where rows of B begin inside lines of 128 bytes */            \
+    X(units_pass_loss, 0.01) /* share of time that each further pass adds */                                           \
     /* grouped.cu: 96 products of experts with bf16 A in CUDA graphs on an H100: off by 5 % (rms) */                   \
     X(grouped_fixed_us, 7.575)      /* the kernel's own fixed_us, that of its pre-pass included */                     \
     X(grouped_decode_clocks, 734.0) /* clocks that dequantizing a stage to bf16 takes */                               \
@@ -93,9 +96,8 @@
     X(grouped_hidden_mma, 0.67)     /* share of wgmma's clocks that longer dequantizing does not hide */               \
     X(grouped_hidden_decode, 0.576) /* share of dequantizing's clocks that longer wgmma does not hide */               \
     X(grouped_tile_clocks, 1740.0)  /* start and end of a tile */                                                      \
-    /* grouped.cu with NVFP4 A, which no GPU has timed: what the model of bf16 A has to win by, so that groups of few  \
-       rows stay with sm80's kernel for them */                                                                        \
-    X(grouped_e2m1_margin, 1.28)                                                                                       \
+    X(grouped_e2m1_us, 2.28) /* added to grouped_fixed_us with NVFP4 A: 140 products on an H100, off by 8 % (rms) */   \
+    X(activation_us, 2.2)    /* gated's kernel in a graph, without its bytes: layers of Qwen3-30B-A3B on an H100 */    \
     /* grouped_units.cu: 424 products of experts with bf16 A, by any tiling, in CUDA graphs on an H100: off by 7 %     \
      * (rms); the tilings that are chosen take 1.7 % longer than the best ones */                                      \
     X(group_units_fixed_us, 8.96)        /* the kernel's own fixed_us */                                               \

@@ -53,7 +53,9 @@ static double time_us(const sm90_model *model, const device_props *props, const 
                         (t->a_type == VALUES_E2M1 ? 1.0 : model->units_a16_loss);
     const double step = sm90_clocks_us(model, SM90_UNITS_WARPS * tiling->pairs * pair);
     const double passes = (double)ceil_div(tiling->pairs, tiling->pass_pairs);
-    const double busy = overlapped(sm90_memory_us(model, bytes, 0), rounds * warp_steps * step, model->overlap);
+    const double lines = t->k % SM90_UNITS_STEP_K ? model->units_line_loss : 1.0;
+    const double memory = lines * sm90_memory_us(model, bytes, 0);
+    const double busy = overlapped(memory, rounds * warp_steps * step, model->overlap);
     return model->units_fixed_us + (c->a_units - 1) * model->units_rows_us + model->units_unhidden * step +
            busy * (1.0 + model->units_pass_loss * (passes - 1.0));
 }

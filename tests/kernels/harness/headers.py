@@ -46,7 +46,7 @@ class Layouts:
         with library.open("rb") as file:
             for unit in ELFFile(file).get_dwarf_info().iter_CUs():
                 for die in unit.get_top_DIE().iter_children():
-                    if die.tag == "DW_TAG_structure_type" and "DW_AT_name" in die.attributes:
+                    if die.tag == "DW_TAG_structure_type" and {"DW_AT_name", "DW_AT_byte_size"} <= set(die.attributes):
                         name = die.attributes["DW_AT_name"].value.decode()
                         self.made[die.offset] = self.struct(die)
                         self.dies[name] = die

@@ -62,6 +62,14 @@ def cubins(data: bytes, folder: Path) -> Iterator[Path]:
         yield from sorted(place.glob("*.cubin"))
 
 
+def fatbins_with(source: Path, prefix: str) -> Iterator[bytes]:
+    """The fat binaries in a file that have such kernels."""
+    for data in fatbins(source.read_bytes()):
+        with tempfile.TemporaryDirectory() as folder:
+            if any(prefix.encode() in cubin.read_bytes() for cubin in cubins(data, Path(folder))):
+                yield data
+
+
 def find_cubin(source: Path, folder: Path, prefix: str, arch: str = "sm_") -> Path:
     """A cubin of that architecture with those kernels. A file that is a cubin is returned as it is."""
     data = source.read_bytes()

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy
+import torch
 from emulate import Emulator, Module
 from harness import launch
 from harness.headers import Config, Struct
 from harness.launch import EVICT_FIRST, EVICT_LAST, SWIZZLE_128, Generator
-from harness.values import FP32, INTEGER_SCALES, ceil_div, loaded, rounded, swizzle_scales
+from harness.values import BF16, FP16, FP32, INTEGER_SCALES, ceil_div, loaded, rounded, stored, swizzle_scales
 from sm120.gemm import FAMILY, SWIZZLE_64, Operand
+
+import nvfp4
 
 CONFIGS = FAMILY.configs("grouped")
 Problem, Schedule = FAMILY.structs["grouped_problem"], FAMILY.structs["sm120_grouped_schedule"]
 MAX_GROUPS = FAMILY.value("SM120_MAX_GROUPS")
 ALPHA_BY_BATCH, BIAS_BY_BATCH = 1, 2  # gemm_problem.by_batch
+ACTIVATIONS = ("silu", "gelu_tanh", "relu2", "swiglu")  # by nvfp4_activation
+SWIGLU_ALPHA = 1.702
 ADDRESSES = ("ends", "rows", "scale_rows", "row_scale")
 
 
@@ -38,9 +43,14 @@ class Groups(launch.Product):
         linear: bool = False,
         gathers: bool = False,  # rows of a in another order; linear
         pitch: int = 0,  # of values; 0: the next on 16 bytes
+        activation: str = "",
+        limit: float = float("inf"),
+        out_align: int = 16,  # of the rows of the result
     ) -> None:
         self.emulator, self.sizes, self.parts, self.linear = emulator, list(sizes), parts, linear
         self.groups, self.m, self.n, self.k = len(sizes), sum(sizes) + behind, n, k
+        self.activation, self.limit = activation, limit
+        self.columns = n * (1 if activation else parts)  # of the result
         self.l, self.pitch = self.groups * parts, pitch or k // 2 + -k // 2 % 16
         self.data, self.scales = [], []
         for l, rows in ((1, self.m), (self.l, n)):
@@ -64,7 +74,7 @@ class Groups(launch.Product):
             scales_of_b, self.sfa_rows = swizzle_scales(self.scales[1]), 128 * len(placed) if k else 2**63 - 1
         operands = (self.data[0], placed, self.data[1], scales_of_b)
         self.arrays = [emulator.array(x if x.size else numpy.zeros(1, "u1")) for x in operands]
-        self.place_result(out_type, 16)
+        self.place_result(out_type, out_align)
         self.kept = {name: emulator.array(x) for name, x in kept.items()}
         self.factors = numpy.ones(self.m)
         self.scaled: numpy.ndarray | float = 1.0  # alpha and bias of each matrix, [L, 1, N]
@@ -86,7 +96,7 @@ class Groups(launch.Product):
 
     def place_result(self, out_type: int, out_align: int) -> None:
         self.out_type, self.item = out_type, 4 if out_type == FP32 else 2
-        self.row_bytes = self.n * self.parts * self.item
+        self.row_bytes = self.columns * self.item
         self.out_pitch = (self.row_bytes // out_align + 2) * out_align
         self.out = self.emulator.empty((1, self.m, self.out_pitch), numpy.uint8)
         self.add, self.shared, self.extras = None, None, {}
@@ -96,8 +106,9 @@ class Groups(launch.Product):
         self.kept["row_scale"] = self.emulator.array(self.factors.astype("f4"))
 
     def set_alpha_and_bias(self, generator: Generator) -> None:
-        """One alpha for each matrix, a bias for each of its columns."""
+        """One alpha for each matrix, a bias for each of its columns. Arguments of an activation are small."""
         alpha, bias = generator.choice([0.5, -1.0, 2.0], self.l), generator.integers(-8, 9, (self.l, self.n)) / 4
+        alpha *= 2.0**-9 if self.activation else 1
         self.scaled, self.biased = alpha[:, None, None], bias[:, None]
         self.keep(alpha.astype("f4"), "alpha", alpha_stride=0)
         self.keep(bias.astype("f4"), "bias", bias_type=FP32)
@@ -108,10 +119,13 @@ class Groups(launch.Product):
     def problem(self) -> Struct:
         g = super().problem()
         g.a_batch = g.sfa_batch = 0
-        g.out_batch = self.n * self.item
-        addresses = {name: self.kept[name].address for name in ADDRESSES if name in self.kept}
+        g.out_batch = 0 if self.activation else self.n * self.item
+        more = {name: self.kept[name].address for name in ADDRESSES if name in self.kept}
+        if self.activation:
+            more |= {"has_activation": 1, "activation": ACTIVATIONS.index(self.activation)}
         return Problem(
-            g=g, a_rows=self.m, sfa_rows=self.sfa_rows, groups=self.groups, parts=self.parts, **addresses
+            g=g, a_rows=self.m, sfa_rows=self.sfa_rows, groups=self.groups, parts=self.parts, limit=self.limit,
+            activation_alpha=SWIGLU_ALPHA, **more,
         )  # fmt: skip
 
     def operand(self, config: Config, which: int, box_rows: int, cache_policy: int) -> Struct:
@@ -137,16 +151,20 @@ class Groups(launch.Product):
             mma_b=self.operand(config, 0, config.mma_tile_n, EVICT_LAST), tiles_n=tiles_n,
             scales_by_tma=int(by_tma and not self.linear), values_by_tma=int(by_tma),
         )  # fmt: skip
+        if self.activation:
+            schedule.pairs, numbers = self.parts - 1, schedule.numbers
+            numbers.limit, numbers.up_limit = self.limit, self.limit if self.parts == 2 else float("inf")
+            numbers.alpha, numbers.least = SWIGLU_ALPHA, numpy.float32(-86) / numpy.float32(SWIGLU_ALPHA)
         self.start(module, config, schedule, grid or max(1, self.tiles(config)), config.shared_bytes, wait=wait)
 
     def tiles(self, config: Config) -> int:
         along = sum(ceil_div(size, config.mma_tile_n) for size in self.sizes)
-        return along * ceil_div(self.n, config.mma_tile_m) * self.parts
+        return along * ceil_div(self.n, config.mma_tile_m) * (1 if self.activation else self.parts)
 
     # ---- the result
 
     def expected(self) -> numpy.ndarray:
-        """[rows of groups, parts * N] in float64."""
+        """[rows of groups, columns] in float64."""
         a, b = self.decoded(0)[0][self.order], self.decoded(1)
         alpha = numpy.broadcast_to(self.scaled, (self.l, 1, 1))
         bias = numpy.broadcast_to(self.biased, (self.l, 1, self.n))
@@ -158,17 +176,26 @@ class Groups(launch.Product):
                 made[rows, part * self.n : (part + 1) * self.n] = (a[rows] @ b[l].T) * alpha[l] + bias[l]
             if e in self.missing:
                 made[rows] = numpy.nan
-        return made * self.factors[: len(made), None]
+        made *= self.factors[: len(made), None]
+        return self.activated(made) if self.activation else made
+
+    def activated(self, products: numpy.ndarray) -> numpy.ndarray:
+        """`gated` on the CPU of the parts, which are rounded to the type of the result."""
+        dtype = {FP32: torch.float32, FP16: torch.float16, BF16: torch.bfloat16}[self.out_type]
+        bits = numpy.ascontiguousarray(stored(products, self.out_type)).view("i4" if self.item == 4 else "i2")
+        gate, *up = torch.from_numpy(bits).view(dtype).split(self.n, dim=1)
+        limit = self.limit if numpy.isfinite(self.limit) else None
+        return nvfp4.gated(gate, *up, activation=self.activation, limit=limit).double().numpy()
 
     def result(self) -> numpy.ndarray:
-        """[M, parts * N]."""
+        """[M, columns]."""
         rows = numpy.ascontiguousarray(self.out.numpy()[0, :, : self.row_bytes])
         return loaded(rows, self.out_type).reshape(self.m, -1)
 
     def check(self, expected: numpy.ndarray | None = None) -> None:
         wanted, end = rounded(self.expected(), self.out_type), sum(self.sizes)
         got, bits = self.result()[:end], self.out.numpy()[0]
-        unwritten = (bits[:end, : self.row_bytes].reshape(end, self.parts * self.n, self.item) == 0xFF).all(axis=-1)
+        unwritten = (bits[:end, : self.row_bytes].reshape(end, self.columns, self.item) == 0xFF).all(axis=-1)
         wrong = numpy.argwhere(~((got == wanted) | (numpy.isnan(got) & numpy.isnan(wanted) & ~unwritten)))
         assert not len(wrong), (
             f"{len(wrong)} of {got.size} wrong, first at {wrong[0].tolist()}: "

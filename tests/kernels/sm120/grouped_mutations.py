@@ -1,5 +1,5 @@
-"""Mutations of csrc/kernels/sm120/grouped.cu and of the table of groups. Which tiles a CTA has is in memory, which the
-static verifier does not know: the emulator finds all of them."""
+"""Mutations of csrc/kernels/sm120/grouped.cu, of the table of groups and of the activation. Which tiles a CTA has is in
+memory, which the static verifier does not know: the emulator finds all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from harness import verify
 from harness.headers import Config
 from harness.launch import Generator
 from harness.mutations import Mutation, mutation
+from harness.values import BF16, FP32
 from sm120.grouped import CONFIGS, MAX_GROUPS, Groups, Schedule
+
+OF_COMMON = ("group_table.cuh", "group_activation.cuh", "activation.h")
+INLINED = (*(f"common/{name}" for name in OF_COMMON), "sm120/store.cuh", "sm120/tile.cuh")
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,15 @@ class Launch(verify.Launch):
     late: str = ""  # what a grid before writes late
     linear: bool = False  # scales
     gathers: bool = False  # rows of a in another order
+    activation: str = ""
+    limit: float = float("inf")
+    out_type: int = FP32
+    out_align: int = 16  # of the rows of the result
 
     schedule = Schedule
     split_k = 1
     for_verifier = False  # the ends are in memory
-    inlined = ("common/group_table.cuh", "sm120/store.cuh", "sm120/tile.cuh")
+    inlined = INLINED
 
     @property
     def config(self) -> Config:
@@ -46,7 +54,8 @@ class Launch(verify.Launch):
         return sum(self.sizes), self.n, self.k
 
     def start(self, emulator: Any, module: Any, generator: Generator) -> list[Groups]:
-        form = {"behind": self.behind, "missing": self.missing, "linear": self.linear, "gathers": self.gathers}
+        names = ("out_type", "behind", "missing", "linear", "gathers", "activation", "limit", "out_align")
+        form = {name: getattr(self, name) for name in names}
         product = Groups(emulator, generator, self.sizes, self.n, self.k, self.parts, **form)
         product.set_row_scale(generator)
         product.set_alpha_and_bias(generator)
@@ -77,6 +86,20 @@ HALF = Launch("sm120_grouped_128x64", "a second half, linear", (70,), 16, 256, l
 TAIL = Launch("sm120_grouped_128x8", "K of 15 blocks", (5, 3), 16, 240)
 ODD = Launch("sm120_grouped_128x8", "K of 17 blocks", (5, 3), 16, 272)
 TALL = Launch("sm120_grouped_256x128", "tall", (130, 5), 300, 5 * 128)
+GATED = Launch(
+    "sm120_grouped_128x8", "swiglu of two parts", (9, 0, 1, 20), 200, 320, parts=2, grid=2, activation="swiglu",
+    limit=2.0, out_type=BF16,
+)  # fmt: skip
+BY_ONE = Launch(
+    "sm120_grouped_128x16", "silu, odd columns", (9, 3), 131, 320, parts=2, activation="silu", limit=2.0,
+    out_type=BF16, out_align=4,
+)  # fmt: skip
+TWO_ROWS = Launch(
+    "sm120_grouped_128x16", "silu, two rows a lane", (16, 3), 136, 320, parts=2, activation="silu", out_type=BF16
+)
+GELU = Launch("sm120_grouped_128x16", "gelu of two parts", (9, 3), 130, 320, parts=2, activation="gelu_tanh")
+GATE_ALONE = Launch("sm120_grouped_128x16", "silu of one part", (9, 3), 130, 320, activation="silu", out_type=BF16)
+RELU2 = Launch("sm120_grouped_128x16", "relu2", (9, 3), 130, 320, activation="relu2")
 LATE = Launch("sm120_grouped_128x8", "ends written late", (5, 3), 16, 256, late="ends")
 
 EXPECT = "        mbarrier_arrive_expect_tx(full, C::"
@@ -87,7 +110,7 @@ OF_A = "tile.row, 0, k);\n        mma_a.scales_by_tma("
 SKIP = "if (!LIST::ALL_EXIST && r < 0) continue;\n            const int chunk"
 CONSUMER, SUMS = "    tile_consumer<C> consumer(cta, p.g.k);\n", "        accumulators<C> acc = {};\n"
 GREATEST = "most = max(most, min(ends[e], m));"
-COLUMN = "column = in_group / (uint32_t)along;"
+COLUMN = "column = place / (uint32_t)along;"
 
 EDITS: list[tuple[Any, ...]] = [
     # the table of groups
@@ -103,10 +126,10 @@ EDITS: list[tuple[Any, ...]] = [
     ("groups: the first 32 groups are looked at", MANY, "number, block + lane)", "number, lane)"),
     ("groups: blocks of 16 groups", MANY, "number, lane * 32)", "number, lane * 16)"),
     # the tiles of a CTA
-    ("tiles: all CTAs have the same", TILES, "number(blockIdx.x)", "number(0)"),
-    ("tiles: a CTA leaves one out", TILES, "number += gridDim.x;", "number += gridDim.x + 1;"),
+    ("tiles: all CTAs have the same", TILES, "number(blockIdx.x << pairs)", "number(0)"),
+    ("tiles: a CTA leaves one out", TILES, "(gridDim.x << pairs) - pairs;", "gridDim.x + 1;"),
     ("tiles: those of one part alone", TILES, " * tiles_n * (uint32_t)p.parts)", " * tiles_n)"),
-    ("tiles: rows and columns are exchanged", TILES, COLUMN, "column = in_group / (tiles_n * (uint32_t)p.parts);"),
+    ("tiles: rows and columns are exchanged", TILES, COLUMN, "column = place / (tiles_n * (uint32_t)p.parts);"),
     ("tiles: columns of all parts count on", TILES, "(column - tile.part * tiles_n)", "column"),
     ("tiles: a matrix for each group alone", TILES, "group * p.parts + tile.part;", "group + tile.part;"),
     ("tiles: a group's first rows each time", TILES, "table.rows[group] + tile.mma_n;", "table.rows[group];"),
@@ -133,6 +156,30 @@ EDITS: list[tuple[Any, ...]] = [
     ("rows: bytes of both operands are expected", GATHER, "by_tma ? C::MMA_B_OFFSET", "by_tma ? C::MMA_SFA_OFFSET"),
     ("rows: full counts one arrival less", GATHER, "1 : 1 + 32)", "1 : 32)"),
     ("rows: no wait on empty", GATHER, LANES_WAIT_EMPTY, LANES_EXPECT),
+    # the activation
+    ("gated: pairs begin with the wrong one", GATED, "number(blockIdx.x << pairs)", "number(blockIdx.x)"),
+    ("gated: pairs overlap", GATED, ": (gridDim.x << pairs) - pairs;", ": gridDim.x;"),
+    ("gated: a pair's second tile is left out", GATED, "of_pair < pairs ?", "false ?"),
+    ("gated: both tiles are of part 0", GATED, "        tile.part += (int32_t)of_pair;\n", ""),
+    ("gated: tiles of a pair have two places", GATED, "place = in_group >> pairs,", "place = in_group,"),
+    ("gated: of part 0 too", GATED, "p.has_activation && tile.part + 1 == p.parts", "p.has_activation"),
+    ("gated: of two parts alone", GATE_ALONE, "tile.part + 1 == p.parts", "tile.part == 1"),
+    ("gated: gate is not read back", GATED, "gate[i] = ahead.value(i, type);", ";"),
+    ("gated: gate of a row's neighbour", TWO_ROWS, "loaded.row[i - 1] = loaded.row[i];", ";"),
+    ("gated: gate of the first row each time", TWO_ROWS, "lane / chunks() + i * (32 / chunks());", "lane / chunks();"),
+    ("gated: gate of one part is read back", GATE_ALONE, "if (p.parts == 1)", "if (false)"),
+    ("gated: the one part counts as up", GATE_ALONE, "v[i] = 1.0f;", ";"),
+    ("gated: up is not rounded", GATED, "gate[i] = v[i] = rounded(v[i], type);", "gate[i] = v[i];"),
+    ("gated: columns come back in another order", GATED, ">> i % 2 * 16, type);", ">> (i + 1) % 2 * 16, type);"),
+    ("gated: gate as the other type", GATED, "type == NVFP4_FP16 ? __half2float", "type == NVFP4_BF16 ? __half2float"),
+    ("gated: unaligned results by one load", BY_ONE, " && (uintptr_t)out % 8 == 0;", ";"),
+    ("gated: behind the last column", BY_ONE, "gate[i] = i < count ?", "gate[i] = false ?"),
+    ("gated: up is not limited", GATED, "at_least(at_most(up, g.up_limit), -g.up_limit);", "up;"),
+    ("gated: gate is not limited", BY_ONE, "at_least(at_most(gate, g.limit),", "at_least(gate,"),
+    ("gated: swiglu without alpha", GATED, "NVFP4_SWIGLU ? __fmul_rn(g.alpha, c) : c;", "NVFP4_SWIGLU ? c : c;"),
+    ("gated: swiglu without the one", GATED, "__fadd_rn(limited, 1.0f)", "limited"),
+    ("gated: gelu by silu's argument", GELU, "return gelu_tanh_argument(c);", "return c;"),
+    ("gated: relu2 has a sigmoid", RELU2, "is_relu2 ? c :", "false ? c :"),
     # the pipeline
     ("groups: no wait on empty", WRAP, WAIT_EMPTY, EXPECT),
     ("groups: phase of empty inverted", WRAP, WAIT_EMPTY, WAIT_EMPTY.replace(" ^ 1", "")),

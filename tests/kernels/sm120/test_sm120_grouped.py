@@ -15,7 +15,7 @@ from harness.launch import load, timing
 from harness.predecessor import Predecessor
 from harness.values import BF16, FP16, FP32, swizzle_scales
 from sm120 import gemm
-from sm120.grouped import CONFIGS, MAX_GROUPS, Groups
+from sm120.grouped import ACTIVATIONS, CONFIGS, MAX_GROUPS, Groups
 
 import nvfp4
 
@@ -60,6 +60,35 @@ def test_ragged_groups(name: str, random: numpy.random.Generator) -> None:
             product.set_alpha_and_bias(random)
         grid = int(random.integers(1, product.tiles(config) + 3))
         print(f"sizes {sizes}, {n} x {k}, {parts} parts, {how}, missing {missing}, {grid} CTAs")
+        product.launch(module, config, grid)
+        product.check()
+
+
+@NAMES
+def test_activation(name: str, random: numpy.random.Generator) -> None:
+    """One part or two, in every way to load: results have the bits of `gated` on the CPU, of parts that are rounded,
+    and are NaN for groups without scales or rows of a."""
+    config = CONFIGS[name]
+    for case in range(2 * SEEDS):
+        emulator, module = load(config, timing(random, case))
+        form = FORMS[case // 4 * 2 % len(FORMS) + case % 2]
+        activation = ACTIVATIONS[case % 4]
+        parts = {"relu2": 1, "swiglu": 2}.get(activation, 1 + int(random.random() < 0.7))
+        limit = float(random.choice([0.5, 2.0, numpy.inf])) if activation in ("silu", "swiglu") else numpy.inf
+        sizes, out_type = sizes_of(config, random), int(random.choice([FP32, FP16, BF16]))
+        n, k = int(random.integers(1, config.mma_tile_m * 5 // 2)), 16 * int(random.integers(1, 40))
+        missing = [e for e in range(len(sizes)) if form not in NONE_MISSING and random.random() < 0.2]
+        how = form | ({"pitch": k // 2 + -k // 2 % 16 + 8} if form.get("pitch") else {})
+        gated = {"activation": activation, "limit": limit}
+        out_align = int(random.choice([4, 16]))  # gate comes back by vectors or one by one
+        product = Groups(
+            emulator, random, sizes, n, k, parts, out_type, 3, missing, **how, **gated, out_align=out_align
+        )  # fmt: skip
+        product.set_alpha_and_bias(random)
+        if case % 2:
+            product.set_row_scale(random)
+        grid = int(random.integers(1, product.tiles(config) + 3))
+        print(f"sizes {sizes}, {n} x {k}, {parts} parts, {how}, {gated}, missing {missing}, {grid} CTAs")
         product.launch(module, config, grid)
         product.check()
 

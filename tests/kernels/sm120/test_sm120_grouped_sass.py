@@ -34,6 +34,10 @@ def test_instructions(name: str, kernels: dict[str, Kernel]) -> None:
     """The same as of gemm's but for partial sums."""
     kernel = kernels[name]
     assert {i.opcode for i in kernel.all("[A-Z]+MMA")} == {"OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X"}
+    # A stage's mma of a warp, without branches and with: the two parts of a gated product share them.
+    config = SHORT[name]
+    of_warp = config.mma_tile_m * config.mma_tile_n // (16 * 8) // (config.warps_m * config.warps_n)
+    assert len(kernel.all("OMMA")) == 2 * of_warp * (config.stage_k // 64)
     for pattern in ("UTMALDG.3D", "UBLKCP", "LDGSTS", "LDSM", "ARRIVES.LDGSTSBAR"):
         assert kernel.all(pattern), pattern
     assert not kernel.all(".*MULTICAST|STAS")
@@ -54,6 +58,12 @@ def test_resources(name: str, kernels: dict[str, Kernel]) -> None:
     assert not kernel.all("(LDL|STL)") and kernel.stack == kernel.local == 0
     assert -(-config.threads // 128) * 32 * kernel.registers <= REGISTERS
     assert len(kernel.barriers()) == 2 * config.stages
+
+
+def test_fat_binaries_are_small() -> None:
+    """Both of the family, machine code and PTX."""
+    found = [len(data) for data in sass.fatbins_with(SOURCE, "nvfp4_sm120_")]
+    assert len(found) == 2 and sum(found) < 250_000
 
 
 @NAMES
