@@ -5,6 +5,7 @@
                                                       the H100's single calls into log/monotone.csv
     python benchmarks/neighbours.py --measure FILE    on a Hopper GPU: times the plans (30 s)
     python benchmarks/neighbours.py --measure FILE --a-dtype bfloat16
+    python benchmarks/neighbours.py --store FILE FILE writes the means of runs, with the plans of the last one
 
 results/sm90_plans_h100.csv has a row for a product, with its plans from the chosen one on, as KERNEL/SWAP_AB/SPLIT_K=
 COLD/GRAPH: microseconds of a single call with a cold L2, and of a call in a CUDA graph whose weights rotate. Plans are
@@ -162,6 +163,22 @@ def read(path: Path = RESULTS) -> Times:
     return times
 
 
+def store(paths: list[Path]) -> None:
+    """Writes the stored run: the header and the plans of the last run, and the mean time of each plan in all runs."""
+    runs = [read(path) for path in paths]
+    with paths[-1].open() as lines, RESULTS.open("w", newline="") as file:
+        print(f"{next(lines).rstrip()}; means of {len(runs)} runs", file=file)
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["m", "n", "k", "plans"])
+        for shape, plans in runs[-1].items():
+            cells = []
+            for plan in plans:
+                same = [each for run in runs for each in run.get(shape, []) if each.plan == plan.plan]
+                cold, graph = (statistics.fmean(times) for times in zip(*((each.cold, each.graph) for each in same)))
+                cells.append(f"{plan.plan}={cold:.2f}/{graph:.2f}")
+            writer.writerow([shape.m, shape.n, shape.k, " ".join(cells)])
+
+
 # ---- rules ----
 
 
@@ -248,7 +265,11 @@ def main() -> None:
     parser.add_argument("--a-dtype", default="nvfp4", choices=("nvfp4", "float16", "bfloat16"), help="type of A")
     parser.add_argument("--log", action="store_true", help="write the pairs instead of printing them")
     parser.add_argument("file", nargs="?", type=Path, default=RESULTS, help="measured times instead of the stored ones")
+    parser.add_argument("--store", type=Path, nargs="+", metavar="FILE", help="write the stored run from measured ones")
     options = parser.parse_args()
+    if options.store:
+        store(options.store)
+        return
     if options.measure:
         measure(options.measure, options.a_dtype)
         return

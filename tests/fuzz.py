@@ -35,9 +35,9 @@ NUMPY = {torch.uint8: np.uint8, torch.float16: np.float16, torch.float32: np.flo
 # it is still valid, "either" if that depends on the other arguments.
 
 OPTIONAL = ("alpha", "bias", "c", "out", "residual", "global_scale", "out_dtype", "backend", "scale_a")
-OPTIONAL += ("up", "limit", "expert_map", "weights", "ends")
+OPTIONAL += ("up", "limit", "activation_alpha", "expert_map", "weights", "ends")
 SWITCHES = ("batch_invariant", "constant_b", "transpose_b", "by_row")
-NUMBERS = ("alpha", "beta", "global_scale", "eps", "limit")
+NUMBERS = ("alpha", "beta", "global_scale", "eps", "limit", "activation_alpha")
 
 
 def junk(draw: Random, args: Arguments, name: str) -> str:

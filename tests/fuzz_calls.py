@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from buffers import Guarded
+from grouped import definition, groups_of_rows
 from sorted_rows import by_definition, scale_of_each, sorted_rows
 
 import nvfp4
@@ -388,6 +389,53 @@ def make_gated_quantize(make: Maker) -> Call:
         return written_rows(values, gate, ends, None, global_scale, scale_layout)
 
     return of_groups(nvfp4.gated_quantize, define, args, make)
+
+
+def make_gated_grouped_gemm(make: Maker) -> Call:
+    """Sums of small halves are exact. Rows past the last end count as zeros."""
+    r, n, k, e = make.pick(1, 5, 40), make.pick(1, 3, 33), make.pick(16, 48, 96), make.pick(1, 3)
+    t, parts, layout = make.pick(0, 7, 70), make.pick(1, 2), make.pick("128x4", "linear")
+    scale = make.scales(e * parts, n, k // 16)
+    scale = reference.swizzle(scale, 127) if layout == "128x4" else scale.view(e, parts, n, -1)
+    dtype = make.pick(torch.float16, torch.bfloat16)
+    activation = make.pick("silu", "gelu_tanh", "relu2" if parts == 1 else "swiglu")
+    args: Arguments = {
+        "a": make.place("a", (torch.randint(-12, 13, (r, k), generator=make.random) / 2).to(dtype)),
+        "b": make.place("b", make.data(e, parts, n, k // 2)),
+        "scale_b": make.place("scale_b", scale),
+        "ends": make.place("ends", torch.randint(-1, t + 2, (e,), dtype=torch.int32, generator=make.random)),
+        "activation": activation,
+        "limit": make.pick(None, 0.5) if activation in ("silu", "swiglu") else None,
+        "activation_alpha": make.pick(None, 1.5) if activation == "swiglu" else None,
+        "rows": make.place("rows", torch.randint(-1, r + 1, (t,), dtype=torch.int32, generator=make.random)),
+        "alpha": make.pick(None, 0.5, make.place("alpha", make.normal(e, parts))),
+        "bias": make.pick(None, make.place("bias", make.normal(e, parts, n))),
+        "out": make.place("out", torch.full((t, n), math.nan, dtype=make.pick(dtype, torch.float32))),
+        "scale_layout": layout,
+        "batch_invariant": make.pick(False, True),
+    }
+    make.buffers = {name: buffer for name, buffer in make.buffers.items() if isinstance(args[name], torch.Tensor)}
+
+    def call(**args: Any) -> torch.Tensor:
+        got = as_torch(nvfp4.gated_grouped_gemm(scale_a=None, **args))
+        if got.device.type == "meta":
+            return got
+        got = got.clone()
+        got[len(groups_of_rows(as_torch(args["ends"]), len(got))) :] = 0
+        return got
+
+    def define(out: Any, activation: str, limit: Any, activation_alpha: Any, **others: Any) -> torch.Tensor:
+        dtype = others["a"].dtype if out is None else out.dtype
+        y = definition(others | {"scale_a": None, "transpose_b": True, "out_dtype": dtype})
+        columns = others["b"].shape[-2]
+        gate, up = y[:, :columns], y[:, columns:] if y.shape[1] > columns else None
+        alpha = 1.702 if activation_alpha is None else activation_alpha
+        rows = others["a" if others["rows"] is None else "rows"]
+        result = torch.zeros(len(rows), columns, dtype=dtype)
+        result[: len(y)] = reference.gated(gate, up, activation, limit=limit, alpha=alpha)
+        return result
+
+    return Call(call, define, args, "out", make.buffers)
 
 
 def make_moe_route(make: Maker) -> Call:

@@ -9,15 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import one_in
+from conftest import Backend, one_in
+from family_table import ROWS
 from grouped import ACTIVATIONS, FAMILY, A, Grouped, groups_of_rows
 from problems import FAMILIES
+from test_experts import H, make, routing
 from test_grouped_errors import BAD, INT32, NVFP4_A, UINT8, E, K, N, P, R, T, operands
 from test_grouped_gemm import CASES, NAMED, SLOW, SMALL, drawn, is_whole, verdicts
 from torch._subclasses.fake_tensor import FakeTensorMode
 from worker import Workers
 
 import nvfp4
+from nvfp4 import _C
+from nvfp4.experts_stack import Stack
 
 Arguments = dict[str, Any]
 LIMITS = {"silu": (None, 0.5, 40.0), "swiglu": (None, 7.0)}
@@ -237,3 +241,31 @@ def test_compiled(out: bool, generator: torch.Generator) -> None:
         got = run(rows, into)
         expected = by_two(given | {"rows": rows, "row_scale": None, "alpha": 0.5}, "swiglu", limit=3.0)
         assert got.shape == (t, N) and torch.equal(got[: len(expected)], expected)
+
+
+# ---- in a module ----
+
+
+@pytest.mark.parametrize(("activation", "gated"), [("silu", True), ("swiglu", True), ("relu2", False)])
+def test_experts_on_every_backend(
+    activation: str, gated: bool, backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvfp4.Experts has the bits of two calls, whichever kernels its choice of a plan leads to."""
+    if "float16" not in ROWS[backend.name]["operations"].get("grouped_gemm", []):
+        pytest.skip("has no such kernel")
+    experts = make(generator, activation, gated, bias=True, inner=64, limit=1.5 if gated else None).to(backend.device)
+    for tokens in (2, 40):
+        given = [
+            t.to(backend.device) for t in (torch.randn(tokens, H, generator=generator), *routing(generator, tokens))
+        ]
+        given[0] = given[0].half()
+        results = []
+        try:
+            _C.set_default_backend(backend.name if backend.emulated else None)
+            for in_one in (True, False):
+                monkeypatch.setattr(Stack, "activates", lambda stack, dtype, in_one=in_one: in_one)
+                with torch.no_grad():
+                    results.append(experts(*given))
+        finally:
+            _C.set_default_backend(None)
+        assert torch.equal(*results) and results[0].isfinite().all() and results[0].any()

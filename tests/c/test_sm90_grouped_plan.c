@@ -120,6 +120,77 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     expect(b->box[0] == 64 && b->box[1] == 128 && b->swizzle == 0, "in stages");
 }
 
+/* What with_activation names for a candidate: the same kernel, with as many warps that share K, so the bits of a row
+ * are the product's; its tiles cover the columns of one part. */
+static long times_fused[SM90_KERNELS];
+
+static void check_with_activation(const gpu *g, const grouped_problem *p) {
+    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM90, p->g.operation, p->g.a_type);
+    grouped_problem gated = *p;
+    static candidate_list list;
+    static launch_plan plan;
+    gated.has_activation = 1, gated.activation = NVFP4_SWIGLU, gated.g.out_batch = 0;
+    gated.limit = 7.0f, gated.activation_alpha = 0.5f;
+    list_candidates(NVFP4_BACKEND_SM90, g, &p->g, 0, &list);
+    for (int32_t i = 0; i < list.count; i++) {
+        const gemm_candidate *of = &list.all[i], untouched = *of;
+        gemm_candidate fused = *of;
+        if (!planner->with_activation(&g->props, &gated, of, &fused)) {
+            expect(!memcmp(&fused, &untouched, sizeof fused), "no candidate is written where there is none");
+            continue;
+        }
+        times_fused[of->kernel]++;
+        expect(fused.kernel == of->kernel && fused.family == of->family && fused.name == of->name, "the same kernel");
+        expect(fused.tile_m == of->tile_m && fused.tile_k == of->tile_k, "which adds in the same order");
+        expect(fused.workspace == of->workspace && fused.modelled_us == fused.single_us - SINGLE_CALL_US,
+               "with the workspace of the product, and a time");
+        launch_plan_init(&plan);
+        planner->build(&g->props, &gated.g, &fused, (void *)WORKSPACE, &plan);
+        const launch_step *step = &plan.step[plan.steps - 1];
+        const int64_t hit = min_int(p->groups, p->g.m), tiles_m = (p->g.m + hit * (of->tile_m - 1)) / of->tile_m;
+        expect(of->kernel < FIRST, "wgmma takes longer than two launches do");
+        expect(!memcmp(param_of(&plan, step, 0), &gated, sizeof gated), "the kernel gets the activation");
+        const sm90_grouped_units_schedule *s = param_of(&plan, step, 1);
+        const int64_t tiles_n = s->tiles_n;
+        const gating numbers = s->numbers;
+        expect(s->tile_pairs >= 1 && s->tile_pairs * p->parts * (of->tile_m / 8) <= SM90_GROUPED_UNITS_PAIRS,
+               "sums of all parts have room");
+        expect((tiles_n - 1) * s->tile_pairs < s->pairs && tiles_n * s->tile_pairs >= s->pairs,
+               "tiles cover the pairs of a part");
+        expect(256 << s->team_log2 == of->tile_k, "by teams of as many warps");
+        expect(step->grid_x == min_int(tiles_m * tiles_n, g->props.sm_count), "a CTA an SM, if it has a tile");
+        expect(numbers.limit == 7.0f && numbers.up_limit == (p->parts == 2 ? 7.0f : INFINITY) &&
+                   numbers.alpha == 0.5f && numbers.least == -172.0f,
+               "with the numbers of the activation");
+    }
+}
+
+/* One launch where groups have few rows: two of wgmma take less time. */
+static void check_fused_choices(void) {
+    static const struct {
+        int64_t m, n, k;
+        int32_t groups, fused;
+    } cases[] = {
+        {8, 768, 2048, 128, 1},  {32, 768, 2048, 128, 1},   {1024, 768, 2048, 128, 1}, {8192, 768, 2048, 128, 0},
+        {8, 2048, 7168, 256, 1}, {128, 2048, 7168, 256, 1}, {1024, 512, 2048, 256, 1}, {65536, 768, 2048, 128, 0},
+    };
+    snprintf(about, sizeof about, "activations");
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        grouped_problem p = grouped(OP_GROUPED, cases[i].m, cases[i].n, cases[i].k, cases[i].groups, 2, BF16_A);
+        static candidate_list list;
+        p.g.out_type = NVFP4_BF16;
+        list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &p.g, 0, &list);
+        const gemm_candidate *of = &list.all[first_of(&list)];
+        gemm_candidate fused;
+        p.has_activation = 1, p.g.out_batch = 0;
+        const int32_t got =
+            planner_of(NVFP4_BACKEND_SM90, OP_GROUPED, NVFP4_BF16)->with_activation(&gpus[H200].props, &p, of, &fused);
+        printf("%6lld x %lld x %lld: %s, %.1f us to %.1f\n", (long long)cases[i].m, (long long)cases[i].n,
+               (long long)cases[i].k, of->name, of->single_us, got ? fused.single_us : 0.0);
+        expect(got == cases[i].fused, "one launch, or two");
+    }
+}
+
 static int may_reject(const gpu *g, const gemm_problem *p) {
     const gemm_traits t = traits_of_product(p);
     const int reached = p->scale_layout == NVFP4_128X4 && p->aligned16;
@@ -210,6 +281,7 @@ static void check_limits(void) {
 int main(void) {
     check_limits();
     check_choices();
+    check_fused_choices();
     for (size_t m = 0; m < COUNT(rows_of_result); m++)
         for (size_t n = 0; n < COUNT(columns); n++)
             for (size_t k = 0; k < COUNT(depths); k++)
@@ -228,6 +300,7 @@ int main(void) {
                         p.rows = NULL;
                     static candidate_list list;
                     one(g, &p, v, (m + n + k + e) % 3 == 0);
+                    if (p.parts <= 2) check_with_activation(g, &p);
                     check_batch_invariant(&p);
                     list_candidates(NVFP4_BACKEND_SM90, g, &p.g, 0, &list);
                     if (list.count) times_first[list.all[first_of(&list)].kernel]++;
@@ -236,6 +309,7 @@ int main(void) {
     for (int32_t k = FIRST_UNITS; k < END; k++) {
         const char *name = gemm_families[NVFP4_BACKEND_SM90]->kernels->kernels[k].name;
         expect(times_listed[k] > 0, name);
+        expect((times_fused[k] > 0) == (k < FIRST), "an activation in it");
         printf("%-32s first %6ld times, listed %7ld\n", name, times_first[k], times_listed[k]);
     }
     return report();

@@ -226,8 +226,8 @@ def ragged(setting: Setting) -> list[str]:
 
 
 def groups(setting: Setting) -> list[str]:
-    promises = in_tree("tests/api/test_grouped_promises.py")(setting)
-    return [*pytest(setting, "tests/api/test_grouped_gemm.py", f"cuda or {setting.family}"), promises]
+    others = [in_tree(f"tests/api/test_{name}.py")(setting) for name in ("gated_grouped_gemm", "grouped_promises")]
+    return [*pytest(setting, "tests/api/test_grouped_gemm.py", f"cuda or {setting.family}"), *others]
 
 
 def sanitizer(setting: Setting) -> list[str]:

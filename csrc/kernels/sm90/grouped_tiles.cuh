@@ -15,9 +15,9 @@ using grouped_table = group_table<SM90_GROUPED_MAX_GROUPS>; /* in shared memory 
 static_assert(sizeof(grouped_table) == SM90_GROUPED_TABLE_BYTES, "as the host reserves it");
 
 /* A tile: rows row .. row + rows - 1 of the result, in the order of groups, by one of the tiles_n ranges of columns of
- * a part. */
+ * a part, or of all parts. */
 struct grouped_tile {
-    int32_t l; /* the matrix: group * parts + part */
+    int32_t l; /* the matrix: group * parts + part; the first one of all parts */
     int32_t part, column;
     int32_t row, rows;
 };
@@ -27,16 +27,18 @@ struct grouped_tiles {
     const grouped_table &table;
     const grouped_problem &p;
     uint32_t tiles_n, number, step, all;
+    bool of_all_parts; /* each tile: of a product with an activation */
 
     __device__ __forceinline__ grouped_tiles(const grouped_table &table, const grouped_problem &p, int32_t tiles_n,
-                                             uint32_t first, uint32_t step)
+                                             uint32_t first, uint32_t step, bool of_all_parts = false)
         : table(table), p(p), tiles_n((uint32_t)tiles_n), number(first), step(step),
-          all((uint32_t)table.tiles[p.groups] * (uint32_t)tiles_n * (uint32_t)p.parts) {}
+          all((uint32_t)table.tiles[p.groups] * (uint32_t)tiles_n * (of_all_parts ? 1 : (uint32_t)p.parts)),
+          of_all_parts(of_all_parts) {}
 
     /* The next tile, of at most tile_rows rows; false if there is none. */
     __device__ __forceinline__ bool next(grouped_tile &tile, int32_t tile_rows) {
         if (number >= all) return false;
-        const uint32_t across = tiles_n * (uint32_t)p.parts;
+        const uint32_t across = tiles_n * (of_all_parts ? 1 : (uint32_t)p.parts);
         const int32_t group = table.group_of(p.groups, (int32_t)(number / across));
         const int32_t before = table.tiles[group], along = table.tiles[group + 1] - before;
         const uint32_t in_group = number - (uint32_t)before * across, column = in_group / (uint32_t)along;

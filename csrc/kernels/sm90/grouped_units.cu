@@ -25,6 +25,7 @@
  * results that are not stored, or have the factor NaN. */
 #include "kernels/common/batch_epilogue.cuh"
 #include "kernels/common/dependent.cuh"
+#include "kernels/common/group_activation.cuh"
 #include "kernels/sm90/grouped_tiles.cuh"
 #include "kernels/sm90/grouped_units_config.h"
 #include "kernels/sm90/units.cuh"
@@ -54,9 +55,9 @@ template <int A_UNITS_, int BF16_, int STAGES_, int A_STAGES_> struct config {
 struct tile_header {
     int32_t l, part, column;
     int32_t row, rows; /* rows 0: there is no further tile */
-    float alpha;       /* if it is one number for the matrix */
+    float alphas[2];   /* if alpha is one number for a matrix: of the first and the last part of the tile */
     float factors[16]; /* of the results of each row */
-    int32_t padding_[2];
+    int32_t padding_;
 };
 static_assert(sizeof(tile_header) == SM90_GROUPED_UNITS_HEADER, "as the host reserves it");
 
@@ -82,6 +83,11 @@ template <class C> struct warp_stages {
         headers = (tile_header *)(base + C::HEADERS_OFFSET) + warp * C::A_STAGES;
     }
 };
+
+/* How many parts a tile has. */
+__device__ __forceinline__ int parts_of_tile(const grouped_problem &p) {
+    return p.has_activation ? p.parts : 1;
+}
 
 /* 0x7F for each of the lane's four blocks of a step that is within K. */
 __device__ __forceinline__ uint32_t step_mask(const gemm_problem &g, int step) {
@@ -134,7 +140,7 @@ __device__ __forceinline__ void load_a(const warp_stages<C> &to, const uint8_t *
 struct fetched_tile {
     grouped_tile tile;
     int32_t from; /* the lane's row of A */
-    float factor, alpha;
+    float factor, alphas[2];
 
     __device__ __forceinline__ bool next(grouped_tiles &tiles, const grouped_problem &p, int tile_rows) {
         if (!tiles.next(tile, tile_rows)) {
@@ -145,7 +151,10 @@ struct fetched_tile {
         const gemm_problem &g = p.g;
         from = p.rows ? p.rows[at] : at;
         factor = p.row_scale ? p.row_scale[at] : 1.0f;
-        alpha = !g.alpha || !has_one_alpha(g) ? g.alpha_value : g.alpha[g.by_batch & ALPHA_BY_BATCH ? tile.l : 0];
+        const int32_t by_batch = g.by_batch & ALPHA_BY_BATCH;
+        for (int i = 0; i < 2; i++)
+            alphas[i] = !g.alpha || !has_one_alpha(g) ? g.alpha_value
+                                                      : g.alpha[by_batch ? tile.l + i * (parts_of_tile(p) - 1) : 0];
         return true;
     }
 };
@@ -158,20 +167,26 @@ __device__ __forceinline__ void announce(const warp_stages<C> &to, const fetched
     if (lane < C::ROWS) header.factors[lane] = exists ? t.factor : __int_as_float(0x7FFFFFFF);
     if (lane == 0) {
         header.l = t.tile.l, header.part = t.tile.part, header.column = t.tile.column;
-        header.row = t.tile.row, header.rows = t.tile.rows, header.alpha = t.alpha;
+        header.row = t.tile.row, header.rows = t.tile.rows;
+        header.alphas[0] = t.alphas[0], header.alphas[1] = t.alphas[1];
     }
 }
 
 template <class C>
 __device__ __forceinline__ void produce(const grouped_problem &p, const sm90_grouped_units_schedule &s,
                                         grouped_tiles &tiles, int first_step, warp_stages<C> &to) {
+    const int parts = parts_of_tile(p);
     fetched_tile next;
     bool more = next.next(tiles, p, C::ROWS);
     /* B of the first tile, while rows are fetched: as far as A's stages allow. */
-    int ahead = more ? min(min(C::STAGES, s.tile_pairs), s.pairs - next.tile.column * s.tile_pairs) : 0;
+    const int columns = more ? min(s.tile_pairs, s.pairs - next.tile.column * s.tile_pairs) : 0;
+    int ahead = min((int)C::STAGES, columns * parts);
 #pragma unroll 1
-    for (int i = 0; i < ahead; i++, to.stage.advance())
-        if (elect_one()) load_b(s, to, next.tile.l, next.tile.column * s.tile_pairs + i, first_step);
+    for (int i = 0; i < ahead; i++, to.stage.advance()) {
+        const int part = i >= columns;
+        if (elect_one())
+            load_b(s, to, next.tile.l + part, next.tile.column * s.tile_pairs + i - part * columns, first_step);
+    }
     while (more) {
         const fetched_tile now = next;
         more = next.next(tiles, p, C::ROWS);
@@ -186,12 +201,16 @@ __device__ __forceinline__ void produce(const grouped_problem &p, const sm90_gro
             load_a(to, row, k * 2, (p.g.k - k) * 2, s.a_cache_policy);
             to.a_stage.advance();
 #pragma unroll 1
-            for (int pair = begin + ahead; pair < end; pair++) {
-                mbarrier_wait(to.empty + to.stage.index * 8, to.stage.phase ^ 1);
-                if (elect_one()) load_b(s, to, now.tile.l, pair, step);
-                to.stage.advance();
+            for (int part = 0; part < parts; part++) {
+                const int loaded = min(ahead, end - begin);
+                ahead -= loaded;
+#pragma unroll 1
+                for (int pair = begin + loaded; pair < end; pair++) {
+                    mbarrier_wait(to.empty + to.stage.index * 8, to.stage.phase ^ 1);
+                    if (elect_one()) load_b(s, to, now.tile.l + part, pair, step);
+                    to.stage.advance();
+                }
             }
-            ahead = 0;
         }
     }
     mbarrier_wait(to.a_empty + to.a_stage.index * 8, to.a_stage.phase ^ 1);
@@ -248,59 +267,72 @@ __device__ __forceinline__ void multiply_tile(const gemm_problem &g, const sm90_
     }
 }
 
-/* The results of a pair and 8 rows, of which a lane has four columns of one. sums: of the team's first warp. */
+/* The results of four columns of a row in matrix l, before rounding. sums: of the team's first warp. */
 template <class C>
-__device__ __forceinline__ void store_pair(const grouped_problem &p, const tile_header &tile, float factor, int pair,
-                                           int unit, const float *sums, int warps) {
-    const int lane = threadIdx.x % 32, quarter = lane / 8, m = lane % 8, row = unit * 8 + m;
-    const int64_t n = (int64_t)(pair / 8) * 128 + quarter * 32 + pair % 8 * 4;
-    if (row >= tile.rows || n >= p.g.n) return;
-    /* Rows 0-7 of the mma's 16 are quarters 0 and 1, rows 8-15 the others. */
-    sums += quarter % 2 * 64 + m / 2 * 4 + quarter / 2 * 2 + m % 2;
-    float v[4] = {};
+__device__ __forceinline__ void results_of(const gemm_problem &g, int l, float alpha, float factor, int64_t n,
+                                           const float *sums, int warps, float (&v)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] = 0.0f;
 #pragma unroll 1
     for (int warp = 0; warp < warps; warp++, sums += C::WARP_SUMS * 4)
 #pragma unroll
         for (int i = 0; i < 4; i++) v[i] = __fadd_rn(v[i], sums[i * 16]);
 #pragma unroll
     for (int i = 0; i < 4; i++) v[i] = __fmul_rn(v[i], C::UNIT);
-    char *out = (char *)p.g.out + (int64_t)(tile.row + row) * p.g.out_pitch + tile.part * p.g.out_batch +
-                n * type_bytes(p.g.out_type);
-    if (has_one_alpha(p.g) && !p.g.bias) {
+    if (has_one_alpha(g) && !g.bias) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) v[i] = __fmul_rn(__fmul_rn(tile.alpha, v[i]), factor);
-        store_floats(out, p.g.out_type, v, (int)min(p.g.n - n, (int64_t)4));
+        for (int i = 0; i < 4; i++) v[i] = __fmul_rn(__fmul_rn(alpha, v[i]), factor);
         return;
     }
-    four_column_epilogue columns(p.g, n);
-    take_batch(columns, p.g, tile.l);
-    scale_row(columns, p.g, factor, v);
-    store_floats(out, p.g.out_type, v, columns.count);
+    four_column_epilogue columns(g, n);
+    take_batch(columns, g, l);
+    scale_row(columns, g, factor, v);
 }
 
-/* A tile: of the team, the warp's part, and then its part of the results. */
-template <class C, class STAGES>
-__device__ __forceinline__ void multiply_and_store(const grouped_problem &p, const sm90_grouped_units_schedule &s,
-                                                   const tile_header &tile, float factor, float factor_8, int warp,
-                                                   const uint8_t *shared, STAGES &stages, float4 *sums) {
-    const int team_warps = 1 << s.team_log2, of_team = warp % team_warps;
-    const int begin = tile.column * s.tile_pairs, count = min(s.tile_pairs, s.pairs - begin);
-    multiply_tile<C>(p.g, s, count, of_team, shared, warp, stages, sums + warp * C::WARP_SUMS + threadIdx.x % 32);
-    if (team_warps > 1)
-        named_barrier_sync(1 + (warp >> s.team_log2), 32 * team_warps);
-    else
-        __syncwarp();
-    sums += (warp - of_team) * C::WARP_SUMS;
+/* The results of a pair and 8 rows, of which a lane has four columns of one. sums: of the team's first warp; those of
+ * the next part are part_sums further. */
+template <class C>
+__device__ __forceinline__ void store_pair(const grouped_problem &p, const gating &numbers, const tile_header &tile,
+                                           float factor, int pair, int unit, const float *sums, int part_sums,
+                                           int warps) {
+    const int lane = threadIdx.x % 32, quarter = lane / 8, m = lane % 8, row = unit * 8 + m;
+    const int64_t n = (int64_t)(pair / 8) * 128 + quarter * 32 + pair % 8 * 4;
+    if (row >= tile.rows || n >= p.g.n) return;
+    /* Rows 0-7 of the mma's 16 are quarters 0 and 1, rows 8-15 the others. */
+    sums += quarter % 2 * 64 + m / 2 * 4 + quarter / 2 * 2 + m % 2;
+    const int type = p.g.out_type;
+    float v[4];
+    results_of<C>(p.g, tile.l, tile.alphas[0], factor, n, sums, warps, v);
+    if (p.has_activation) {
+        float up[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+        if (p.parts == 2) results_of<C>(p.g, tile.l + 1, tile.alphas[1], factor, n, sums + part_sums, warps, up);
+#pragma unroll
+        for (int i = 0; i < 4; i++) v[i] = gated(p.activation, rounded(v[i], type), rounded(up[i], type), numbers);
+    }
+    char *out =
+        (char *)p.g.out + (int64_t)(tile.row + row) * p.g.out_pitch + tile.part * p.g.out_batch + n * type_bytes(type);
+    store_floats(out, type, v, (int)min(p.g.n - n, (int64_t)4));
+}
+
+/* A tile of at most 8 * units rows: the warp's part of the results. sums: of the team's first warp. */
+template <class C>
+__device__ __forceinline__ void store_tile(const grouped_problem &p, const sm90_grouped_units_schedule &s,
+                                           const tile_header &tile, float factor, float factor_8, int units,
+                                           int of_team, const float4 *sums) {
+    const int begin = tile.column * s.tile_pairs, count = min(s.tile_pairs, s.pairs - begin) * units;
 #pragma unroll 1
-    for (int i = of_team; i < count * C::A_UNITS; i += team_warps)
-        store_pair<C>(p, tile, i % C::A_UNITS ? factor_8 : factor, begin + i / C::A_UNITS, i % C::A_UNITS,
-                      (const float *)(sums + i * 32), team_warps);
+    for (int i = of_team; i < count; i += 1 << s.team_log2) {
+        const int unit = i & (units - 1); /* 1 or 2 units */
+        store_pair<C>(p, s.numbers, tile, unit ? factor_8 : factor, begin + (i >> (units - 1)), unit,
+                      (const float *)(sums + i * 32), count * 128, 1 << s.team_log2);
+    }
 }
 
 template <class C>
 __device__ __forceinline__ void consume(const grouped_problem &p, const sm90_grouped_units_schedule &s, int warp,
                                         uint8_t *shared, warp_stages<C> &stages) {
     float4 *sums = (float4 *)(shared + C::SUMS_OFFSET);
+    const int team_warps = 1 << s.team_log2, of_team = warp % team_warps;
 #pragma unroll 1
     for (int buffer = 0;; buffer ^= C::WARPS * C::WARP_SUMS) {
         mbarrier_wait(stages.a_full + stages.a_stage.index * 8, stages.a_stage.phase);
@@ -308,10 +340,18 @@ __device__ __forceinline__ void consume(const grouped_problem &p, const sm90_gro
         if (tile.rows == 0) return;
         const float *of_rows = stages.headers[stages.a_stage.index].factors + threadIdx.x % 8;
         const float factor = of_rows[0], factor_8 = of_rows[8]; /* of the lane's row, and the row 8 further on */
-        if (C::A_UNITS == 1 || tile.rows <= 8)
-            multiply_and_store<narrowed<C>>(p, s, tile, factor, factor_8, warp, shared, stages, sums + buffer);
+        const int pairs = min(s.tile_pairs, s.pairs - tile.column * s.tile_pairs) * parts_of_tile(p);
+        float4 *const own = sums + buffer + warp * C::WARP_SUMS + threadIdx.x % 32;
+        const int units = C::A_UNITS == 1 || tile.rows <= 8 ? 1 : C::A_UNITS;
+        if (units == 1)
+            multiply_tile<narrowed<C>>(p.g, s, pairs, of_team, shared, warp, stages, own);
         else
-            multiply_and_store<C>(p, s, tile, factor, factor_8, warp, shared, stages, sums + buffer);
+            multiply_tile<C>(p.g, s, pairs, of_team, shared, warp, stages, own);
+        if (team_warps > 1)
+            named_barrier_sync(1 + (warp >> s.team_log2), 32 * team_warps);
+        else
+            __syncwarp();
+        store_tile<C>(p, s, tile, factor, factor_8, units, of_team, sums + buffer + (warp - of_team) * C::WARP_SUMS);
     }
 }
 
@@ -339,7 +379,7 @@ __device__ __forceinline__ void multiply(const grouped_problem &p, const sm90_gr
                *(group_table_scratch<SM90_GROUPED_UNITS_THREADS> *)(shared + C::SUMS_OFFSET));
     if (is_producer) {
         const uint32_t team = warp >> s.team_log2, teams = C::WARPS >> s.team_log2;
-        grouped_tiles tiles(table, p, s.tiles_n, blockIdx.x + team * gridDim.x, gridDim.x * teams);
+        grouped_tiles tiles(table, p, s.tiles_n, blockIdx.x + team * gridDim.x, gridDim.x * teams, p.has_activation);
         produce<C>(p, s, tiles, warp % (1 << s.team_log2), stages);
     } else {
         consume<C>(p, s, warp, shared, stages);

@@ -6,6 +6,7 @@
 #ifndef NVFP4_SM90_GROUPED_UNITS_CONFIG_H
 #define NVFP4_SM90_GROUPED_UNITS_CONFIG_H
 
+#include "kernels/common/activation.h"
 #include "kernels/sm90/grouped_config.h"
 #include "kernels/sm90/units_config.h"
 
@@ -51,8 +52,9 @@ typedef struct sm90_grouped_units_schedule {
     int32_t steps; /* along K; at least 1 */
     int32_t pairs; /* of a matrix */
     int32_t full_pairs;
-    int32_t tile_pairs, tiles_n; /* pairs of a tile; tiles of a part */
-    int32_t padding_[6];
+    int32_t tile_pairs, tiles_n; /* of a part: pairs of a tile, and tiles */
+    gating numbers;              /* of an activation */
+    int32_t padding_[2];
 } sm90_grouped_units_schedule;
 
 #endif

@@ -21,11 +21,13 @@ static const units_config configs[] = {
     SM90_GROUPED_UNITS_CONFIGS(X)
 #undef X
 };
-enum { CONFIGS = sizeof configs / sizeof *configs };
+enum { CONFIGS = sizeof configs / sizeof *configs, MOST_TEAM_LOG2 = 3 };
+_Static_assert(1 << MOST_TEAM_LOG2 == SM90_GROUPED_UNITS_WARPS, "a team is a CTA's math warps or fewer");
 
 typedef struct IS_TILING units_tiling {
     int32_t team_log2, tile_pairs, tiles_n, pairs;
-    int32_t read_once; /* 1: few groups have more than one tile along their rows */
+    int32_t tile_parts; /* that a tile has, of tile_pairs each */
+    int32_t read_once;  /* 1: few groups have more than one tile along their rows */
 } units_tiling;
 
 /* The tiles that a group with rows needs on average, by eighths of the distribution of its rows. */
@@ -51,11 +53,12 @@ static double single_us(const sm90_model *m, const device_props *props, const ge
     const double losses[] = {m->group_units_teams8, m->group_units_teams4, m->group_units_teams2,
                              m->group_units_teams1};
     const double groups = t->groups, rows = (double)t->m, hit = groups * (1.0 - pow(1.0 - 1.0 / groups, rows));
-    const double parts = (double)(t->l / t->groups), pairs = tiling->tile_pairs;
+    const double parts = (double)(t->l / t->groups), pairs = tiling->tile_pairs * tiling->tile_parts;
     const double teams = (double)props->sm_count * (SM90_GROUPED_UNITS_WARPS >> tiling->team_log2);
     const double steps = (double)ceil_div(ceil_div(t->k, SM90_UNITS_STEP_K), 1 << tiling->team_log2);
     const group_tiles of_group = tiles_of_group(rows / hit, 8 * c->a_units);
-    const double tiles = of_group.narrow + of_group.wide, a_team = hit * tiles * tiling->tiles_n * parts / teams;
+    const double tiles = of_group.narrow + of_group.wide, across = tiling->tiles_n * parts / tiling->tile_parts;
+    const double a_team = hit * tiles * across / teams;
     const double turns = max_double(1.0, a_team < 3.0 ? ceil(a_team - 0.05) : a_team + 0.5);
     const double around = m->group_units_tile_clocks + steps * m->group_units_step_clocks;
     const double of_pairs =
@@ -74,18 +77,20 @@ static int divides_steps(int64_t steps, int32_t team_log2) {
     return warps <= steps && ceil_div(steps, warps) * warps <= steps + steps * 15 / 100;
 }
 
-/* The tiling of the shortest time; 0: there are too many tiles. */
+/* The tiling of the shortest time, with tile_parts parts of B a tile and teams of 2^least to 2^most warps; 0: there are
+ * too many tiles. */
 static double choose_tiling(const sm90_model *model, const device_props *props, const gemm_traits *t,
-                            const units_config *c, units_tiling *chosen) {
+                            const units_config *c, int32_t tile_parts, int32_t least, int32_t most,
+                            units_tiling *chosen) {
     const int64_t pairs = SM90_UNITS_ALL(t->n) / 2, steps = ceil_div(t->k, SM90_UNITS_STEP_K);
     const int64_t tiles_m = most_group_tiles(t->m, t->groups, 8 * c->a_units);
     double best = 0;
-    for (int32_t team_log2 = 0; SM90_GROUPED_UNITS_WARPS >> team_log2; team_log2++) {
+    for (int32_t team_log2 = least; team_log2 <= most; team_log2++) {
         if (!divides_steps(steps, team_log2)) continue;
         /* With 8 teams, tiles of 6 and 8 pairs took 7 and 13 % longer than of 4 (2048x768, 16 and 64 tokens). */
-        const int64_t most = min_int(SM90_GROUPED_UNITS_PAIRS / c->a_units, team_log2 ? 8 : 4);
-        for (int32_t tile = 1; tile <= most && tile < 2 * pairs; tile += 1 + (tile > 1)) {
-            const int64_t tiles_n = ceil_div(pairs, tile), across = tiles_n * (t->l / t->groups);
+        const int64_t room = min_int(SM90_GROUPED_UNITS_PAIRS / c->a_units, team_log2 ? 8 : 4) / tile_parts;
+        for (int32_t tile = 1; tile <= room && tile < 2 * pairs; tile += tile_parts == 2 ? 1 : 1 + (tile > 1)) {
+            const int64_t tiles_n = ceil_div(pairs, tile), across = tiles_n * (t->l / t->groups) / tile_parts;
             const int64_t teams = SM90_GROUPED_UNITS_WARPS >> team_log2;
             /* A team's next tile must not overflow. */
             if (tiles_m > (INT32_MAX - props->sm_count * teams) / across) continue;
@@ -93,6 +98,7 @@ static double choose_tiling(const sm90_model *model, const device_props *props, 
                                          .tile_pairs = tile,
                                          .tiles_n = (int32_t)tiles_n,
                                          .pairs = (int32_t)pairs,
+                                         .tile_parts = tile_parts,
                                          .read_once = t->m <= (int64_t)t->groups * 4 * c->a_units};
             const double time = single_us(model, props, t, c, &tiling);
             if (best && time >= best) continue;
@@ -103,6 +109,26 @@ static double choose_tiling(const sm90_model *model, const device_props *props, 
     return best;
 }
 
+/* What a candidate says of a tiling. */
+static gemm_candidate candidate_of(const device_props *props, const gemm_traits *t, const units_config *c, double time,
+                                   const units_tiling *tiling) {
+    const int64_t across = tiling->tiles_n * (t->l / t->groups) / tiling->tile_parts;
+    gemm_candidate made = {
+        .single_us = time,
+        .reason = "few rows a group: each warp reads, dequantizes and multiplies by itself",
+        .grid = min_int(most_group_tiles(t->m, t->groups, 8 * c->a_units) * across, props->sm_count),
+        .kernel = c->kernel,
+        .swap_ab = 1,
+        .split_k = 1,
+        .tile_m = 8 * c->a_units,
+        .tile_n = 16 * tiling->tile_pairs,
+        .tile_k = SM90_UNITS_STEP_K << tiling->team_log2,
+        .stages = c->stages,
+    };
+    *TILING(units_tiling, &made) = *tiling;
+    return made;
+}
+
 static int32_t candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
                           gemm_candidate *out) {
     if (!sm90_has_units(t)) return 0;
@@ -111,24 +137,23 @@ static int32_t candidates(const sm90_model *model, const device_props *props, co
         const units_config *c = &configs[i];
         units_tiling tiling;
         if (c->type != t->a_type || c->shared_bytes > props->shared_per_block) continue;
-        const double time = choose_tiling(model, props, t, c, &tiling);
-        if (!time) continue;
-        const int64_t tiles = most_group_tiles(t->m, t->groups, 8 * c->a_units) * tiling.tiles_n * (t->l / t->groups);
-        out[count] = (gemm_candidate){
-            .single_us = time,
-            .reason = "few rows a group: each warp reads, dequantizes and multiplies by itself",
-            .grid = min_int(tiles, props->sm_count),
-            .kernel = c->kernel,
-            .swap_ab = 1,
-            .split_k = 1,
-            .tile_m = 8 * c->a_units,
-            .tile_n = 16 * tiling.tile_pairs,
-            .tile_k = SM90_UNITS_STEP_K << tiling.team_log2,
-            .stages = c->stages,
-        };
-        *TILING(units_tiling, &out[count++]) = tiling;
+        const double time = choose_tiling(model, props, t, c, 1, 0, MOST_TEAM_LOG2, &tiling);
+        if (time) out[count++] = candidate_of(props, t, c, time, &tiling);
     }
     return count;
+}
+
+/* Teams of as many warps give the bits of the product. */
+static int32_t with_activation(const sm90_model *model, const device_props *props, const gemm_traits *t,
+                               const gemm_candidate *of, gemm_candidate *out) {
+    const units_config *c = &configs[of->kernel - configs->kernel];
+    const int32_t team_log2 = TILING(const units_tiling, of)->team_log2;
+    units_tiling tiling;
+    const double time = choose_tiling(model, props, t, c, (int32_t)(t->l / t->groups), team_log2, team_log2, &tiling);
+    if (!time) return 0;
+    *out = candidate_of(props, t, c, time, &tiling);
+    out->reason = "few rows a group: each warp reads, dequantizes and multiplies gate and up by itself";
+    return 1;
 }
 
 static void build(const device_props *props, const gemm_problem *g, const gemm_candidate *c, void *workspace,
@@ -145,9 +170,11 @@ static void build(const device_props *props, const gemm_problem *g, const gemm_c
                                        .pairs = tiling->pairs,
                                        .full_pairs = SM90_UNITS_FULL((int32_t)g->n) / 2,
                                        .tile_pairs = tiling->tile_pairs,
-                                       .tiles_n = tiling->tiles_n};
+                                       .tiles_n = tiling->tiles_n,
+                                       .numbers = sm90_gating(g)};
     sm90_units_maps(g, out, &s->b_pairs, NULL, &s->b_tail, &s->b_scales);
 }
 
 /* Teams of other sizes add in another order, so none serves every T: sm90/grouped.cu does. */
-const sm90_kind sm90_grouped_units_kind = {.operation = OP_GROUPED, .candidates = candidates, .build = build};
+const sm90_kind sm90_grouped_units_kind = {
+    .operation = OP_GROUPED, .candidates = candidates, .with_activation = with_activation, .build = build};

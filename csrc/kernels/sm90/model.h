@@ -97,6 +97,7 @@
     X(grouped_hidden_decode, 0.576) /* share of dequantizing's clocks that longer wgmma does not hide */               \
     X(grouped_tile_clocks, 1740.0)  /* start and end of a tile */                                                      \
     X(grouped_e2m1_us, 2.28) /* added to grouped_fixed_us with NVFP4 A: 140 products on an H100, off by 8 % (rms) */   \
+    X(activation_us, 2.2)    /* gated's kernel in a graph, without its bytes: layers of Qwen3-30B-A3B on an H100 */    \
     /* grouped_units.cu: 424 products of experts with bf16 A, by any tiling, in CUDA graphs on an H100: off by 7 %     \
      * (rms); the tilings that are chosen take 1.7 % longer than the best ones */                                      \
     X(group_units_fixed_us, 8.96)        /* the kernel's own fixed_us */                                               \

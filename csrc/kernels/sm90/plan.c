@@ -95,6 +95,22 @@ static int32_t with_quantizer(const device_props *props, const quantize_gemm_pro
     return 1;
 }
 
+/* One launch in place of the product's and the activation's, which begins later, reads all results and writes them. */
+static int32_t with_activation(const device_props *props, const grouped_problem *p, const gemm_candidate *of,
+                               gemm_candidate *out) {
+    const sm90_model on = sm90_model_of(&measured, props);
+    const sm90_kind *kind = kind_of(of->kernel);
+    gemm_traits t = traits_of(&p->g);
+    gemm_candidate fused;
+    t.groups = p->groups;
+    if (!kind->with_activation || !kind->with_activation(&on, props, &t, of, &fused)) return 0;
+    const double bytes = (double)(t.m * t.n) * (p->parts + 1) * t.output_bytes;
+    if (fused.single_us > of->single_us + on.activation_us + bytes / on.dram_tb_s * 1e-6) return 0;
+    of_this_family(&fused, 1);
+    *out = fused;
+    return 1;
+}
+
 /* gemm's kernels need less shared memory than those of other kinds. */
 static nvfp4_status reject_memory(const device_props *props) {
     return reject_shared_memory("sm90", kernels, kinds[0].kernels, props);
@@ -154,8 +170,9 @@ static nvfp4_status reject_grouped(const device_props *props, const gemm_traits 
 static const gemm_planner gemm =
     PLANNER(TAKES_E2M1 | TAKES_16_BIT, TAKES_16_BIT, reject, .with_quantizer = with_quantizer);
 static const gemm_planner gemm_nn = PLANNER(TAKES_16_BIT, TAKES_16_BIT, reject_nn, );
-static const gemm_planner grouped = PLANNER(TAKES_E2M1 | TAKES_16_BIT, TAKES_E2M1 | TAKES_16_BIT, reject_grouped,
-                                            .takes_by_batch = 1, .workspace = workspace_of);
+static const gemm_planner grouped =
+    PLANNER(TAKES_E2M1 | TAKES_16_BIT, TAKES_E2M1 | TAKES_16_BIT, reject_grouped, .takes_by_batch = 1,
+            .workspace = workspace_of, .with_activation = with_activation);
 
 const gemm_family sm90_family = {
     FAMILY_ROW(sm90),

@@ -3,6 +3,7 @@
 #ifndef NVFP4_SM90_PLAN_H
 #define NVFP4_SM90_PLAN_H
 
+#include "common/grouped_problem.h"
 #include "common/math.h"
 #include "kernels/sm90/gemm_config.h"
 #include "kernels/sm90/gemv_config.h"
@@ -50,6 +51,9 @@ typedef struct sm90_kind {
     /* NULL: no order of additions serves every M. */
     int32_t (*batch_invariant)(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                                gemm_candidate *out);
+    /* See gemm_planner. It is asked for a candidate of this kind, and compares no times. NULL: none. */
+    int32_t (*with_activation)(const sm90_model *model, const device_props *props, const gemm_traits *traits,
+                               const gemm_candidate *of, gemm_candidate *out);
     /* NULL: the candidate's. */
     int64_t (*workspace)(const gemm_problem *problem, const gemm_candidate *candidate);
     void (*build)(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
@@ -86,6 +90,12 @@ static inline int sm90_has_units(const gemm_traits *t) {
 /* Type of the wgmma operands that a product needs: bf16 for bf16 A. */
 static inline int32_t sm90_wgmma_type(const gemm_traits *t) {
     return t->a_type == NVFP4_BF16 ? NVFP4_BF16 : NVFP4_FP16;
+}
+
+/* The numbers of the activation of a grouped_problem; any where it has none. */
+static inline gating sm90_gating(const gemm_problem *g) {
+    const grouped_problem *p = (const grouped_problem *)g;
+    return gating_of(p->limit, p->activation_alpha, p->parts == 2);
 }
 
 /* An operand as a kernel reads it: e2m1 with its scales, or 16-bit in the workspace, by the pre-pass. */

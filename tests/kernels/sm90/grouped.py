@@ -41,6 +41,8 @@ class Product(grouped_units.Product):
             b_cache_policy=EVICT_FIRST, a=self.workspace.address, a_is_gathered=int(gathers),
             tiles_n=ceil_div(self.n, TILE_N),
         )  # fmt: skip
+        if self.activation:
+            self.activation.fill(made.numbers, self.parts)
         dims, strides = (self.k // 2, self.n, self.l), (self.pitch, self.n * self.pitch)
         made.b = self.tensor_map(UINT8, self.arrays[2], dims, strides, (STAGE_K // 2, TILE_N, 1))
         self.start(module, config, made, ctas, config.shared_bytes, wait=False)

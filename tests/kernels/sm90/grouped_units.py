@@ -2,20 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
+import torch
 from emulate import Emulator, Module
 from harness import launch
 from harness.headers import Config, Struct, family
 from harness.launch import EVICT_FIRST, SWIZZLE_128, UINT8, Generator
 from harness.values import BF16, FP16, FP32, ceil_div, stored
 
+import nvfp4
+
 FAMILY = family("sm90")
 CONFIGS = FAMILY.configs("grouped_units")
 Schedule, GroupedProblem = FAMILY.structs["sm90_grouped_units_schedule"], FAMILY.structs["grouped_problem"]
 STEP_K, ATOMS = FAMILY.value("SM90_UNITS_STEP_K"), FAMILY.value("SM90_UNITS_ATOMS")
 WARPS, MOST_PAIRS = FAMILY.value("SM90_GROUPED_UNITS_WARPS"), FAMILY.value("SM90_GROUPED_UNITS_PAIRS")
+DTYPES = {FP16: torch.float16, BF16: torch.bfloat16, FP32: torch.float32}
+
+
+@dataclass(frozen=True)
+class Activation:
+    """The activation of a product of groups, as the arguments of nvfp4.gated."""
+
+    number: int
+    limit: float | None = None
+    alpha: float | None = None
+
+    @property
+    def name(self) -> str:
+        return ("silu", "gelu_tanh", "relu2", "swiglu")[self.number]
+
+    def fields(self) -> dict[str, float]:
+        """Fields of a grouped_problem."""
+        limit, alpha = self.limit or float("inf"), self.alpha or 1.702
+        return {"has_activation": 1, "activation": self.number, "limit": limit, "activation_alpha": alpha}
+
+    def fill(self, numbers: Struct, parts: int) -> None:
+        """The numbers of a schedule, as activation.h's gating_of computes them."""
+        of_problem = self.fields()
+        numbers.limit, numbers.alpha = of_problem["limit"], of_problem["activation_alpha"]
+        numbers.up_limit = numbers.limit if parts == 2 else float("inf")
+        numbers.least = numpy.float32(-86) / numpy.float32(numbers.alpha)
+
+    def of(self, results: numpy.ndarray, parts: int, kind: int) -> numpy.ndarray:
+        """The CPU's result for those of both parts, which are rounded to that type."""
+        gate, *up = (torch.tensor(x.copy()).to(DTYPES[kind]) for x in numpy.split(results, parts, 1))
+        return nvfp4.gated(gate, *up, activation=self.name, limit=self.limit, alpha=self.alpha).float().numpy()
+
+
+def draw_activation(random: Generator, parts: int) -> Activation:
+    number = int(random.choice((0, 1, 3) if parts == 2 else (0, 1, 2)))
+    limit = float(random.choice([0.75, 7.0])) if number in (0, 3) and random.integers(2) else None
+    return Activation(number, limit, float(random.choice([0.5, 1.702])) if number == 3 else None)
 
 
 class Product(launch.Product):
@@ -25,8 +67,10 @@ class Product(launch.Product):
     def __init__(
         self, emulator: Emulator, generator: Generator, config: Config, ends: list[int], n: int, k: int,
         parts: int = 1, out_type: int = FP32, m: int | None = None, gathers: bool = True,
+        activation: Activation | None = None,
     ) -> None:  # fmt: skip
-        self.ends, self.parts, self.config = ends, parts, config
+        self.ends, self.parts, self.config, self.activation = ends, parts, config, activation
+        self.columns = n if activation else parts * n  # of the result
         m = max(ends) if m is None else m
         super().__init__(emulator, generator, 1, n, k, len(ends) * parts, pitch=ceil_div(k // 2, 16) * 16)
         self.m, self.a_type = m, BF16 if config.bf16 else FP16
@@ -36,7 +80,7 @@ class Product(launch.Product):
         self.a_pitch = 2 * k + 16 * int(generator.integers(2))
         self.result_type, self.item = out_type, 4 if out_type == FP32 else 2
         self.out_type = out_type
-        self.out_pitch = ceil_div(parts * n * self.item, 16) * 16 + 16
+        self.out_pitch = ceil_div(self.columns * self.item, 16) * 16 + 16
         self.out = emulator.empty((m, self.out_pitch), numpy.uint8)
         self.scale: numpy.ndarray | None = None
         self.placed_rows = emulator.array(self.rows_of) if gathers else None
@@ -56,7 +100,8 @@ class Product(launch.Product):
 
     def problem(self) -> Struct:
         one = super().problem()
-        one.m, one.a_type, one.operation, one.out_batch = self.m, self.a_type, 2, self.n * self.item
+        one.m, one.a_type, one.operation = self.m, self.a_type, 2
+        one.out_batch = 0 if self.activation else self.n * self.item
         one.sfa = one.sfa_pitch = one.sfa_batch = one.a_batch = 0
         one.a_pitch, one.out_pitch, one.aligned16 = self.a_pitch, self.out_pitch, 1
         for name, value in self.extras.items():
@@ -64,7 +109,7 @@ class Product(launch.Product):
         return GroupedProblem(
             g=one, ends=self.placed_ends.address, rows=self.placed_rows.address if self.placed_rows else 0,
             row_scale=self.row_scale.address if self.row_scale else 0, a_rows=len(self.values),
-            groups=len(self.ends), parts=self.parts,
+            groups=len(self.ends), parts=self.parts, **(self.activation.fields() if self.activation else {}),
         )  # fmt: skip
 
     def launch(
@@ -72,12 +117,15 @@ class Product(launch.Product):
         wait: bool = True,
     ) -> None:  # fmt: skip
         pairs, steps = FAMILY.value("SM90_UNITS_ALL", self.n) // 2, ceil_div(self.k, STEP_K)
-        assert 1 << team_log2 <= min(steps, WARPS) and tile_pairs * config.a_units <= MOST_PAIRS
+        parts = self.parts if self.activation else 1  # of a tile
+        assert 1 << team_log2 <= min(steps, WARPS) and tile_pairs * parts * config.a_units <= MOST_PAIRS
         made = Schedule(
             a_cache_policy=EVICT_FIRST, b_cache_policy=EVICT_FIRST, team_log2=team_log2, steps=steps, pairs=pairs,
             full_pairs=FAMILY.value("SM90_UNITS_FULL", self.n) // 2, tile_pairs=tile_pairs,
             tiles_n=ceil_div(pairs, tile_pairs),
         )  # fmt: skip
+        if self.activation:
+            self.activation.fill(made.numbers, self.parts)
         b, sfb, l, blocks = self.arrays[2], self.arrays[3], self.l, ceil_div(self.n, 128)
         if self.n >= 128:
             dims = (self.k // 2, 32, self.n // 128 * 4, l)
@@ -91,7 +139,8 @@ class Product(launch.Product):
         self.start(module, config, made, ctas, config.shared_bytes, wait=wait)
 
     def expected(self) -> numpy.ndarray:
-        """[M, parts * N]; NaN for an index outside of A; rows that no group has stay as they are (here 0)."""
+        """[M, parts * N], before an activation; NaN for an index outside of A; rows that no group has stay as they are
+        (here 0)."""
         b = self.decoded(1).reshape(len(self.ends), self.parts * self.n, self.k)
         result, begin = numpy.zeros((self.m, self.parts * self.n)), 0
         for group, end in enumerate(numpy.maximum.accumulate(numpy.clip(self.ends, 0, self.m))):
@@ -104,16 +153,19 @@ class Product(launch.Product):
         return result if self.scale is None else result * self.scale[:, None]
 
     def result(self) -> numpy.ndarray:
-        rows = numpy.ascontiguousarray(self.out.numpy()[:, : self.parts * self.n * self.item])
+        rows = numpy.ascontiguousarray(self.out.numpy()[:, : self.columns * self.item])
         return launch.loaded(rows, self.out_type).reshape(self.m, -1)
 
     def untouched(self) -> bool:
         out = self.out.numpy()
-        behind = (out[:, self.parts * self.n * self.item :] == 0xFF).all()
+        behind = (out[:, self.columns * self.item :] == 0xFF).all()
         return bool(behind and (out[self.computed :] == 0xFF).all())
 
     def check(self, expected: numpy.ndarray | None = None) -> None:
-        wanted = launch.rounded(self.expected() if expected is None else expected, self.out_type)[: self.computed]
+        wanted = launch.rounded(self.expected() if expected is None else expected, self.out_type)
+        if self.activation:
+            wanted = self.activation.of(wanted, self.parts, self.out_type)
+        wanted = wanted[: self.computed]
         got = self.result()[: self.computed]
         wrong = numpy.argwhere(~((got == wanted) | (numpy.isnan(got) & numpy.isnan(wanted))))
         assert not len(wrong), (
@@ -121,3 +173,45 @@ class Product(launch.Product):
             f"{got[tuple(wrong[0])]} for {wanted[tuple(wrong[0])]}"
         )
         assert self.untouched(), "wrote outside the result"
+
+
+def draw_ends(random: Generator, m: int, groups: int) -> list[int]:
+    """Some groups are empty, one may have nearly all rows, and ends may be of any value."""
+    ends = numpy.sort(random.integers(0, m + 1, groups))
+    kind = int(random.integers(4))
+    if kind == 0:
+        ends = numpy.where(numpy.arange(groups) < random.integers(groups), 0, m)
+    elif kind == 1:
+        ends = random.integers(-3, m + 4, groups)
+    return [int(end) for end in ends]
+
+
+def place_epilogue_of_each_matrix(product: Product, random: Generator, case: int) -> Callable[[], numpy.ndarray]:
+    """Gives the product an alpha of each matrix or of each of its columns, in some cases a bias of each, factors of
+    rows, or a row outside of A; returns what computes the results before rounding. They suit activations: many are
+    near 0."""
+    emulator, m, n = product.emulator, product.m, product.n
+    by_matrix = (product.l, n)
+    of_columns = case % 4 < 2
+    alpha = random.choice([2.0**-5, -(2.0**-7), 2.0**-8], by_matrix if of_columns else (product.l, 1))
+    product.keep(alpha.astype("f4"), "alpha", alpha_stride=int(of_columns), by_batch=1)
+    alpha, bias = numpy.broadcast_to(alpha, by_matrix), numpy.zeros(by_matrix)
+    if case % 4 in (0, 3):
+        bias = random.integers(-8, 9, by_matrix) / 4
+        product.keep(stored(bias, FP16), "bias", bias_type=FP16)
+        product.extras["by_batch"] = 3
+    if case % 2:
+        product.scale_rows(random)
+    elif product.placed_rows is not None:
+        product.rows_of[m // 2] = -1
+        product.placed_rows = emulator.array(product.rows_of)
+    ends = numpy.maximum.accumulate(numpy.clip(product.ends, 0, m))
+    group = numpy.minimum(numpy.searchsorted(ends, numpy.arange(m), side="right"), len(ends) - 1)
+
+    def results() -> numpy.ndarray:
+        scale, product.scale = product.scale, None
+        by_row = [x.reshape(len(ends), -1)[group] for x in (alpha, bias)]
+        unscaled = product.expected() * by_row[0] + by_row[1]
+        return unscaled if scale is None else unscaled * scale[:, None]
+
+    return results

@@ -16,7 +16,16 @@ from harness.launch import SHARED_LIMIT, load, timing
 from harness.predecessor import Predecessor
 from harness.values import FP16, NAN, TYPES, rounded, stored, swizzle_scales
 from sm90 import few_rows
-from sm90.grouped_units import CONFIGS, MOST_PAIRS, STEP_K, WARPS, Product
+from sm90.grouped_units import (
+    CONFIGS,
+    MOST_PAIRS,
+    STEP_K,
+    WARPS,
+    Product,
+    draw_activation,
+    draw_ends,
+    place_epilogue_of_each_matrix,
+)
 
 import nvfp4
 
@@ -29,22 +38,12 @@ of_each_kind = pytest.mark.parametrize(
 )
 
 
-def draw_ends(random: numpy.random.Generator, m: int, groups: int) -> list[int]:
-    """Some groups are empty, one may have nearly all rows, and ends may be of any value."""
-    ends = numpy.sort(random.integers(0, m + 1, groups))
-    kind = int(random.integers(4))
-    if kind == 0:
-        ends = numpy.where(numpy.arange(groups) < random.integers(groups), 0, m)
-    elif kind == 1:
-        ends = random.integers(-3, m + 4, groups)
-    return [int(end) for end in ends]
-
-
-def draw_schedule(random: numpy.random.Generator, config: Config, k: int) -> dict[str, int]:
+def draw_schedule(random: numpy.random.Generator, config: Config, k: int, parts: int = 1) -> dict[str, int]:
+    """parts: of a tile."""
     steps = -(-k // STEP_K)
     return {
         "team_log2": int(random.integers(min(steps, WARPS).bit_length())),
-        "tile_pairs": int(random.integers(1, MOST_PAIRS // config.a_units + 1)),
+        "tile_pairs": int(random.integers(1, MOST_PAIRS // config.a_units // parts + 1)),
         "ctas": int(random.choice([1, 2, 5])),
     }
 
@@ -69,6 +68,26 @@ def test_ragged_products(name: str, random: numpy.random.Generator, monkeypatch:
             product.scale_rows(random)
         product.launch(module, config, **of)
         product.check()
+
+
+@by_name
+def test_activations(name: str, random: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gate and up in one tile, or one part alone: the bits of the product, rounded, and of nvfp4.gated on the CPU, for
+    ragged shapes, uneven numbers of pairs and any schedule. NaN of a row outside of A passes. alpha and bias are those
+    of each matrix, so that those of gate are not up's."""
+    config = CONFIGS[name]
+    for case in range(4 * SEEDS):
+        monkeypatch.setenv("EMULATE_LANES", ("together", "apart")[case // 2 % 2])
+        emulator, module = load(config, timing(random, case))
+        m, groups, parts = int(random.integers(1, 30)), int(random.integers(1, 5)), (2, 2, 1, 2)[case % 4]
+        n, k = int(random.integers(1, (300, 60)[case % 2])), 16 * int(random.integers(1, 60))
+        ends, of = draw_ends(random, m, groups), draw_schedule(random, config, k, parts)
+        activation, kind = draw_activation(random, parts), TYPES[case % 3]
+        print(f"{ends} of {m} by {n} x {k}, {parts} parts, {of}, {activation}")
+        product = Product(emulator, random, config, ends, n, k, parts, kind, m, case % 2 == 0, activation)
+        results = place_epilogue_of_each_matrix(product, random, case)
+        product.launch(module, config, **of)
+        product.check(results())
 
 
 @by_name
