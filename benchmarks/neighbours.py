@@ -187,6 +187,11 @@ def floor(shape: Shape) -> float:
     return 1e6 * max(shape.bytes / READ, shape.operations / MULTIPLY)
 
 
+def is_long(shape: Shape) -> bool:
+    """Whether the GPU draws its power limit while it runs the product over and over."""
+    return floor(shape) > 100
+
+
 def chosen(plans: list[Timed]) -> float:
     return plans[0].graph
 
@@ -234,6 +239,8 @@ def reason(pair: Pair) -> str:
         return f"tiles of more than {one.m} rows"
     if pair.rule == "M" and one.m % 64 == 0:
         return "another tile of 64 or 128 rows"
+    if pair.rule == "order" and is_long(other):
+        return "long calls at the power limit: the clock differs between runs"
     if pair.rule == "K" and other.k % 256:
         return "rows of B begin inside lines of 128 bytes, and the last step of K is not full"
     return ""

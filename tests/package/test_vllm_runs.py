@@ -206,6 +206,13 @@ def test_the_time_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(value != value for value in clock.taken(0, 3))  # NaN: most were late
 
 
+def test_kernels_of_a_step() -> None:
+    n = steps.PROFILED
+    found = [("void a::b<1, int>(int*)", n, 30.0 * n), ("void a::b<2, int>(int*)", 2 * n, 12.0 * n)]
+    found += [("Memset (Device)", n, 1.0 * n), ("c", n, 1.5 * n), ("d", n, 2.0 * n), ("host", n, 0.0)]
+    assert steps.by_name(found) == [("a::b", "3", "42.0"), ("others", "3", "2.5"), ("d", "1", "2.0")]
+
+
 @pytest.mark.parametrize(
     ("model", "mode", "linear"),
     [("llama", "W4A4", 14), ("llama", "W4A16", 14), ("mixture", "W4A16", 0), ("mixture", "W4A4", 0)],
