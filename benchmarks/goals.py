@@ -26,6 +26,16 @@ DEFAULT = Path(__file__).resolve().parent / "results/h200.json"
 DEVICES = ("H200", "H100")  # in the name of the GPU
 FAMILY = "sm90"  # in the names of the kernels
 
+# a step of a dense model in vLLM on an H100, what it is beside, how many times as fast it is to be
+VLLM_STEPS = [
+    ("decode, batch of 1", "vLLM Marlin", 1.2),
+    ("decode, batch of 8", "vLLM Marlin", 1.2),
+    ("decode, batch of 32", "vLLM Marlin", 1.15),
+    ("decode, batch of 128", "vLLM Marlin", 1.4),
+    ("decode, batch of 128", "bf16", 1.1),
+    ("prefill, 8 x 1024", "bf16", 1.0),
+]
+
 # M: us of the ranked N x K
 OF_RANKED = {
     1: (22.5, 9.8, 7.6),

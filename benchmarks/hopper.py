@@ -2,7 +2,10 @@
 
     layers    README.md: layers beside vLLM's Marlin and bf16 on an H100, quantization included
     marlin    README.md of this folder: every figure of that run
-    vllm      the same page: a model's speed in vLLM on an H100
+    vllm      the same page: the GPU's time for a step of a model in vLLM, on an H100
+    vllm_steps  the same page: from step to step, with the host
+    vllm_goals  the same page: the GPU's time beside each goal
+    vllm_kernels  the same page: what it is made of
     goals     the same page: every shape beside its goal, cuBLAS and published kernels
     ratios    the same page: back-to-back calls, and speed-ups of the H200's run (results/h200.json)
     targets   the same page: each goal, what was measured, met or missed
@@ -13,12 +16,13 @@ Only the goals are typed in (goals.py).
 from __future__ import annotations
 
 import csv
+import re
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import monotone
-from goals import CHAIN_GOAL_US, GOALS, MEAN_GOAL_US, OF_RANKED, W4A16
+from goals import CHAIN_GOAL_US, GOALS, MEAN_GOAL_US, OF_RANKED, VLLM_STEPS, W4A16
 
 from nvfp4.cli import report, show
 from nvfp4.cli.shapes import Shape, task_shapes
@@ -27,6 +31,12 @@ LOG = Path(__file__).resolve().parent / "log"
 RESULTS = LOG.parent / "results"
 GPUS = ("h200", "h100")
 CUBLAS = ("cuBLAS fp16", "cuBLAS fp8")
+PARTS = {  # of a step in vLLM: the names of its kernels
+    "products": r"nvfp4_sm\d+_(gemm|gemv|units|grouped|prefill)|[Mm]arlin|nvjet|splitKreduce|fused_moe_kernel",
+    "quantize, dequantize": r"nvfp4_(quantize|grouped_quantize|gated_quantize|sm\d+_dequant)",
+    "attention": r"unified_attention|reduce_segments|reshape_and_cache",
+    "others": "",
+}
 LAYERS = {  # columns of marlin_h100.csv: in README.md
     "quantize + W4A4": "**W4A4**, quantization included",
     "W4A16": "**W4A16**",
@@ -81,10 +91,21 @@ def marlin() -> str:
 
 
 def vllm() -> str:
-    """Milliseconds of whole-model steps: the median of the rounds (least to most), a column for each engine."""
+    """The GPU's milliseconds for a step of a model: the median of the rounds (least to most)."""
+    return steps("gpu", 3)
+
+
+def vllm_steps() -> str:
+    """Milliseconds from one step to the next, likewise."""
+    return steps("ms", 2)
+
+
+def steps(what: str, digits: int) -> str:
+    """A column for each engine of vllm_h100.csv."""
     found: dict[tuple[str, str], dict[str, str]] = {}
     for row in read("vllm_h100.csv"):
-        cell = "{ms} ({least}..{most})".format_map({key: f"{float(row[key]):.2f}" for key in ("ms", "least", "most")})
+        middle, least, most = (f"{float(row[what + key]):.{digits}f}" for key in ("", " least", " most"))
+        cell = f"{middle} ({least}..{most})"
         found.setdefault((row["model"], row["what"]), {})[row["run"]] = cell
     names = list(dict.fromkeys(name for row in found.values() for name in row))
     return show.markdown(
@@ -92,9 +113,43 @@ def vllm() -> str:
     )
 
 
+def vllm_goals() -> str:
+    """How many times as fast a step of the dense model is, by the GPU's time."""
+    us = {(row["what"], row["run"]): float(row["gpu"]) for row in read("vllm_h100.csv") if row["model"] == "llama"}
+    names = ("nvfp4 W4A4", "nvfp4 W4A16")
+    lines = []
+    for what, beside, goal in VLLM_STEPS:
+        found = [us[what, beside] / us[what, name] for name in names]
+        cells = [f"{ratio:.3f} {'met' if ratio >= goal else 'missed'}" for ratio in found]
+        lines.append([what, beside, f"{goal:g}", *cells])
+    return show.markdown(["<step", "<beside", "goal", *names], lines)
+
+
+def vllm_kernels() -> str:
+    """Microseconds of the kernels of a decode step, by what they do."""
+    found: dict[tuple[str, str, str], dict[str, float]] = {}
+    for row in read("vllm_kernels_h100.csv"):
+        parts = found.setdefault((row["model"], row["what"], row["run"]), dict.fromkeys(PARTS, 0.0))
+        once = float(row["calls"]) == 1  # the head, which is not NVFP4
+        name = next(name for name, wanted in PARTS.items() if re.search(wanted, row["kernel"]))
+        parts["others" if name == "products" and once else name] += float(row["us"])
+    return show.markdown(
+        ["<model", "<step", "<run", *PARTS],
+        [[*key, *(f"{us:.0f}" for us in row.values())] for key, row in found.items()],
+    )
+
+
 def experts() -> str:
-    """Layers of experts, of one run of `bench --set experts`."""
-    names = ("floor us", "layer us", "route and combine us", "torch bf16 us", "ratio")
+    """Layers of experts, of one run of `bench --set experts --against marlin`."""
+    names = (
+        "floor us",
+        "layer us",
+        "layer W4A4 us",
+        "vLLM Marlin W4A16 us",
+        "torch bf16 us",
+        "over Marlin",
+        "over bf16",
+    )
     return show.markdown(
         ["<experts of", "tokens", "hit", *names],
         [[row[name] for name in ("model", "tokens", "hit", *names)] for row in read("experts_h100.csv")],
@@ -235,6 +290,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "layers": layers,
     "marlin": marlin,
     "vllm": vllm,
+    "vllm_steps": vllm_steps,
+    "vllm_goals": vllm_goals,
+    "vllm_kernels": vllm_kernels,
     "experts": experts,
     "experts_sm90": experts_sm90,
     "goals": goals,

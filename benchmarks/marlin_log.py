@@ -1,8 +1,11 @@
-"""Writes log/marlin_h100.csv from two runs of bench on one GPU, one after the other:
+"""Writes log/marlin_h100.csv from two runs of bench on one GPU, one after the other, or log/experts_h100.csv from one:
 
     python -m nvfp4 bench --set readme --against marlin --json layers.json
     python -m nvfp4 bench --shapes ... --against none --json products.json   # the same shapes
     python benchmarks/marlin_log.py layers.json products.json
+
+    python -m nvfp4 bench --set experts --against marlin --json experts.json
+    python benchmarks/marlin_log.py experts.json
 
 A single call is the median less an empty pair of events, as the run measured it.
 """
@@ -10,12 +13,13 @@ A single call is the median less an empty pair of events, as the run measured it
 from __future__ import annotations
 
 import csv
+import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
-from nvfp4.cli import report
+from nvfp4.cli import marlin, report, show
 
 LOG = Path(__file__).resolve().parent / "log"
 NAMES = {
@@ -45,7 +49,25 @@ def three_digits(us: float) -> str:
     return f"{us:.{2 if us < 10 else 1 if us < 1000 else 0}f}"
 
 
+def write_experts(path: str) -> None:
+    """Microseconds, and how many times as long torch's bf16 and Marlin take as the layer in W4A16."""
+    found = json.loads(Path(path).read_text(encoding="utf-8"))["results"]
+    names = list(found[0]["seconds"])
+    header = ["model", "tokens", "hit", "floor us", *(f"{name} us" for name in names), "over bf16", "over Marlin"]
+    with (LOG / "experts_h100.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        for one in found:
+            us = {name: one["seconds"][name]["median"] * 1e6 for name in names}
+            ratios = [f"{us[name] / us['layer']:.2f}" for name in ("torch bf16", marlin.NAME)]
+            cells = map(show.digits, (one["floor"] * 1e6, *us.values()))
+            writer.writerow([one["model"], one["tokens"], one["hit"], *cells, *ratios])
+
+
 def main() -> int:
+    if len(sys.argv) == 2:
+        write_experts(sys.argv[1])
+        return 0
     layers, products = (columns(report.load(path)) for path in sys.argv[1:])
     assert layers.keys() == products.keys(), "the same shapes"
     names = [f"{name} {what}" for name in NAMES.values() for what in ("us", "back-to-back")]

@@ -5,6 +5,7 @@
                                                       the H100's single calls into log/monotone.csv
     python benchmarks/neighbours.py --measure FILE    on a Hopper GPU: times the plans (30 s)
     python benchmarks/neighbours.py --measure FILE --a-dtype bfloat16
+    python benchmarks/neighbours.py --store FILE FILE writes the means of runs, with the plans of the last one
 
 results/sm90_plans_h100.csv has a row for a product, with its plans from the chosen one on, as KERNEL/SWAP_AB/SPLIT_K=
 COLD/GRAPH: microseconds of a single call with a cold L2, and of a call in a CUDA graph whose weights rotate. Plans are
@@ -162,12 +163,33 @@ def read(path: Path = RESULTS) -> Times:
     return times
 
 
+def store(paths: list[Path]) -> None:
+    """Writes the stored run: the header and the plans of the last run, and the mean time of each plan in all runs."""
+    runs = [read(path) for path in paths]
+    with paths[-1].open() as lines, RESULTS.open("w", newline="") as file:
+        print(f"{next(lines).rstrip()}; means of {len(runs)} runs", file=file)
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["m", "n", "k", "plans"])
+        for shape, plans in runs[-1].items():
+            cells = []
+            for plan in plans:
+                same = [each for run in runs for each in run.get(shape, []) if each.plan == plan.plan]
+                cold, graph = (statistics.fmean(times) for times in zip(*((each.cold, each.graph) for each in same)))
+                cells.append(f"{plan.plan}={cold:.2f}/{graph:.2f}")
+            writer.writerow([shape.m, shape.n, shape.k, " ".join(cells)])
+
+
 # ---- rules ----
 
 
 def floor(shape: Shape) -> float:
     """Microseconds."""
     return 1e6 * max(shape.bytes / READ, shape.operations / MULTIPLY)
+
+
+def is_long(shape: Shape) -> bool:
+    """Whether the GPU draws its power limit while it runs the product over and over."""
+    return floor(shape) > 100
 
 
 def chosen(plans: list[Timed]) -> float:
@@ -217,6 +239,8 @@ def reason(pair: Pair) -> str:
         return f"tiles of more than {one.m} rows"
     if pair.rule == "M" and one.m % 64 == 0:
         return "another tile of 64 or 128 rows"
+    if pair.rule == "order" and is_long(other):
+        return "long calls at the power limit: the clock differs between runs"
     if pair.rule == "K" and other.k % 256:
         return "rows of B begin inside lines of 128 bytes, and the last step of K is not full"
     return ""
@@ -248,7 +272,11 @@ def main() -> None:
     parser.add_argument("--a-dtype", default="nvfp4", choices=("nvfp4", "float16", "bfloat16"), help="type of A")
     parser.add_argument("--log", action="store_true", help="write the pairs instead of printing them")
     parser.add_argument("file", nargs="?", type=Path, default=RESULTS, help="measured times instead of the stored ones")
+    parser.add_argument("--store", type=Path, nargs="+", metavar="FILE", help="write the stored run from measured ones")
     options = parser.parse_args()
+    if options.store:
+        store(options.store)
+        return
     if options.measure:
         measure(options.measure, options.a_dtype)
         return

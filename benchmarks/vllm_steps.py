@@ -16,7 +16,7 @@ Each is run twice. vLLM prepares a step while the GPU runs the one before, so a 
     ms    from one step of the engine to the next: the median of a turn's steps
     host  the same without the waits for the GPU's result
     gpu   between events before and after what the host enqueues for a step. A kernel in front of the first event holds
-          the GPU until all is enqueued, so the host is not in it. "model" is the part before logits and sampling.
+          the GPU until all is enqueued, so the host is not in it. "forward" is the part before logits and sampling.
 
 Tokens are sampled, so that sequences differ, and with them their experts. bf16 has vLLM's dummy weights. Columns: the
 median of the rounds in milliseconds; least and most of ms and of gpu. `--kernels` writes how long each kernel of a
@@ -32,13 +32,14 @@ import importlib.metadata
 import itertools
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -195,8 +196,8 @@ class GpuClock:
         runner.execute_model, runner.sample_tokens = timed_execute, timed_sample
 
     def taken(self, first: int, count: int) -> tuple[float, float]:
-        """Medians of a step and of its model, in seconds, of `count` steps after the first ones; NaN where the host
-        was late."""
+        """Medians of a step and of its forward pass, in seconds, of `count` steps after the first ones; NaN where
+        the host was late."""
         import torch
 
         torch.cuda.synchronize()
@@ -204,8 +205,8 @@ class GpuClock:
         self.marks.clear()
         if len(chosen) < count // 2 + 1:
             return float("nan"), float("nan")
-        whole, model = ([mark[0].elapsed_time(mark[i]) / 1e3 for mark in chosen] for i in (2, 1))
-        return statistics.median(whole), statistics.median(model)
+        whole, forward = ([mark[0].elapsed_time(mark[i]) / 1e3 for mark in chosen] for i in (2, 1))
+        return statistics.median(whole), statistics.median(forward)
 
 
 def work(folder: Path, dummy: bool, core: int) -> None:
@@ -258,7 +259,7 @@ def work(folder: Path, dummy: bool, core: int) -> None:
             clock.hold = min(LONGEST_HOLD, found["ms"] + 5e-4)
             list(run(*asked))
             clock.hold = 0.0
-            found["gpu"], found["model"] = clock.taken(FIRST, STEPS)
+            found["gpu"], found["forward"] = clock.taken(FIRST, STEPS)
         return found
 
     def prefills(salt: int) -> dict[str, float]:
@@ -272,23 +273,21 @@ def work(folder: Path, dummy: bool, core: int) -> None:
                 clock.hold = 0.0
                 gpu.append(clock.taken(0, 1))
         found = {key: statistics.median(each) for key, each in zip(("ms", "host"), zip(*times))}
-        return found | {key: statistics.median(each) for key, each in zip(("gpu", "model"), zip(*gpu))}
+        return found | {key: statistics.median(each) for key, each in zip(("gpu", "forward"), zip(*gpu))}
 
     def measure(salt: int) -> dict[str, dict[str, float]]:
         found = {f"decode, batch of {batch}": decode(batch, salt) for batch in batches}
         found[f"prefill, {prefill[0]} x {prefill[1]}"] = prefills(salt)
         return {what: {key: 1e3 * value for key, value in times.items()} for what, times in found.items()}
 
-    def kernels(batch: int) -> list[tuple[str, float, float]]:
-        """The name of each kernel of a decode step, how often it runs, and microseconds of all its runs."""
+    def kernels(batch: int) -> list[tuple[str, str, str]]:
         steps = run(batch, PROMPT, FIRST + PROFILED + 4, 7)
         list(itertools.islice(steps, FIRST))
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             list(itertools.islice(steps, PROFILED))
             torch.cuda.synchronize()
         list(steps)
-        rows = [(e.key, e.count / PROFILED, e.self_device_time_total / PROFILED) for e in profile.key_averages()]
-        return sorted((row for row in rows if row[2] > 0), key=lambda row: -row[2])
+        return by_name((e.key, e.count, e.self_device_time_total) for e in profile.key_averages())
 
     measure(0)
     if on_gpu and core < (os.cpu_count() or 1):
@@ -300,6 +299,19 @@ def work(folder: Path, dummy: bool, core: int) -> None:
         else:
             answer = measure(1 + turn)
         print(RESULT + json.dumps(answer), flush=True)
+
+
+def by_name(found: Iterable[tuple[str, int, float]]) -> list[tuple[str, str, str]]:
+    """Name, runs and microseconds of a step, of what ran in PROFILED steps, the longest first. Arguments of a kernel's
+    name are left out, and what takes less than 2 us is one row."""
+    sums: dict[str, list[float]] = {}
+    for key, count, us in found:
+        name = re.split(r"[<(]", key.removeprefix("void "))[0].strip()
+        row = sums.setdefault(name if us >= 2 * PROFILED else "others", [0.0, 0.0])
+        row[0] += count / PROFILED
+        row[1] += us / PROFILED
+    ordered = sorted(sums.items(), key=lambda item: -item[1][1])
+    return [(name, f"{count:g}", f"{us:.1f}") for name, (count, us) in ordered if us > 0]
 
 
 def count_waits(waits: list[float]) -> None:
@@ -375,6 +387,7 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(RUNS), help="out of llama, mixture (default: both)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kernels", type=Path, metavar="KERNELS.csv")
+    parser.add_argument("--commit", default="-", help="the tree under test, for the rows")
     parser.add_argument("--seconds", type=float, default=3600.0, help="end after so long, with the rounds until then")
     args = parser.parse_args()
     models = args.models.split(",")
@@ -411,6 +424,7 @@ def main() -> int:
         "card": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "date": datetime.date.today().isoformat(),
         "software": ", ".join(f"{names[0]} {version(names)}" for names in versions),
+        "commit": args.commit,
     }
     rows = [row for engine in engines for row in summary(engine)]
     for row in rows:

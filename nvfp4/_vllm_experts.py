@@ -29,7 +29,7 @@ from vllm.platforms import current_platform
 
 from nvfp4 import _C
 from nvfp4.checkpoints import compressed_tensors, modelopt
-from nvfp4.checkpoints.common import W4A4
+from nvfp4.checkpoints.common import W4A4, W4A16
 from nvfp4.checkpoints.experts import DOWN, GATE_UP, UP, Container
 from nvfp4.experts import MOST
 from nvfp4.mixture import Description
@@ -50,11 +50,13 @@ OAI_LIMIT, OAI_ALPHA = 7.0, 1.702  # vLLM's SWIGLUOAI has no others
 logger = init_logger("vllm.plugins.nvfp4")
 
 
-def takes(layer: RoutedExperts, name: str, least: int) -> bool:
-    """Whether vLLM's settings give a layer's NVFP4 experts to nvfp4: on a CPU, on a GPU of the MEASURED kind where
-    nvfp4.Experts has what the layer needs, and with NVFP4_VLLM_MOE=1 on every GPU.
+def takes(layer: RoutedExperts, name: str, mode: str, least: int) -> bool:
+    """Whether vLLM's settings give a layer's NVFP4 experts to nvfp4: on a CPU, and with NVFP4_VLLM_MOE=1 on every GPU.
+    Without it on a GPU of the MEASURED kind where nvfp4.Experts has what the layer needs: W4A16, and W4A4, whose steps
+    of decoding Marlin runs faster, if batch invariance is asked for.
 
     Args:
+        mode: as the checkpoint says.
         least: the least compute capability that nvfp4 runs on.
 
     Raises:
@@ -64,6 +66,8 @@ def takes(layer: RoutedExperts, name: str, least: int) -> bool:
         return False
     if SWITCH in os.environ or current_platform.is_cpu():
         return True  # where something is missing, its message says what
+    if mode != W4A16 and not envs.VLLM_BATCH_INVARIANT:
+        return False
     moe = layer.moe_config
     try:
         activation_of(layer, name)
@@ -187,6 +191,7 @@ class _Experts(FusedMoEMethodBase):
         layer.nvfp4 = container.fill(experts, self.about.interleaved, device)
         for stack in (experts.gate_up, experts.down):
             stack.gather(device)
+            stack.settle()
 
     def _taken(self, layer: RoutedExperts, stem: str) -> dict[str, Tensor]:
         """The tensors [E, ...] of one product, by their names in the format, which leave the layer."""

@@ -61,7 +61,7 @@ class Stack(FixedBuffers):
         self.kept: list[tuple[list[Tensor], list[Tensor]]] | None = None
         self.has_state = True  # False while a state dict is made that leaves this stack out
         self.adapter: Adapter | None = None  # while nvfp4.peft calls the experts
-        self._known_scales: Any = None  # of two buffers and their versions, what input_scales returned
+        self._known_scales: Any = None  # of two buffers and their versions (None: settled), what input_scales returned
         self.register_buffer("weight", None)
         self.register_buffer("weight_scale", None)
         self._buffers.update(self.blank(device))
@@ -177,7 +177,8 @@ class Stack(FixedBuffers):
         lasting = not (capturing or given.is_inference() or own.is_inference())
         versions = (given._version, own._version) if lasting else None
         known = self._known_scales
-        if lasting and known is not None and known[0] is given and known[1] is own and known[2] == versions:
+        current = known is not None and (known[2] is None or (lasting and known[2] == versions))
+        if current and known[0] is given and known[1] is own:
             return known[3]
         largest = given.nan_to_num(0.0).amax(1)
         scales = torch.where(largest > 0, largest, largest.amax())
@@ -185,6 +186,12 @@ class Stack(FixedBuffers):
         if lasting:
             self._known_scales = (given, own, versions, result)
         return result
+
+    def settle(self) -> None:
+        """Computes what `input_scales` returns for good: the buffers' values must not change any more. Otherwise each
+        call computes it where buffers have no version (inference mode), and each replay where a CUDA graph is made."""
+        self._known_scales = None
+        self._known_scales = (self.input_global_scale, self.weight_global_scale, None, self.input_scales())
 
     def product(self, a: Tensor, ends: Tensor, rows: Tensor | None, batch_invariant: bool) -> Tensor:
         """a [R, K] times each group's matrices, [T, P * N], in the dtype of a: rounded once. For float32 it is the sum

@@ -7,7 +7,8 @@ vLLM calls `register` through the entry point `vllm.general_plugins`. Registered
   global scales of a fused layer (q, k, v) to the largest before a kernel sees them, which changes weights. The
   subclasses give NVFP4 layers a Scheme, which keeps one for each part. They run W4A16 on a CPU, where vLLM has
   nothing, and on CUDA 9.0, where ours was measured to be faster than Marlin; with NVFP4_VLLM_W4A16=1 on CUDA from 8.0
-  on, with 0 nowhere. They also give NVFP4 experts to nvfp4.Experts, likewise by NVFP4_VLLM_MOE (_vllm_experts.py).
+  on, with 0 nowhere. They also give NVFP4 experts to nvfp4.Experts, likewise by NVFP4_VLLM_MOE (_vllm_experts.py);
+  those in W4A4, whose steps of decoding were measured to be slower than Marlin's, on CUDA only with 1.
 
 Which kernel runs W4A4 is vLLM's choice, logged as "Using ... for NVFP4 GEMM". These leave a layer to vLLM:
 VLLM_DISABLED_KERNELS=ExactNvFp4LinearKernel, --linear-backend with the name of another kernel. NVFP4_VLLM=0 registers
@@ -341,7 +342,7 @@ class ExactCompressedTensorsConfig(CompressedTensorsConfig):
             projections = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
             modes = {self._mode(layer, f"{prefix}.0.{name}") for name in projections if name is not None}
             mode = modes.pop()  # vLLM rejects layers whose projections differ
-            if not modes and mode is not None and _vllm_experts.takes(layer, prefix, LEAST):
+            if not modes and mode is not None and _vllm_experts.takes(layer, prefix, mode, LEAST):
                 return _vllm_experts.ExactCompressedTensorsExperts(layer, mode, prefix)
         return super().get_quant_method(layer, prefix)
 
@@ -364,8 +365,8 @@ class _ModelOpt:
         if isinstance(layer, RoutedExperts) and not self.is_layer_excluded(prefix):  # type: ignore[attr-defined]
             own = self._experts_config(prefix)
             ours = own is not None and own.group_size == BLOCK and own.moe_activation_override is None
-            if own is not None and ours and _vllm_experts.takes(layer, prefix, LEAST):
-                mode = W4A16 if own.quant_method == "W4A16_NVFP4" else W4A4
+            mode = W4A16 if own is not None and own.quant_method == "W4A16_NVFP4" else W4A4
+            if own is not None and ours and _vllm_experts.takes(layer, prefix, mode, LEAST):
                 return _vllm_experts.ExactModelOptExperts(layer, mode, prefix)
         method = super().get_quant_method(layer, prefix)  # type: ignore[misc]  # of the other base class
         if not isinstance(method, ModelOptLinearMethod) or method.spec.weight != kNvfp4Static:

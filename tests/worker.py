@@ -80,8 +80,8 @@ class Workers:
         return answer
 
     def run(self, target: str, case: Any) -> str:
-        """The verdict on a problems.Gemm or Conversion, a grouped.Grouped, a moe_problems.Step, a sorted_rows.Sorted
-        or a quantized_products.Layer: "" if it is right."""
+        """The verdict on a problems.Gemm, a converted.Conversion, a grouped.Grouped, a moe_problems.Step, a
+        sorted_rows.Sorted or a quantized_products.Layer: "" if it is right."""
         module, function = type(case).__module__, f"run_{type(case).__name__.lower()}"
         if module == "problems":
             return self.ask(target, function, case)

@@ -222,6 +222,25 @@ def experts_of(model: Any) -> Experts:
     return model.model.layers[0].mlp.experts
 
 
+def test_scales_that_are_settled(generator: torch.Generator) -> None:
+    """They are computed once, also of buffers of inference mode, until a buffer is another tensor."""
+    stack = quantizing(generator, static=True).gate_up
+    stack.input_global_scale[0] = 3.0
+    with torch.inference_mode():
+        stack.input_global_scale = stack.input_global_scale.clone()
+        before = stack.input_scales()
+        assert stack.input_scales()[0] is not before[0]  # there is no version
+        stack.settle()
+        settled = stack.input_scales()
+        assert all(torch.equal(a, b) for a, b in zip(settled, before))
+        assert stack.input_scales()[0] is settled[0] and stack.input_scales()[1] is settled[1]
+    stack.input_global_scale = stack.input_global_scale * 2
+    assert torch.equal(stack.input_scales()[0], settled[0] * 2)
+    stack.input_global_scale = None
+    stack.settle()
+    assert stack.input_scales()[0] is None
+
+
 def loaded(how: str, own: Mixture, folder: Path) -> Any:
     if how == "transformers":
         return nvfp4.transformers.load(folder, dtype=torch.float32)

@@ -156,21 +156,27 @@ def test_bad_arguments_without_out(message: str) -> None:
     assert str(error.value) == message
 
 
-def test_products_are_countable() -> None:
-    """Results of both parts lie side by side, so together they obey the bound of a tensor."""
-    n = 2**30 + 8
+@pytest.mark.parametrize(
+    ("t", "n", "value", "rule"),
+    [
+        (1, 2**30 + 8, f"parts * N = {2**31 + 16}", f"must have at most {2**31 - 1}"),
+        (2**31 - 1, 2**29, f"parts * N = {2**30} for T = {2**31 - 1} rows", "T * parts * N must be at most 2^60"),
+    ],
+)
+def test_products_are_countable(t: int, n: int, value: str, rule: str) -> None:
+    """Results of both parts lie side by side, so together they obey the bounds of a tensor."""
     with FakeTensorMode():
         given = operands() | {
             "b": torch.empty(1, 2, n, 8, dtype=UINT8),
-            "scale_b": torch.empty(8, n + 120, dtype=UINT8),
+            "scale_b": torch.empty(8, -(-n // 128) * 128, dtype=UINT8),
             "a": torch.empty(1, 16).half(),
             "ends": torch.empty(1, dtype=INT32),
-            "rows": None,
+            "rows": torch.empty(t, dtype=INT32),
             "row_scale": None,
         }
         with pytest.raises(nvfp4.Error) as error:
             nvfp4.gated_grouped_gemm(**given, backend="cpu")
-    assert str(error.value) == f"b: has parts * N = {2 * n}; must have at most {2**31 - 1}"
+    assert str(error.value) == f"b: has {value}; {rule}"
 
 
 def test_results_overlap_nothing() -> None:

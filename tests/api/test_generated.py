@@ -14,11 +14,12 @@ import time
 
 import pytest
 from conftest import FULL
+from converted import Conversion, conversions
 from grouped import Grouped, groupeds
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from moe_problems import Step, steps
-from problems import Conversion, Gemm, conversions, gemms
+from problems import Gemm, gemms
 from quantized_products import Layer, layers
 from sorted_rows import Sorted, sorteds
 from worker import Workers

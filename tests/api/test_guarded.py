@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from conftest import FULL, one_in
+from converted import CONVERSIONS, Conversion
 from family_table import device_of, takes
 from moe_problems import ACTIVATIONS, STEPS, Step
-from problems import CONVERSIONS, DTYPES, FAMILIES, At, Conversion, Gemm, up
+from problems import DTYPES, FAMILIES, At, Gemm, up
 from sorted_rows import Sorted
 from worker import Workers
 

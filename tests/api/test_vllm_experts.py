@@ -239,6 +239,14 @@ def of_rank(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "tp_rank", property(lambda self: self.moe_parallel_config.tp_rank))
 
 
+def test_input_scales_are_computed_once(parallel: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by code that is compiled, or captured in a CUDA graph."""
+    layer = load(layer_of(configuration("modelopt", "W4A4")), random_layers(inputs=True), "modelopt")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    for stack in (layer.nvfp4.gate_up, layer.nvfp4.down):
+        assert stack.input_scales()[0] is stack.input_scales()[0]
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("mode", ["W4A4", "W4A16"])
 @pytest.mark.parametrize("format_name", ["compressed-tensors", "modelopt", "mixed"])
@@ -459,8 +467,8 @@ def test_stacks_for_several_ranks_are_an_error(parallel: None, monkeypatch: pyte
 def test_what_turns_it_on_and_off(parallel: None, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = layer_of(configuration("modelopt", "W4A16"))
 
-    def takes(least: int = 80) -> bool:
-        return plugin.takes(layer, PREFIX, least)
+    def takes(mode: str = "W4A16") -> bool:
+        return plugin.takes(layer, PREFIX, mode, 80)
 
     assert takes()
     with monkeypatch.context() as changed:
@@ -471,7 +479,10 @@ def test_what_turns_it_on_and_off(parallel: None, monkeypatch: pytest.MonkeyPatc
         assert not takes()
     monkeypatch.setattr(plugin, "current_platform", Cuda(90))
     monkeypatch.setattr(_C, "archs", "sm_80")
-    assert takes()
+    assert takes() and not takes("W4A4") and not takes("W4A4 dynamic")
+    with monkeypatch.context() as changed:
+        changed.setenv("VLLM_BATCH_INVARIANT", "1")
+        assert takes("W4A4")
     for capability in (75, 80, 89, 100):  # on which no one has measured it beside vLLM's
         monkeypatch.setattr(plugin, "current_platform", Cuda(capability))
         assert not takes()
@@ -484,7 +495,7 @@ def test_what_turns_it_on_and_off(parallel: None, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(plugin.SWITCH, "1")
     for capability in (80, 90, 120):
         monkeypatch.setattr(plugin, "current_platform", Cuda(capability))
-        assert takes()
+        assert takes() and takes("W4A4")
     monkeypatch.setattr(plugin, "current_platform", Cuda(75))
     with pytest.raises(
         nvfp4.Error, match=rf"^{plugin.SWITCH}: is 1 on .*7.*5.*capability 80 and more; {PREFIX} cannot"
@@ -519,11 +530,11 @@ def test_what_is_missing_is_vllms_on_cuda(
     monkeypatch.setattr(plugin, "current_platform", Cuda(90))
     messages.clear()
     monkeypatch.setattr(layer.moe_config, name, value)
-    assert plugin.takes(layer, PREFIX, 80) == (message is None)
+    assert plugin.takes(layer, PREFIX, "W4A16", 80) == (message is None)
     assert len(messages) == (message is not None)
     assert all(text.startswith(f"vLLM runs NVFP4 experts: {PREFIX}: ") and message in text for text in messages)
     monkeypatch.setenv(plugin.SWITCH, "1")
-    assert plugin.takes(layer, PREFIX, 80)
+    assert plugin.takes(layer, PREFIX, "W4A16", 80)
 
 
 @pytest.mark.parametrize("format_name", ["compressed-tensors", "modelopt", "mixed"])

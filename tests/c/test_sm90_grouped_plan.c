@@ -246,8 +246,8 @@ static void check_choices(void) {
            "many rows a group have a wide one");
     first_tile_of(PLAIN, 8, 768, 2048, 128, 2, &family);
     expect(family == NVFP4_BACKEND_SM80, "the NVFP4 rows of one token are sm80's");
-    first_tile_of(PLAIN, 128, 768, 2048, 128, 2, &family);
-    expect(family == NVFP4_BACKEND_SM90, "those of sixteen are sm90's");
+    first_tile_of(PLAIN, 512, 768, 2048, 128, 2, &family);
+    expect(family == NVFP4_BACKEND_SM90, "those of sixty-four are sm90's");
     first_tile_of(PLAIN, 32, 2048, 7168, 256, 2, &family);
     expect(family == NVFP4_BACKEND_SM90, "with a large K those of a few are");
     expect(first_tile_of(PLAIN, 65536, 768, 2048, 128, 2, &family) == 128 && family == NVFP4_BACKEND_SM90,

@@ -136,7 +136,7 @@ static void check_choices(void) {
         {1, 7168, 2048, PLAIN, GEMV, 0, 0},         {2, 7168, 16384, PLAIN, GEMV, 0, 0},
         {4, 4096, 7168, PLAIN, UNITS, 1, 0},        {4, 7168, 2048, PLAIN, UNITS, 1, 0},
         {8, 7168, 16384, PLAIN, UNITS, 1, 0},       {8, 4096, 7168, PLAIN, UNITS, 1, 0},
-        {5, 7168, 2048, PLAIN, UNITS, 1, 0},        {16, 7168, 16384, PLAIN, UNITS, 1, 0},
+        {5, 7168, 2048, PLAIN, UNITS, 1, 0},        {16, 7168, 16384, PLAIN, GEMM, 1, 0},
         {16, 4096, 7168, PLAIN, UNITS, 1, 0},       {16, 7168, 2048, PLAIN, UNITS, 1, 0},
         {64, 7168, 16384, PLAIN, GEMM, 1, 0},       {128, 7168, 16384, PLAIN, GEMM, 1, 0},
         {128, 4096, 7168, PLAIN, GEMM, 1, 0},       {128, 7168, 2048, PLAIN, GEMM, 1, 0},

@@ -138,6 +138,14 @@ def test_the_plan() -> None:
     assert {cell.model for group in runs.planned("Phi3", 1) for cell in group} == {"Phi3"}
 
 
+def test_a_worker_sees_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of several, or all of them for a model on two; never NVLink's multicast."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    one, both = (runs.environment(runs.NVFP4, tmp_path / name, gpu) for name, gpu in (("one", 1), ("both", None)))
+    assert one["CUDA_VISIBLE_DEVICES"] == "1" and "CUDA_VISIBLE_DEVICES" not in both
+    assert {own["VLLM_ALLREDUCE_USE_SYMM_MEM"] for own in (one, both)} == {"0"}
+
+
 def test_the_page_has_the_table_of_the_file() -> None:
     with (ROOT / "docs" / "proof" / "vllm_cuda.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -204,6 +212,13 @@ def test_the_time_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         step(True)
     step(False)
     assert all(value != value for value in clock.taken(0, 3))  # NaN: most were late
+
+
+def test_kernels_of_a_step() -> None:
+    n = steps.PROFILED
+    found = [("void a::b<1, int>(int*)", n, 30.0 * n), ("void a::b<2, int>(int*)", 2 * n, 12.0 * n)]
+    found += [("Memset (Device)", n, 1.0 * n), ("c", n, 1.5 * n), ("d", n, 2.0 * n), ("host", n, 0.0)]
+    assert steps.by_name(found) == [("a::b", "3", "42.0"), ("others", "3", "2.5"), ("d", "1", "2.0")]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@
 #include "kernels/common/batch_epilogue.cuh"
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/group_activation.cuh"
+#include "kernels/common/group_scales.cuh"
 #include "kernels/common/group_table.cuh"
 #include "kernels/common/placement.cuh"
 #include "kernels/common/wgmma.cuh"
@@ -62,12 +63,9 @@ template <class C> struct tiles_of_groups {
         : table(table), p(p), tiles_n((uint32_t)s.tiles_n), pairs((uint32_t)s.pairs), number(blockIdx.x << pairs),
           all((uint32_t)table.tiles[p.groups] * tiles_n * (uint32_t)p.parts) {}
 
-    /* Where the scales of a row of a group are. */
+    /* The row of scales of a group's row; -1: there is none. It does not count where scales lie as the rows of A. */
     __device__ __forceinline__ int64_t scale_row(int32_t group, int32_t row) const {
-        if (!p.scale_rows) return 0; /* they lie as the rows of A */
-        const int32_t first = p.scale_rows[group];
-        const int64_t at = (int64_t)first + row;
-        return first >= 0 && first % SM120_ATOM_ROWS == 0 && at < p.sfa_rows ? at : -1;
+        return p.scale_rows ? scale_row_of(p, group, row) : 0;
     }
 
     /* The next tile; false if there is none. */

@@ -98,7 +98,7 @@ template <class C> struct staging_block {
             }
     }
 
-    /* What a lane needs of memory for its rows of a block: loaded before the block is staged, since the lane would wait
+    /* Memory that the results of a lane's rows depend on. It is loaded before a block is staged: the lane would wait
      * for it behind. */
     template <class OUTPUT> struct loaded_rows {
         typename OUTPUT::loaded row[COLUMNS / 8];

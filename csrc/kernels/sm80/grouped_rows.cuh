@@ -3,6 +3,7 @@
 #define NVFP4_SM80_GROUPED_ROWS_CUH
 
 #include "kernels/common/batch_epilogue.cuh"
+#include "kernels/common/group_scales.cuh"
 #include "kernels/common/group_tile.cuh"
 #include "kernels/sm80/grouped_config.h"
 #include "kernels/sm80/store_tile.cuh"
@@ -25,9 +26,8 @@ template <int TILE_M, bool HAS_SCALES = false> struct tile_rows {
     static __device__ __forceinline__ int64_t scale_offset(const grouped_problem &p, const group_tile &tile, int64_t i,
                                                            int64_t row) {
         if (!p.scale_rows) return row * p.g.sfa_pitch;
-        const int32_t first = p.scale_rows[tile.group];
-        const int64_t at = first + (i - tile.begin);
-        if (first < 0 || first % 128 || at >= p.sfa_rows) return -1;
+        const int64_t at = scale_row_of(p, tile.group, i - tile.begin);
+        if (at < 0) return -1;
         return at / 128 * p.g.sfa_pitch + at % 32 * 16 + at % 128 / 32 * 4;
     }
 

@@ -7,18 +7,12 @@
 #define NVFP4_SM90_GROUPED_TILES_CUH
 
 #include "common/grouped_problem.h"
+#include "kernels/common/group_scales.cuh"
 #include "kernels/common/group_table.cuh"
 #include "kernels/sm90/grouped_config.h"
 
 using grouped_table = group_table<SM90_GROUPED_MAX_GROUPS>; /* in shared memory */
 static_assert(sizeof(grouped_table) == SM90_GROUPED_TABLE_BYTES, "as the host reserves it");
-
-/* How many rows of a group have scales, from its first on. */
-__device__ __forceinline__ int32_t rows_with_scales(const grouped_problem &p, int32_t group) {
-    if (!p.scale_rows) return INT32_MAX;
-    const int32_t first = p.scale_rows[group];
-    return first < 0 || first % SM90_ATOM_ROWS ? 0 : (int32_t)min(p.sfa_rows - first, (int64_t)INT32_MAX);
-}
 
 /* A tile: rows row .. row + rows - 1 of the result, in the order of groups, by one of the tiles_n ranges of columns of
  * a part, or of all parts. */

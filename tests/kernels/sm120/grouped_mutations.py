@@ -14,7 +14,7 @@ from harness.mutations import Mutation, mutation
 from harness.values import BF16, FP32
 from sm120.grouped import CONFIGS, MAX_GROUPS, Groups, Schedule
 
-OF_COMMON = ("group_table.cuh", "group_activation.cuh", "activation.h")
+OF_COMMON = ("group_scales.cuh", "group_table.cuh", "group_activation.cuh", "activation.h")
 INLINED = (*(f"common/{name}" for name in OF_COMMON), "sm120/store.cuh", "sm120/tile.cuh")
 
 
@@ -137,8 +137,8 @@ EDITS: list[tuple[Any, ...]] = [
     # scales
     ("scales: of the group's first rows", BLOCKS, "(int64_t)first + row;", "first;"),
     ("scales: from the block's first row", NARROW, "tile.mma_n % SM120_ATOM_ROWS +", "0 +"),
-    ("scales: a group begins inside a block", MISSING, "first % SM120_ATOM_ROWS == 0 && ", ""),
-    ("scales: blocks that do not exist", MISSING, "&& at < p.sfa_rows ?", "?"),
+    ("scales: a group begins inside a block", MISSING, "first % SCALE_BLOCK_ROWS || at >=", "at >="),
+    ("scales: blocks that do not exist", MISSING, " || at >= p.sfa_rows)", ")"),
     ("scales: results without them are not NaN", MISSING, "exists = tile.scale_row >= 0 &&", "exists ="),
     ("scales: bytes are expected that do not come", MISSING, "+ has_scales;", "+ 1;"),
     ("scales: bytes come that are not expected", TILES, "+ has_scales;", "+ 0;"),

@@ -127,8 +127,8 @@ EDITS: list[tuple[Any, ...]] = [
     (
         "epilogue: a warp overwrites what it still reads",
         TILES,
-        "mma_n + j * block::COLUMNS);\n            __syncwarp();\n",
-        "mma_n + j * block::COLUMNS);\n",
+        "mma_n + j * block::COLUMNS, loaded);\n            __syncwarp();\n",
+        "mma_n + j * block::COLUMNS, loaded);\n",
     ),
     (
         "epilogue: chunks are XORed on one side alone",

@@ -51,7 +51,7 @@ PREFILL_MUTATIONS = [
         ("no wait for a block", "emulator", WAIT, ""),
         ("waits for the tile's first block alone", "emulator", WAIT, WAIT.replace("k / BLOCK_STAGES", "0")),
         ("half of the pieces taken for all", "emulator", f"== {ALL_DONE}", f">= {ALL_DONE.replace(')', ' / 2)')}"),
-        # In the emulator what was fenced and released reaches every later copy.
+        # In the emulator what was fenced and released reaches every later copy; test_flags_are_acquired finds it.
         ("flags without acquire", "nobody", "ld.acquire.gpu.global", "ld.relaxed.gpu.global"),
     )
 ]

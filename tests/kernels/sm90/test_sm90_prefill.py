@@ -157,6 +157,14 @@ def test_flags_are_read_until_the_last_piece(random: numpy.random.Generator) -> 
             product.launch_prefill(dequant, module, config, False, clusters=4)
 
 
+@pytest.mark.parametrize("name", [name for name, config in ALL_CONFIGS.items() if config.divided])
+def test_flags_are_acquired(name: str) -> None:
+    """The number of pieces and the flag of a block are read by acquires, which the emulator does not ask for."""
+    config = ALL_CONFIGS[name]
+    text = launch.only_entry(launch.ptx_of(config), config.kernel)
+    assert re.findall(r"\bld\.(?:acquire|relaxed|volatile|mmio)[.\w:]*", text) == ["ld.acquire.gpu.global.u32"] * 2
+
+
 @pytest.mark.parametrize("name", [name for name, config in ALL_CONFIGS.items() if config.mma_a_e2m1])
 def test_a16_products(name: str, random: numpy.random.Generator) -> None:
     """16-bit A, NaN behind its rows: dequantized by the pre-pass alone, with batches, of which some share A; divided,
