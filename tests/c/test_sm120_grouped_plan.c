@@ -80,7 +80,8 @@ static void check_activation(const gpu *g, const grouped_problem *product, varia
     list_candidates(NVFP4_BACKEND_SM120, g, &product->g, 0, &list);
     name_product(g, &p.g, v);
     for (int32_t i = 0; i < list.count; i++) {
-        const gemm_candidate *of = &list.all[i];
+        gemm_candidate *of = &list.all[i];
+        of->batch_invariant = i % 2;
         gemm_candidate c = *of, again;
         if (!planner->with_activation(&g->props, &p, of, &c)) {
             expect(p.parts == 2, "one part takes no longer with an activation");
@@ -91,6 +92,7 @@ static void check_activation(const gpu *g, const grouped_problem *product, varia
         times_fused++;
         planner->with_activation(&g->props, &p, of, &again);
         expect(c.kernel == of->kernel && c.workspace == 0, "the product's kernel has its bits");
+        expect(c.batch_invariant == of->batch_invariant, "it says what the product was chosen for");
         expect(!strstr(of->reason, "activation") && strstr(c.reason, "activation"), "it says that it computes both");
         expect(p.parts == 2 || c.modelled_us == of->modelled_us, "tiles of one part take as long");
         const launch_step *step = check_launches(g, &p.g, &c, &again, param_bytes, &plan);

@@ -105,6 +105,7 @@ int32_t sm120_grouped_with_activation(const device_props *props, const grouped_p
     if (!list_one(props, &t, c, p->parts == 2, &both)) return 0;
     if (both.modelled_us > of->modelled_us + sm120_gated_us(&sm120_published, props, &in)) return 0;
     both.reason = "block-scaled mma, and the activation where results are stored: one launch";
+    both.batch_invariant = of->batch_invariant;
     *out = both;
     return 1;
 }
