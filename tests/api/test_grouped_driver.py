@@ -87,6 +87,18 @@ def test_info_shows_an_activation(fake_driver: Path) -> None:
     assert run(code, fake_driver, FAKE_CC="90").splitlines() == [f"False False {37 * 2 * 200 * 2}"] * 2
 
 
+def test_one_launch_on_hopper(fake_driver: Path) -> None:
+    """For groups of few rows of 16 bits, in products long enough that no other launch hides the activation's."""
+    code = """
+        for t, a_dtype in ((32, "bfloat16"), (512, "float16"), (8, "bfloat16"), (32768, "bfloat16"), (32, None)):
+            form = {"groups": 128, "a_dtype": a_dtype, "device": 0, "operation": "gated_grouped_gemm"}
+            plan = nvfp4.info(t, 768, 2048, **form)["plan"]
+            print(plan["fused"], plan["kernel"] if plan["fused"] else "")
+    """
+    one = [f"True nvfp4_sm90_grouped_units_{a}_8" for a in ("bf16", "fp16")]
+    assert [line.strip() for line in run(code, fake_driver, FAKE_CC="90").splitlines()] == [*one, *["False"] * 3]
+
+
 def test_code_that_does_not_wait_starts_after_the_grid_before(fake_driver: Path, tmp_path: Path) -> None:
     """A build with PTX of sm_80 alone, on a GPU that could start it early."""
     launched("call(37, 200, 96, 4)", fake_driver, tmp_path / "log", FAKE_PTX="80")
