@@ -68,7 +68,8 @@ class Experts(torch.nn.Module):
 
     With activations="nvfp4" the result of the activation is not rounded before it is quantized. gate and up of an
     expert read one input, quantized with the larger of their scales. An expert without a scale, as producers leave them
-    that no sample reached, takes the largest of all.
+    that no sample reached, takes the largest of all. What follows from these scales is computed once: a
+    CUDA graph reads it where the experts were called before, and load_state_dict renews it there.
 
     W4A16 has gradients with respect to hidden and top_k_weights, by products with the packed weights, and to the
     low-rank adapters of nvfp4.peft; none with respect to the weights. W4A4 has none, as nvfp4.Linear.

@@ -152,12 +152,24 @@ class Stack(FixedBuffers):
             arguments[-1].extend(mismatches)  # load_state_dict raises them, with those of other modules
             return
         if prefix + "weight" in state_dict:
-            given = state_dict.get(prefix + "input_global_scale")
-            self.input_global_scale = None if given is None else torch.empty_like(self.weight_global_scale)
+            if state_dict.get(prefix + "input_global_scale") is None:
+                self.input_global_scale = None
+            elif self.input_global_scale is None:
+                self.input_global_scale = torch.empty_like(self.weight_global_scale)
             if self.kept is not None:
                 self._buffers.update(self.blank("cpu"))
                 self.kept = None
         super()._load_from_state_dict(state_dict, prefix, *arguments)
+        self._renew()
+
+    def _renew(self) -> None:
+        """Brings what `input_scales` last returned up to date, in its place: CUDA graphs may read it."""
+        given, own, known = self.input_global_scale, self.weight_global_scale, self._known_scales
+        if known is None or given is None or known[0] is not given or known[1] is not own:
+            return
+        for t, value in zip(known[3], computed_scales(given, own)):
+            t.copy_(value)
+        self._known_scales = (given, own, known[2] and (given._version, own._version), known[3])
 
     def extra_repr(self) -> str:
         experts, parts, rows, columns = self.shape
@@ -168,28 +180,30 @@ class Stack(FixedBuffers):
     def input_scales(self) -> tuple[Tensor | None, Tensor]:
         """The global scale of each expert's quantized input, [E], or None without one, and alpha with it, [E, P]. The
         parts of an expert share their input, and the largest of their scales; an expert without one takes the largest
-        of all."""
+        of all. A CUDA graph keeps the values from before it was made; a state dict that is loaded renews them there."""
         given, own = self.input_global_scale, self.weight_global_scale
         if given is None:
             return None, own
-        # What a graph computes while it is captured has no value yet; inference tensors have no version.
-        capturing = torch.compiler.is_compiling() or (given.is_cuda and torch.cuda.is_current_stream_capturing())
-        lasting = not (capturing or given.is_inference() or own.is_inference())
+        # Inference tensors have no version, and compiled code sees none.
+        lasting = not (torch.compiler.is_compiling() or given.is_inference() or own.is_inference())
         versions = (given._version, own._version) if lasting else None
         known = self._known_scales
-        current = known is not None and (known[2] is None or (lasting and known[2] == versions))
-        if current and known[0] is given and known[1] is own:
-            return known[3]
-        largest = given.nan_to_num(0.0).amax(1)
-        scales = torch.where(largest > 0, largest, largest.amax())
-        result = scales, own * scales[:, None]
-        if lasting:
-            self._known_scales = (given, own, versions, result)
+        if known is not None and known[0] is given and known[1] is own:
+            if known[2] is None or known[2] == versions:
+                return known[3]
+            if lasting and not is_captured(given):
+                self._renew()
+                return known[3]
+        if not lasting or is_captured(given):  # what a graph computes has no value yet
+            return computed_scales(given, own)
+        with torch.inference_mode(False):  # so that _renew may write the results
+            result = computed_scales(given, own)
+        self._known_scales = (given, own, versions, result)
         return result
 
     def settle(self) -> None:
         """Computes what `input_scales` returns for good: the buffers' values must not change any more. Otherwise each
-        call computes it where buffers have no version (inference mode), and each replay where a CUDA graph is made."""
+        call computes it where buffers have no version (inference mode)."""
         self._known_scales = None
         self._known_scales = (self.input_global_scale, self.weight_global_scale, None, self.input_scales())
 
@@ -338,6 +352,18 @@ class Stack(FixedBuffers):
 def as_grouped_gemm_takes_it(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """A bias of products whose result has this dtype."""
     return bias if bias is None or bias.dtype == dtype else bias.float()
+
+
+def computed_scales(given: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """Stack.input_scales of its buffers input_global_scale and weight_global_scale."""
+    largest = given.nan_to_num(0.0).amax(1)
+    scales = torch.where(largest > 0, largest, largest.amax())
+    return scales, own * scales[:, None]
+
+
+def is_captured(t: Tensor) -> bool:
+    """Whether what is computed of this tensor becomes part of a CUDA graph."""
+    return t.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def swizzled(linear: Tensor) -> Tensor:

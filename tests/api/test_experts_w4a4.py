@@ -17,7 +17,7 @@ from test_experts import INNER, KINDS, E, H, keep, make, routing
 from torch import Tensor
 
 import nvfp4
-from nvfp4 import _C
+from nvfp4 import _C, experts_stack
 from nvfp4.experts import Experts
 from nvfp4.experts_stack import Stack
 
@@ -140,6 +140,42 @@ def test_on_a_gpu(static: bool, cuda: Any, generator: torch.Generator) -> None:
         out = fresh(*given)
     graph.replay()
     assert torch.equal(out, got) and torch.equal(fresh(*given), got)
+
+
+def test_a_graph_follows_a_state_dict(cuda: Any, generator: torch.Generator) -> None:
+    """It reads input scales that were computed before it was made."""
+    experts, other = (quantizing(generator, True).cuda() for _ in range(2))
+    hidden, routed = torch.randn(40, H, generator=generator).half(), routing(generator, 40)
+    given = [t.cuda() for t in (hidden, *routed)]
+    experts(*given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = experts(*given)
+    experts.load_state_dict(other.state_dict())
+    graph.replay()
+    assert torch.equal(out, other(*given))
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_known_scales_stay_in_their_place(
+    inference: bool, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capture takes what is known of the buffers as they are; changes of the buffers are written there."""
+    stack, other = (quantizing(generator, static=True).gate_up for _ in range(2))
+    other.input_global_scale.mul_(3)
+    other.weight_global_scale.mul_(5)
+    with torch.inference_mode(inference):
+        known = stack.input_scales()
+    monkeypatch.setattr(experts_stack, "is_captured", lambda t: True)
+    assert stack.input_scales() is known
+    stack.load_state_dict(other.state_dict())
+    assert stack.input_scales() is known
+    assert all(torch.equal(a, b) for a, b in zip(known, other.input_scales()))
+    stack.input_global_scale.mul_(2)
+    captured = stack.input_scales()  # computed in the graph, since nothing is known of the new values
+    assert captured is not known and torch.equal(captured[0], known[0] * 2)
+    monkeypatch.undo()
+    assert stack.input_scales() is known and torch.equal(captured[0], known[0])
 
 
 def test_router_weights_on_the_input_and_rows_in_order(generator: torch.Generator) -> None:
