@@ -12,6 +12,7 @@ A single call is the median less an empty pair of events, as the run measured it
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import re
@@ -65,10 +66,14 @@ def write_experts(path: str) -> None:
 
 
 def main() -> int:
-    if len(sys.argv) == 2:
-        write_experts(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", help="layers or experts beside Marlin")
+    parser.add_argument("products", nargs="?", help="of a run of layers: that of their products")
+    args = parser.parse_args()
+    if args.products is None:
+        write_experts(args.run)
         return 0
-    layers, products = (columns(report.load(path)) for path in sys.argv[1:])
+    layers, products = (columns(report.load(path)) for path in (args.run, args.products))
     assert layers.keys() == products.keys(), "the same shapes"
     names = [f"{name} {what}" for name in NAMES.values() for what in ("us", "back-to-back")]
     with (LOG / "marlin_h100.csv").open("w", newline="", encoding="utf-8") as file:

@@ -520,8 +520,8 @@ nvfp4_status nvfp4_gated_quantize(nvfp4_context *context, const nvfp4_gated_quan
  *   activation   as of nvfp4_gated, as are limit and activation_alpha, gated's alpha. relu2 takes one part, swiglu two;
  *                of one part silu and gelu_tanh are without up.
  *
- * On a GPU whose kernels compute both, the call is one launch. Else the product's results lie in the workspace, whose
- * size is that of nvfp4_gated_grouped_gemm_plan. */
+ * On a GPU it is one launch where the plan says is_fused. Else the product's results lie in the workspace, whose size
+ * is that of nvfp4_gated_grouped_gemm_plan. */
 typedef struct nvfp4_gated_grouped_gemm_args {
     nvfp4_grouped_gemm_args grouped;
     nvfp4_activation activation;

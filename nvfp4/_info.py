@@ -66,9 +66,10 @@ def info(
         transpose_b (bool, optional): whether B is transposed, as in gemm. Default: True.
             With False, a is M x N and the result M x K.
         groups (int, optional): the matrices of a grouped_gemm without parts, whose result has m rows. Default: 0.
-            0 is a product by gemm. With others l is 1.
+            0 is a product by gemm. With groups l must be 1.
         operation (str, optional): the operation that the product is a step of. Default: None.
-            "quantize_gemm": a_dtype is that of its a, torch.float32 too, and the plan is that of block_scale "amax6".
+            "quantize_gemm": a_dtype is required: that of its a, torch.float32 too. The plan is that of block_scale
+                "amax6".
             "gated_grouped_gemm": of `groups` matrices of gate and as many of up. The result is m x n.
             None is gemm or grouped_gemm by themselves.
 
@@ -81,10 +82,10 @@ def info(
             driver_reason: why there is no driver; "" if there is one.
             devices: a dict for each GPU, with name, compute_capability, sm_count, memory_bytes, reads_host_memory
                 (whether CPU tensors are accepted if backend is given), usable and, if it is not, the reason.
-            plan: the launch plan of the shape, if one is given: device, backend, kernel, reason, tiles, swap_ab,
-                split_k and workspace. On a GPU it has modelled_us, the time of a back-to-back call, and single_us, that
-                of a single call with a cold L2. `fused` says whether the kernel does the other step of `operation` too.
-                If not, another kernel does, whose time is not among these.
+            plan: the launch plan of the shape, if one is given: device, backend, kernel, reason, tile_m, tile_n,
+                tile_k, swap_ab, split_k, workspace, modelled_us, the time of a back-to-back call, and single_us, that
+                of a single call with a cold L2, which are 0.0 on a CPU. `fused` says whether the kernel does the other
+                step of `operation` too. If not, another kernel does, whose time is not among these.
 
     Raises:
         nvfp4.Error: the shape or device cannot be used.
@@ -94,6 +95,8 @@ def info(
         >>> nvfp4.info(16, 4096, 4096, device="cpu")["plan"]["backend"]
         'cpu'
     """
+    if operation not in _OPERATIONS:
+        raise _C.Error(f"operation: is {operation!r}; must be 'quantize_gemm', 'gated_grouped_gemm' or None")
     driver = _C.driver()
     has_driver = not isinstance(driver, str)
     devices = [_C.device(i) for i in range(driver["devices"])] if has_driver else []
@@ -118,8 +121,6 @@ def info(
         ordinal = -1 if backend == "cpu" else next(usable, -1)
     else:
         ordinal = _ordinal(device)
-    if operation not in _OPERATIONS:
-        raise _C.Error(f"operation: is {operation!r}; must be 'quantize_gemm', 'gated_grouped_gemm' or None")
     flags = 0 if transpose_b else _C.NO_TRANSPOSE_B
     result["plan"] = {"device": "cpu" if ordinal < 0 else f"cuda:{ordinal}"} | _C.plan(
         ordinal,

@@ -343,13 +343,14 @@ def gated_grouped_gemm(
     """Multiplies groups of rows by their gate and up, and computes the gated activation: the first half of an expert.
 
     The result has the bits of `grouped_gemm`, whose results are rounded to the dtype of this result, and of `gated` of
-    its two halves. On a GPU whose kernels compute both, the call is one launch. Otherwise the products lie in the
-    call's own workspace.
+    its two halves. On a GPU some plans compute both in one launch (`fused` of `info`). Otherwise the products lie in
+    the call's own workspace.
 
     Args:
         a (Tensor): [R, K], float16, bfloat16 or NVFP4, as of `grouped_gemm`.
         b (Tensor): the matrices, as of `grouped_gemm`: [E, 2, N, K/2], gate and up of each group. [E, N, K/2] or
-            [E, 1, N, K/2] is a gate alone. On a CPU, also a list of E tensors of [2, N, K/2], [1, N, K/2] or [N, K/2].
+            [E, 1, N, K/2] has one matrix each, without up. On a CPU, also a list of E tensors of [2, N, K/2],
+            [1, N, K/2] or [N, K/2].
         scale_a (Tensor or None): the scales of an NVFP4 a, as of `grouped_gemm`; None for a 16-bit a.
         scale_b (Tensor): the scales of b, as of `grouped_gemm`.
         ends (Tensor): int32 [E], the end of each group, as of `grouped_gemm`.

@@ -36,7 +36,7 @@ from nvfp4.mixture import Description
 from nvfp4.packed import BLOCK
 
 SWITCH = "NVFP4_VLLM_MOE"
-MEASURED = 90  # the compute capability of GPUs on which ours was measured to be faster than Marlin
+MEASURED = 90  # the compute capability of GPUs on which ours was measured beside Marlin
 # The activations of vLLM with the same formula in nvfp4.gated. vLLM takes a limit with the first alone.
 ACTIVATIONS = {
     MoEActivation.SILU: "silu",
@@ -67,6 +67,7 @@ def takes(layer: RoutedExperts, name: str, mode: str, least: int) -> bool:
     if SWITCH in os.environ or current_platform.is_cpu():
         return True  # where something is missing, its message says what
     if mode != W4A16 and not envs.VLLM_BATCH_INVARIANT:
+        logger.info_once("vLLM runs NVFP4 experts in %s: %s=1 leaves them to nvfp4.Experts", mode, SWITCH)
         return False
     moe = layer.moe_config
     try:

@@ -67,9 +67,9 @@ class Experts(torch.nn.Module):
     is the sum of the products of three bfloat16 parts, which are exact: three times the work.
 
     With activations="nvfp4" the result of the activation is not rounded before it is quantized. gate and up of an
-    expert read one input, quantized with the larger of their scales. An expert without a scale, as producers leave them
-    that no sample reached, takes the largest of all. What follows from these scales is computed once: a
-    CUDA graph reads it where the experts were called before, and load_state_dict renews it there.
+    expert read one input, quantized with the larger of their scales. An expert without a scale, which no sample of the
+    calibration reached, takes the largest of all. The first call computes what follows from these
+    scales and keeps it. A CUDA graph that is captured later reads it, and load_state_dict renews it in its place.
 
     W4A16 has gradients with respect to hidden and top_k_weights, by products with the packed weights, and to the
     low-rank adapters of nvfp4.peft; none with respect to the weights. W4A4 has none, as nvfp4.Linear.
@@ -111,6 +111,9 @@ class Experts(torch.nn.Module):
                 f"activation: is {activation!r} {'with' if gated else 'without'} a gate; must be "
                 f"{', '.join(map(repr, allowed))}"
             )
+        # gated's rules of limit and alpha, by the names that they have here.
+        nothing = torch.empty(0, BLOCK, device="cpu", dtype=torch.float32)
+        _api.gated(nothing, nothing if gated else None, activation, limit=limit, alpha=alpha)
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if dtype not in DTYPES:
             raise _C.Error(f"dtype: is {short(dtype)}; must be float16, bfloat16 or float32")

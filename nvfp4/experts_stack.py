@@ -125,6 +125,11 @@ class Stack(FixedBuffers):
 
     # ---- what torch.nn.Module does with the buffers ----
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy's buffers have other versions."""
+        state, known = super().__getstate__(), self._known_scales
+        return state | {"_known_scales": known if known is not None and known[2] is None else None}
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         if self.kept is not None:
             device = fn(torch.empty(0, dtype=torch.uint8)).device
@@ -167,6 +172,8 @@ class Stack(FixedBuffers):
         given, own, known = self.input_global_scale, self.weight_global_scale, self._known_scales
         if known is None or given is None or known[0] is not given or known[1] is not own:
             return
+        if known[3][0].is_inference() and not torch.is_inference_mode_enabled():
+            return  # these cannot be written, nor could the buffers
         for t, value in zip(known[3], computed_scales(given, own)):
             t.copy_(value)
         self._known_scales = (given, own, known[2] and (given._version, own._version), known[3])

@@ -6,9 +6,10 @@ vLLM calls `register` through the entry point `vllm.general_plugins`. Registered
 - vLLM's configurations "compressed-tensors", "modelopt_fp4" and "modelopt_mixed", each as a subclass. vLLM reduces the
   global scales of a fused layer (q, k, v) to the largest before a kernel sees them, which changes weights. The
   subclasses give NVFP4 layers a Scheme, which keeps one for each part. They run W4A16 on a CPU, where vLLM has
-  nothing, and on CUDA 9.0, where ours was measured to be faster than Marlin; with NVFP4_VLLM_W4A16=1 on CUDA from 8.0
-  on, with 0 nowhere. They also give NVFP4 experts to nvfp4.Experts, likewise by NVFP4_VLLM_MOE (_vllm_experts.py);
-  those in W4A4, whose steps of decoding were measured to be slower than Marlin's, on CUDA only with 1.
+  nothing, and on CUDA 9.0, where ours was measured to be faster than Marlin; with NVFP4_VLLM_W4A16=1 on CUDA 8.0
+  to 9.0, with 0 nowhere. They also give NVFP4 experts to nvfp4.Experts, likewise by NVFP4_VLLM_MOE (_vllm_experts.py);
+  those in W4A4, whose steps of decoding were measured to be slower than Marlin's, on CUDA only with 1 or
+  VLLM_BATCH_INVARIANT=1.
 
 Which kernel runs W4A4 is vLLM's choice, logged as "Using ... for NVFP4 GEMM". These leave a layer to vLLM:
 VLLM_DISABLED_KERNELS=ExactNvFp4LinearKernel, --linear-backend with the name of another kernel. NVFP4_VLLM=0 registers

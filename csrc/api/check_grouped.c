@@ -221,6 +221,7 @@ nvfp4_status check_groups(const checked_call *c, const nvfp4_grouped_gemm_args *
                           prepared_call *call) {
     grouped_problem *p = &call->problem.grouped;
     p->has_activation = has_activation;
+    p->activation = NVFP4_SILU, p->limit = INFINITY, p->activation_alpha = 1.702f; /* defined in every launch */
     nvfp4_status status = check_flags(args->flags);
     if (!status) status = check_operands(c, args, p);
     if (!status) status = check_order(c, args, p);

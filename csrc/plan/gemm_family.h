@@ -33,7 +33,7 @@ typedef struct gemm_planner {
     int32_t (*with_quantizer)(const device_props *props, const quantize_gemm_problem *problem, const gemm_candidate *of,
                               gemm_candidate *out);
     /* One kernel that computes the activation of a product of groups too, with the bits of a candidate of the product
-     * and of `gated`. 0: there is none, or it takes longer than both. NULL: none. */
+     * and of `gated`. 0: there is none, or two launches are modelled or measured to be faster. NULL: none. */
     int32_t (*with_activation)(const device_props *props, const grouped_problem *problem, const gemm_candidate *of,
                                gemm_candidate *out);
     /* Bytes of workspace that a problem needs where traits leave them open: at most the candidate's. NULL: these. */

@@ -84,8 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tune",
         action="store_true",
-        help="on an H100, H200, B200 or B300: time every launch plan of its kernels, compare with the model that ranks "
-        "them, and write a file for nvfp4.use_tuning",
+        help="on an H100, H200, B200, B300, RTX 50, RTX PRO 6000 or GB10: time every launch plan of its kernels, "
+        "compare with the model that ranks them, and write a file for nvfp4.use_tuning",
     )
     parser.add_argument("--markdown", action="store_true", help="print the tables in markdown")
     parser.add_argument(

@@ -532,6 +532,8 @@ BAD_ARGUMENTS: dict[str, dict[str, Any]] = {
     "hidden_size: is 40; must be a positive multiple of 16": {"hidden_size": 40},
     "intermediate_size: is 0; must be a positive multiple of 16": {"intermediate_size": 0},
     "intermediate_size: is of type float; must be an integer": {"intermediate_size": 16.0},
+    "limit: is -1; must be positive": {"limit": -1.0},
+    "alpha: is 2; must be left out (1.702): silu has none": {"alpha": 2.0},
     "activation: is 'relu2' with a gate; must be 'silu', 'gelu_tanh', 'swiglu'": {"activation": "relu2"},
     "activation: is 'swiglu' without a gate; must be": {"activation": "swiglu", "gated": False},
     "dtype: is int8; must be float16, bfloat16 or float32": {"dtype": torch.int8},

@@ -175,6 +175,10 @@ def test_known_scales_stay_in_their_place(
     captured = stack.input_scales()  # computed in the graph, since nothing is known of the new values
     assert captured is not known and torch.equal(captured[0], known[0] * 2)
     monkeypatch.undo()
+    copied = copy.deepcopy(stack)
+    for t in (copied.input_global_scale, copied.weight_global_scale):
+        t.mul_(2)  # as many changes as the copied tensors had
+    assert torch.equal(copied.input_scales()[1], stack.input_scales()[1] * 4)
     assert stack.input_scales() is known and torch.equal(captured[0], known[0])
 
 

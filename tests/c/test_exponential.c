@@ -31,7 +31,7 @@ static double silu_allowed(double x, double t) {
 }
 
 static float gelu_of(float x) {
-    return gelu_tanh(x);
+    return gated(NVFP4_GELU_TANH, x, 1.0f, gating_of(INFINITY, 1.702f, 0));
 }
 static double gelu_argument(double x) {
     return 1.5957691216057307 * (x + 0.044715 * x * x * x); /* 2 sqrt(2 / pi) */

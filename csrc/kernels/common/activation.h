@@ -52,11 +52,6 @@ HOST_DEVICE float gelu_tanh_argument(float c) {
     return __fmul_rn(c, __fmaf_rn(0x1.2444f2p-4f, __fmul_rn(c, c), 0x1.988454p0f));
 }
 
-HOST_DEVICE float gelu_tanh(float x) {
-    float c = at_least(x, -9.94f);
-    return __fmul_rn(c, sigmoid(gelu_tanh_argument(c)));
-}
-
 HOST_DEVICE float limited_gate(int activation, float gate, gating g) {
     if (activation == NVFP4_GELU_TANH) return at_least(gate, -9.94f);
     if (activation == NVFP4_RELU2) return at_least(gate, 0.0f);

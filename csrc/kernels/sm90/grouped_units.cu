@@ -13,6 +13,9 @@
  *              tile   barrier of the team | a warp adds the sums of all warps of the team for a pair and 8 rows, in the
  *                     order of the warps, and runs the epilogue
  *
+ * With an activation a tile has the same columns of both parts, part 0's pairs before part 1's, and their sums so. The
+ * epilogue rounds the results of both and computes the activation.
+ *
  * The warps of a team share K, so the few tiles of a single token still occupy all SMs. Where K is short, more teams
  * have fewer warps. The bits of a result depend on the number of warps of a team, and on no other row.
  *

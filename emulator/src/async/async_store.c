@@ -12,7 +12,8 @@ typedef struct {
     ptx_type type;
     const uint32_t *values;
     int count;
-    ptx_space space; /* of the address, for thread_write */
+    ptx_space space;     /* of the address, for thread_write */
+    int releases_to_gpu; /* 1: a release whose scope is the GPU or more */
 } value_operands;
 
 typedef struct {
@@ -77,7 +78,7 @@ static void value_targets(warp *w, const instr *in, uint32_t lane, value_store *
 static run_result run_value(warp *w, const instr *in, uint32_t lanes) {
     const value_operands *o = in->extra;
     uint32_t size = (uint32_t)type_bits(o->type) / 8;
-    if (o->barrier.slot == NO_SLOT) release_global(w, lanes);
+    if (o->releases_to_gpu) release_global(w, lanes);
     FOR_LANES(lane, lanes) {
         value_store *v = calloc(1, sizeof *v);
         if (!v) abort();
@@ -131,7 +132,9 @@ static void decode_value(decoder *d, value_operands *o, int release_form) {
     ptx_space space = take_space(d);
     o->barrier.slot = NO_SLOT;
     if (release_form) {
-        if (take_one_of(d, scopes) < 0) reject(d, "a release needs a scope");
+        const int scope = take_one_of(d, scopes);
+        if (scope < 0) reject(d, "a release needs a scope");
+        o->releases_to_gpu = strcmp(scopes[scope], "cluster") != 0;
         take(d, "mmio");
         if (space != SPACE_NONE && space != SPACE_GLOBAL) reject(d, "a release goes to .global");
         o->space = SPACE_GLOBAL;
