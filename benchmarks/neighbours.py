@@ -231,7 +231,7 @@ def found(times: Times) -> list[Pair]:
 
 
 def reason(pair: Pair) -> str:
-    """What every plan of the other has more of. Empty: nothing that is known."""
+    """The reason names work that every plan of the other product has more of. Empty: none is known."""
     one, other = pair.one, pair.other
     if pair.rule == "M" and one.m < 4:
         return "dot products of another row"

@@ -120,8 +120,8 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     expect(b->box[0] == 64 && b->box[1] == 128 && b->swizzle == 0, "in stages");
 }
 
-/* What with_activation names for a candidate: the same kernel, with as many warps that share K, so the bits of a row
- * are the product's; its tiles cover the columns of one part. */
+/* The choice of with_activation for a candidate is the same kernel, with as many warps that share K, so the bits of a
+ * row are the product's; its tiles cover the columns of one part. */
 static long times_fused[SM90_KERNELS];
 
 static void check_with_activation(const gpu *g, const grouped_problem *p) {

@@ -64,7 +64,7 @@ def bounds(device: str, family: str) -> Run:
 
 
 def promises_of_groups(family: str) -> Run:
-    """What every kernel adds in one order for; and experts, also of quantized inputs if it takes those."""
+    """Products that every kernel adds in one order, and experts, also of quantized inputs if it takes those."""
     chosen = f"{family} and not bfloat16 and (plans or size or other or without or every_backend)"
     experts = ("api/test_experts_w4a4.py",) if "uint8" in ROWS[family]["operations"]["grouped_gemm"] else ()
     arguments = ("api/test_grouped_promises.py", "api/test_gated_grouped_gemm.py", *experts, "-k", chosen)

@@ -6,7 +6,7 @@
 #include "common/group_blocks.h"
 #include "common/grouped_problem.h"
 
-/* Where the scales of row `row` of a group are among sfa_rows rows; -1: it has none. */
+/* The place, among sfa_rows rows, of the scales of row `row` of a group; -1: it has none. */
 __device__ __forceinline__ int64_t scale_row_of(const grouped_problem &p, int32_t group, int64_t row) {
     const int32_t first = p.scale_rows[group];
     const int64_t at = (int64_t)first + row;

@@ -109,7 +109,7 @@ static double choose_tiling(const sm90_model *model, const device_props *props, 
     return best;
 }
 
-/* What a candidate says of a tiling. */
+/* A candidate describes a tiling. */
 static gemm_candidate candidate_of(const device_props *props, const gemm_traits *t, const units_config *c, double time,
                                    const units_tiling *tiling) {
     const int64_t across = tiling->tiles_n * (t->l / t->groups) / tiling->tile_parts;
