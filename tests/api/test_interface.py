@@ -1,0 +1,77 @@
+"""What users of nvfp4 0.3.0 hold stays valid: names and signatures, pickled layers, an exported program.
+
+tests/vectors/interface has them as the build of commit 626ee214 made them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from paths import TESTS
+
+import nvfp4
+
+FOLDER = TESTS / "vectors" / "interface"
+sys.path.insert(1, str(FOLDER))
+
+import make as interface  # noqa: E402
+
+NAMES: dict[str, dict[str, str]] = json.loads((FOLDER / "names.json").read_text())
+LAYERS = tuple(interface.layers())
+
+
+@pytest.mark.parametrize("module", sorted(NAMES))
+def test_names_and_signatures(module: str) -> None:
+    if module in interface.HOSTS:
+        pytest.importorskip(interface.HOSTS[module])
+    now = interface.signatures(module)
+    assert {name: now.get(name) for name in NAMES[module]} == NAMES[module]
+
+
+def test_all_of_the_package_is_recorded() -> None:
+    public = {*nvfp4.__all__, *nvfp4._LAZY} - {"__version__"}
+    assert public <= NAMES["nvfp4"].keys() | {"Error"}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_pickled_layer_is_read(name: str) -> None:
+    pickle, x, y = torch.load(FOLDER / "layers.pt", weights_only=False)[name]
+    layer = torch.load(io.BytesIO(pickle), weights_only=False)
+    assert torch.equal(interface.run(layer, x), y)
+    again = torch.load(io.BytesIO(interface.pickled(layer)), weights_only=False)
+    assert torch.equal(interface.run(again, x), y)
+
+
+def test_a_pickle_imports_what_it_needs() -> None:
+    """In a process that has not imported nvfp4."""
+    program = f"""
+import io, torch
+for pickle, x, y in torch.load({str(FOLDER / "layers.pt")!r}, weights_only=False).values():
+    torch.load(io.BytesIO(pickle), weights_only=False)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_an_exported_program_is_read() -> None:
+    program = torch.export.load(FOLDER / "program.pt2")
+    inputs, _ = program.example_inputs
+    wanted = torch.load(FOLDER / "program_results.pt")
+    found = program.module()(*inputs)
+    operators = {
+        name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if name.startswith("nvfp4::")
+    }
+    assert found.keys() == wanted.keys() == operators
+    for name in wanted:
+        for own, other in zip(tensors(found[name]), tensors(wanted[name]), strict=True):
+            assert own.dtype == other.dtype and own.shape == other.shape, name
+            assert torch.equal(own.flatten().view(torch.uint8), other.flatten().view(torch.uint8)), name
+
+
+def tensors(result: Any) -> tuple[torch.Tensor, ...]:
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
