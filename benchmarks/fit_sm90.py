@@ -27,7 +27,7 @@ from pathlib import Path
 
 import c_model
 
-from nvfp4.cli.shapes import monotone
+from nvfp4.bench.shapes import monotone
 
 RESULTS = Path(__file__).resolve().parent / "results"
 GPUS = ("h200", "h100")
@@ -88,7 +88,7 @@ def measure(path: Path) -> None:
 
     import nvfp4
     from nvfp4 import _C
-    from nvfp4.cli.timing import DeviceClock
+    from nvfp4.bench.timing import DeviceClock
 
     device = torch.device("cuda")
     clock = DeviceClock(device)

@@ -19,8 +19,9 @@ from typing import Any
 
 from monotone import gpu_of
 
-from nvfp4.cli import report, show
-from nvfp4.cli.shapes import Shape, task_shapes
+from nvfp4.bench import report
+from nvfp4.bench.shapes import Shape, task_shapes
+from nvfp4.cli import show
 
 DEFAULT = Path(__file__).resolve().parent / "results/h200.json"
 DEVICES = ("H200", "H100")  # in the name of the GPU

@@ -24,8 +24,9 @@ from pathlib import Path
 import monotone
 from goals import CHAIN_GOAL_US, GOALS, MEAN_GOAL_US, OF_RANKED, VLLM_STEPS, W4A16
 
-from nvfp4.cli import report, show
-from nvfp4.cli.shapes import Shape, task_shapes
+from nvfp4.bench import report
+from nvfp4.bench.shapes import Shape, task_shapes
+from nvfp4.cli import show
 
 LOG = Path(__file__).resolve().parent / "log"
 RESULTS = LOG.parent / "results"

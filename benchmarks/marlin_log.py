@@ -20,7 +20,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nvfp4.cli import marlin, report, show
+from nvfp4.bench import marlin, report
+from nvfp4.cli import show
 
 LOG = Path(__file__).resolve().parent / "log"
 NAMES = {

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nvfp4.cli import plot, report, show
+from nvfp4.bench import plot, report
+from nvfp4.cli import show
 
 LOG = Path(__file__).resolve().parent / "log/monotone.csv"
 

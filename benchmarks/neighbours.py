@@ -30,10 +30,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvfp4.cli.shapes import MONOTONE_M, Shape, monotone
+from nvfp4.bench.shapes import MONOTONE_M, Shape, monotone
 
 if TYPE_CHECKING:
-    from nvfp4.cli.timing import DeviceClock
+    from nvfp4.bench.timing import DeviceClock
 
 HERE = Path(__file__).resolve().parent
 RESULTS, LOG = HERE / "results/sm90_plans_h100.csv", HERE / "log/neighbours_h100.csv"
@@ -97,7 +97,7 @@ def measure(path: Path, a_dtype: str) -> None:
     import torch
 
     import nvfp4
-    from nvfp4.cli.timing import DeviceClock
+    from nvfp4.bench.timing import DeviceClock
 
     device = torch.device("cuda")
     clock = DeviceClock(device)
@@ -131,7 +131,7 @@ def times_of(
 ) -> Iterator[str]:
     """The times of the plans of a product."""
     from nvfp4 import _C
-    from nvfp4.cli.timing import captured
+    from nvfp4.bench.timing import captured
 
     first = info()["plan"]
     try:

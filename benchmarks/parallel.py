@@ -30,8 +30,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import parallel as torch_parallel
 
 import nvfp4
-from nvfp4 import parallel
-from nvfp4.packed import PackedLinear
+from nvfp4.layers import parallel
+from nvfp4.layers.packed import PackedLinear
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from bounds import gamma, roundings  # noqa: E402

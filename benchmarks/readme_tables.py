@@ -35,7 +35,8 @@ import hopper  # noqa: E402  (beside this file)
 from contest import measure as contest  # noqa: E402  (in tools)
 
 import nvfp4  # noqa: E402
-from nvfp4.cli import machine, plot, report, show  # noqa: E402
+from nvfp4.bench import plot, report  # noqa: E402
+from nvfp4.cli import machine, show  # noqa: E402
 
 RESULTS = "benchmarks/results"
 OUTPUT = "nvfp4-output-1"  # the output of a program, stored by --record

@@ -91,14 +91,14 @@ if TYPE_CHECKING:
     from nvfp4 import parallel as parallel
     from nvfp4 import peft as peft
     from nvfp4 import transformers as transformers
-    from nvfp4.checkpoints.loader import load as load
+    from nvfp4.checkpoints.load import load as load
     from nvfp4.checkpoints.save import save as save
-    from nvfp4.dense import dequantize_model as dequantize_model
-    from nvfp4.experts import Experts as Experts
-    from nvfp4.fp8 import Fp8Linear as Fp8Linear
-    from nvfp4.invariance import set_batch_invariant as set_batch_invariant
-    from nvfp4.linear import Linear as Linear
-    from nvfp4.model import quantize_model as quantize_model
+    from nvfp4.layers.experts.module import Experts as Experts
+    from nvfp4.layers.fp8 import Fp8Linear as Fp8Linear
+    from nvfp4.layers.invariance import set_batch_invariant as set_batch_invariant
+    from nvfp4.layers.linear import Linear as Linear
+    from nvfp4.quantizing.dequantize_model import dequantize_model as dequantize_model
+    from nvfp4.quantizing.quantize_model import quantize_model as quantize_model
 
 if "torch" in sys.modules:
     from nvfp4 import torch_ops as torch_ops
@@ -106,17 +106,19 @@ if "torch" in sys.modules:
 # Names whose modules import torch are imported at their first use. They are not in __all__, so that
 # `from nvfp4 import *` needs no torch.
 _LAZY = {
-    "Fp8Linear": "nvfp4.fp8",
-    "Linear": "nvfp4.linear",
-    "Experts": "nvfp4.experts",
-    "quantize_model": "nvfp4.model",
-    "dequantize_model": "nvfp4.dense",
-    "set_batch_invariant": "nvfp4.invariance",
-    "load": "nvfp4.checkpoints.loader",
+    "Fp8Linear": "nvfp4.layers.fp8",
+    "Linear": "nvfp4.layers.linear",
+    "Experts": "nvfp4.layers.experts.module",
+    "quantize_model": "nvfp4.quantizing.quantize_model",
+    "dequantize_model": "nvfp4.quantizing.dequantize_model",
+    "set_batch_invariant": "nvfp4.layers.invariance",
+    "load": "nvfp4.checkpoints.load",
     "save": "nvfp4.checkpoints.save",
 }
 # Modules that are imported at their first use too. dir() leaves them out, as help() would import what it lists.
 _MODULES = ("parallel", "peft", "transformers")
+
+__path__.append(f"{__path__[0]}/_moved")  # modules under former names, which pickles hold
 
 
 def __getattr__(name: str) -> object:

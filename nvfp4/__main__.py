@@ -6,7 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from .cli import bench, check, commands, convert, info, inspect
+from nvfp4.bench import command as bench
+from nvfp4.cli import check, commands, convert, info, inspect
 
 COMMANDS = {"check": check, "info": info, "bench": bench, "inspect": inspect, "convert": convert}
 DESCRIPTION = "Check and time products of NVFP4 data on CPUs and NVIDIA GPUs, and look into NVFP4 checkpoints."

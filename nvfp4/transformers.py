@@ -7,7 +7,7 @@ load(folder, activations=None)                   an NVFP4 checkpoint, in another
 """
 
 # First, since it says which part of transformers is missing.
-from nvfp4._pretrained import (
+from nvfp4.hosts.transformers.quantizers import (
     CompressedTensorsConfig,
     CompressedTensorsQuantizer,
     ModelOptConfig,
@@ -16,7 +16,7 @@ from nvfp4._pretrained import (
 )
 
 # isort: split
-from nvfp4._on_load import NVFP4Config, NVFP4Quantizer
+from nvfp4.hosts.transformers.on_load import NVFP4Config, NVFP4Quantizer
 
 __all__ = [
     "CompressedTensorsConfig",

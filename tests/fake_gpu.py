@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from nvfp4.cli import baselines, bench, layers, machine, timing
-from nvfp4.cli.shapes import Shape
+from nvfp4.bench import baselines, command, layers, timing
+from nvfp4.bench.shapes import Shape
+from nvfp4.cli import machine
 
 GPU = torch.device("cuda:0")
 COPY, MATH = 4.1e12, 7.0e14
@@ -90,9 +91,9 @@ def prepare(shape: Shape, device, backends, kinds, seed, run="", max_sets=0) -> 
 
 def install(monkeypatch: pytest.MonkeyPatch, clock: Clock, capability: tuple[int, int] = (9, 0)) -> None:
     """Makes `main(["bench", ...])` run on the fake GPU."""
-    monkeypatch.setattr(bench, "prepare", prepare)
+    monkeypatch.setattr(command, "prepare", prepare)
     monkeypatch.setattr(layers, "prepare", prepare_layers)
-    monkeypatch.setattr(bench, "pick_target", lambda backends: machine.Target(GPU, GPU, backends[0]))
+    monkeypatch.setattr(command, "pick_target", lambda backends: machine.Target(GPU, GPU, backends[0]))
     monkeypatch.setattr(timing, "DeviceClock", lambda device: clock)
     monkeypatch.setattr(timing, "matmul_rate", lambda *args, **options: MATH)
     monkeypatch.setattr(machine, "clocks", lambda device: "SM 1980 of 1980 MHz, P0")

@@ -19,8 +19,8 @@ import nvfp4
 import nvfp4.transformers
 from nvfp4.checkpoints import compressed_tensors, modelopt
 from nvfp4.checkpoints.inspect import inspect
-from nvfp4.fp8 import FP8
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.fp8 import FP8
+from nvfp4.layers.packed import PackedLinear
 
 transformers.utils.logging.disable_progress_bar()
 

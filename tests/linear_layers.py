@@ -6,7 +6,7 @@ import torch
 
 import nvfp4
 from nvfp4 import reference
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.packed import PackedLinear
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 MODES = ["nvfp4", None]  # activations

@@ -11,7 +11,7 @@ from fp8_models import CT, KINDS, OPT, Plain, eight_bits
 from mixtures import Mixture
 from torch import Tensor, nn
 
-from nvfp4.experts import Experts
+from nvfp4.layers.experts.module import Experts
 
 
 class Mixed(Mixture):

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 import nvfp4
 from nvfp4.checkpoints import compressed_tensors, modelopt
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.packed import PackedLinear
 
 FORMATS = {"modelopt": modelopt, "compressed-tensors": compressed_tensors}
 E, HIDDEN, INNER, VOCABULARY = 6, 64, 48, 128

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 import nvfp4
 from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, gguf, inspect, modelopt, torchao
 from nvfp4.checkpoints.convert import convert
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.packed import PackedLinear
 
 CPU_SECONDS, SECONDS, BYTES = 8, 60, 10**9
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -15,9 +15,9 @@ from nvfp4 import _C
 from nvfp4._text import shown, unwatched
 from nvfp4.checkpoints.kv_cache import KvCache
 from nvfp4.checkpoints.names import Names
-from nvfp4.experts import Experts
-from nvfp4.fp8 import Fp8Tensors
-from nvfp4.packed import ACTIVATIONS, PackedLinear, check_block_scales, check_positive, short
+from nvfp4.layers.experts.module import Experts
+from nvfp4.layers.fp8 import Fp8Tensors
+from nvfp4.layers.packed import ACTIVATIONS, PackedLinear, check_block_scales, check_positive, short
 
 AUTO = "auto"  # of `activations`: by what tensors there are
 # How a layer is computed: activations quantized with a stored global scale, with one of their own, or left in 16 bits.

@@ -38,7 +38,7 @@ from nvfp4.checkpoints.names import Names
 from nvfp4.checkpoints.options import ARGUMENTS, SCHEME, check_keys, check_transforms, unknown_keys
 from nvfp4.checkpoints.options import COMPRESSED_TENSORS as KEYS
 from nvfp4.checkpoints.patterns import Work
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.packed import PackedLinear
 
 NAME = "compressed-tensors"
 LINEAR = "Linear"  # the class of modules that are meant where no name is

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4.checkpoints.common import AUTO, one_scale, read_scalar, resolve
-from nvfp4.packed import BLOCK, PackedLinear, check_tensor
+from nvfp4.layers.packed import BLOCK, PackedLinear, check_tensor
 
 NAME = "GGUF"
 VALUES, BYTES = 64, 36  # of a block

@@ -53,7 +53,7 @@ from nvfp4.checkpoints.names import EXPERT, Names
 from nvfp4.checkpoints.options import MODELOPT as KEYS
 from nvfp4.checkpoints.options import MODELOPT_LAYER, SCHEME, check_keys, check_off, unknown_keys
 from nvfp4.checkpoints.patterns import Work
-from nvfp4.packed import BLOCK, PackedLinear
+from nvfp4.layers.packed import BLOCK, PackedLinear
 
 NAME = "modelopt"
 INPUT_SCALE = "input_scale"

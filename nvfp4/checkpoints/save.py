@@ -24,17 +24,17 @@ from torch import Tensor
 from nvfp4 import _C, _text
 from nvfp4._text import shown
 from nvfp4.checkpoints import compressed_tensors, fp8, kv_cache, modelopt
-from nvfp4.checkpoints import experts as mixtures
 from nvfp4.checkpoints.common import W4A4, W4A4_AWQ, W4A4_DYNAMIC, W4A16, W4A16_AWQ
+from nvfp4.checkpoints.experts import container as mixtures
 from nvfp4.checkpoints.output import check_target, copy, target
-from nvfp4.checkpoints.parts import INDEX
-from nvfp4.checkpoints.reader import FORMATS
-from nvfp4.experts import Experts
-from nvfp4.experts_stack import left_out_of_state
-from nvfp4.fp8 import Fp8Linear, Fp8Tensors
-from nvfp4.linear import Linear
-from nvfp4.modules import FusedPart
-from nvfp4.packed import PackedLinear, prefix_errors, short
+from nvfp4.checkpoints.read import FORMATS
+from nvfp4.checkpoints.shards import INDEX
+from nvfp4.layers.experts.module import Experts
+from nvfp4.layers.experts.stack import left_out_of_state
+from nvfp4.layers.fp8 import Fp8Linear, Fp8Tensors
+from nvfp4.layers.linear import Linear
+from nvfp4.layers.packed import PackedLinear, prefix_errors, short
+from nvfp4.layers.traversal import FusedPart
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 

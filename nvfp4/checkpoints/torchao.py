@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nvfp4 import _C, _api
 from nvfp4.checkpoints.common import check_names, one_scale, read_scalar
-from nvfp4.packed import BLOCK, PackedLinear, aligned, check_tensor, round_up
+from nvfp4.layers.packed import BLOCK, PackedLinear, aligned, check_tensor, round_up
 
 NAME, INPUT_SCALE = "torchao", "_weight_act_per_tensor_scale"
 REQUIRED = ("_weight_qdata", "_weight_scale")

@@ -16,8 +16,8 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from .. import custom_kernel, gemm
-from . import machine, show
+from nvfp4 import custom_kernel, gemm
+from nvfp4.cli import machine, show
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def tests_of(task: str) -> list[dict[str, int]]:
-    from ..reference import load_task  # needs torch
+    from nvfp4.reference import load_task  # needs torch
 
     return load_task(task)["tests"]
 
@@ -81,7 +81,7 @@ def seeded(test: dict[str, int], seed: int | None) -> dict[str, int]:
 def run_test(test: dict[str, Any], target: machine.Target) -> dict[str, Any]:
     import torch
 
-    from .. import reference
+    from nvfp4 import reference
 
     data = reference.generate_input(**test, device=target.tensors)
     expected = reference.ref_kernel(data)

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
-from .. import Error, __version__
-from .._text import printable
-from .show import CommandError
+from nvfp4 import Error, __version__
+from nvfp4._text import printable
+from nvfp4.cli.show import CommandError
 
 
 def parser(program: str, description: str, commands: Mapping[str, ModuleType]) -> argparse.ArgumentParser:

@@ -14,7 +14,7 @@ import argparse
 import dataclasses
 import json
 
-from . import machine, show
+from nvfp4.cli import machine, show
 
 FORMATS = ("modelopt", "compressed-tensors")  # of nvfp4.save, which needs torch
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     machine.need_torch()
-    from ..checkpoints.convert import convert
+    from nvfp4.checkpoints.convert import convert
 
     try:
         read, wrote = convert(args.source, args.path, args.to, args.max_shard_size)

@@ -10,8 +10,8 @@ import json
 import platform
 from typing import Any
 
-from .. import info
-from . import machine, show
+from nvfp4 import info
+from nvfp4.cli import machine, show
 
 NEVER_RUN = "compiled only, never run"  # sm100's machine code for a Thor
 

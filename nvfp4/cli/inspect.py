@@ -21,10 +21,10 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from . import machine, show
+from nvfp4.cli import machine, show
 
 if TYPE_CHECKING:
-    from ..checkpoints.inspect import Fp8Report, Inspection, LayerReport
+    from nvfp4.checkpoints.inspect import Fp8Report, Inspection, LayerReport
 
 COLUMNS = ["<layer", "<mode", "N x K", "block scales", "0", "448", "global", "input", "<nibbles", "<odd"]
 FP8_COLUMNS = ["<layer", "<mode", "N x K", "<a scale per", "scales", "input", "<odd"]
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     machine.need_torch()
-    from ..checkpoints.inspect import inspect
+    from nvfp4.checkpoints.inspect import inspect
 
     try:
         found = inspect(args.path, args.format)

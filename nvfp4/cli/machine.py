@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .. import _C, info
-from .show import CommandError
+from nvfp4 import _C, info
+from nvfp4.cli.show import CommandError
 
 if TYPE_CHECKING:
     import torch

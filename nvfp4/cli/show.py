@@ -17,9 +17,9 @@ try:
 except ImportError:
     rich = None
 
-from .._text import plain as plain
-from .._text import printable as printable
-from .._text import progress as progress
+from nvfp4._text import plain as plain
+from nvfp4._text import printable as printable
+from nvfp4._text import progress as progress
 
 
 class CommandError(Exception):

@@ -35,9 +35,9 @@ from torch.distributed.tensor import parallel as torch_parallel  # noqa: E402
 
 import nvfp4  # noqa: E402
 from nvfp4 import reference  # noqa: E402
-from nvfp4.checkpoints import compressed_tensors, modelopt, reader  # noqa: E402
-from nvfp4.packed import PackedLinear  # noqa: E402
-from nvfp4.parallel import ColwiseParallel, RowwiseParallel  # noqa: E402
+from nvfp4.checkpoints import compressed_tensors, modelopt, read  # noqa: E402
+from nvfp4.layers.packed import PackedLinear  # noqa: E402
+from nvfp4.layers.parallel import ColwiseParallel, RowwiseParallel  # noqa: E402
 
 FULL = bool(os.environ.get("CI_FULL"))
 parallelize = torch_parallel.parallelize_module
@@ -443,7 +443,7 @@ def forbidden(t: Tensor, own: tuple[slice, slice]) -> Iterator[tuple[int, int]]:
 def loading_reads_a_ranks_own_slices(ranks: Ranks) -> None:
     """While a rank loads, all whole pages of other ranks' slices are inaccessible: reading one ends the process."""
     rank, size, folder = ranks.rank, ranks.size, FOLDER
-    read_files = reader.read_files
+    read_files = read.read_files
     counts = []
 
     def guarded(path: Path, mapped: bool) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -472,11 +472,11 @@ def loading_reads_a_ranks_own_slices(ranks: Ranks) -> None:
         with torch.device("meta" if meta else ranks.device):
             model, whole = Big(), Big()
         nvfp4.load(path, whole)
-        reader.read_files = guarded
+        read.read_files = guarded
         try:
             nvfp4.load(path, model, mesh=ranks.mesh, plan=styles | head)
         finally:
-            reader.read_files = read_files
+            read.read_files = read_files
         for name, style in styles.items():
             got = model.get_submodule(name)
             want = parallelize(whole.get_submodule(name), ranks.mesh, style, src_data_rank=None)
@@ -515,7 +515,7 @@ def a_plan_that_does_not_fit_changes_nothing(ranks: Ranks) -> None:
           lambda: nvfp4.load(path, model, mesh=mesh, plan=many))  # fmt: skip
     error("layers.up.parts: has one of 515 rows", load(layers_down=RowwiseParallel(),
                                                        layers_up=ColwiseParallel(parts=[515, 515])))  # fmt: skip
-    tensors = {name: t.clone() for name, t in reader.read_files(path)[0].items()}
+    tensors = {name: t.clone() for name, t in read.read_files(path)[0].items()}
     tensors["layers.down.weight_scale"].view(torch.uint8)[3] = 0x7F
     for plan in ({"layers.down": RowwiseParallel()}, {"layers.up": ColwiseParallel()}):  # sliced, and whole
         error("layers.down.weight_scale: is nan at row 3, column 0",

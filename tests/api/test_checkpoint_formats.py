@@ -19,7 +19,7 @@ from torch import Tensor
 import nvfp4
 from nvfp4 import reference
 from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, gguf, modelopt, torchao
-from nvfp4.packed import PackedLinear, invertible
+from nvfp4.layers.packed import PackedLinear, invertible
 
 FP8 = torch.float8_e4m3fn
 N, K = 40, 192

@@ -14,8 +14,8 @@ from conftest import NO_GPU, gpu
 from torch import Tensor
 
 import nvfp4
-from nvfp4.experts import Experts
-from nvfp4.experts_stack import Stack
+from nvfp4.layers.experts.module import Experts
+from nvfp4.layers.experts.stack import Stack
 
 E, H, INNER, TOKENS = 5, 64, 48, 9
 KINDS = [("silu", True), ("gelu_tanh", True), ("swiglu", True), ("silu", False), ("gelu_tanh", False), ("relu2", False)]

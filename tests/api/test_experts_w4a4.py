@@ -17,9 +17,10 @@ from test_experts import INNER, KINDS, E, H, keep, make, routing
 from torch import Tensor
 
 import nvfp4
-from nvfp4 import _C, experts_stack
-from nvfp4.experts import Experts
-from nvfp4.experts_stack import Stack
+from nvfp4 import _C
+from nvfp4.layers.experts import stack as experts_stack
+from nvfp4.layers.experts.module import Experts
+from nvfp4.layers.experts.stack import Stack
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

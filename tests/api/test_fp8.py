@@ -16,7 +16,7 @@ from fp8_definition import HALF, bound_of, defined, quantized, scale_shape, valu
 from torch import Tensor
 
 import nvfp4
-from nvfp4.fp8 import FP8, Fp8Tensors, StoredScales, quantize
+from nvfp4.layers.fp8 import FP8, Fp8Tensors, StoredScales, quantize
 
 N, K = 144, 320  # a second block of 128 of both, not whole
 ACTIVATIONS = ("tensor", "static", "token", "block", None)

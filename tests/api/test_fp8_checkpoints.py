@@ -19,8 +19,8 @@ from nvfp4.__main__ import main
 from nvfp4.checkpoints import kv_cache, modelopt
 from nvfp4.checkpoints.convert import convert
 from nvfp4.checkpoints.inspect import inspect
-from nvfp4.fp8 import FP8
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.fp8 import FP8
+from nvfp4.layers.packed import PackedLinear
 
 pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with transformers")

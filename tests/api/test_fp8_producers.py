@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import nvfp4
 from nvfp4.checkpoints import compressed_tensors, modelopt
-from nvfp4.fp8 import FP8
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.fp8 import FP8
+from nvfp4.layers.packed import PackedLinear
 
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors.torch", reason="comes with transformers")

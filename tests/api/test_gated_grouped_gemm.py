@@ -21,7 +21,7 @@ from worker import Workers
 
 import nvfp4
 from nvfp4 import _C
-from nvfp4.experts_stack import Stack
+from nvfp4.layers.experts.stack import Stack
 
 Arguments = dict[str, Any]
 LIMITS = {"silu": (None, 0.5, 40.0), "swiglu": (None, 7.0)}

@@ -107,7 +107,7 @@ def test_a_dynamic_scale_is_an_error() -> None:
 
 
 def test_sums_of_three_ranks_are_an_error() -> None:
-    from nvfp4.parallel import RowwiseLinear
+    from nvfp4.layers.parallel import RowwiseLinear
 
     own = layer(None)
     own.__class__ = RowwiseLinear

@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 import nvfp4
 from nvfp4 import reference
-from nvfp4.gradient import bf16_parts
-from nvfp4.packed import invertible
+from nvfp4.layers.gradient import bf16_parts
+from nvfp4.layers.packed import invertible
 
 # ---- numbers ----
 

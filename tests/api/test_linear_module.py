@@ -17,7 +17,7 @@ import torch
 from linear_layers import MODES, K, N, exact_layer, expected, integers, packed, same, state_is, state_of
 
 import nvfp4
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.packed import PackedLinear
 
 # ---- a module's life ----
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import nvfp4
 from nvfp4.checkpoints import compressed_tensors, modelopt
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.packed import PackedLinear
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
 
@@ -154,7 +154,7 @@ def test_layers_that_are_quantized_otherwise_are_kept_as_they_are() -> None:
     tensors |= {f"mx.{name}": t for name, t in mxfp8.items()}
     layers = {"block.up": "NVFP4", "block.down": "NVFP4", "mx": "MXFP8", "w4a8": "W4A8_NVFP4_FP8"}
     layers = {name: {"quant_algo": algorithm} for name, algorithm in layers.items()}
-    from nvfp4.checkpoints.reader import sort
+    from nvfp4.checkpoints.read import sort
 
     recipe = modelopt.recipe({"quant_algo": "MIXED_PRECISION", "quantized_layers": layers})
     checkpoint = sort(tensors, recipe)

@@ -19,8 +19,8 @@ from mixtures import FORMATS, HIDDEN, INNER, content, other_tensors  # noqa: E40
 
 import nvfp4  # noqa: E402
 from nvfp4.checkpoints import modelopt  # noqa: E402
-from nvfp4.experts import Experts  # noqa: E402
-from nvfp4.packed import PackedLinear  # noqa: E402
+from nvfp4.layers.experts.module import Experts  # noqa: E402
+from nvfp4.layers.packed import PackedLinear  # noqa: E402
 
 
 class Small(nn.Module):

@@ -25,10 +25,10 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 
 import nvfp4  # noqa: E402
 import nvfp4.transformers  # noqa: E402
-from nvfp4 import _pretrained  # noqa: E402
-from nvfp4.experts import Experts  # noqa: E402
-from nvfp4.mixture import describe, is_mixture, matrices  # noqa: E402
-from nvfp4.packed import PackedLinear  # noqa: E402
+from nvfp4.hosts.transformers import quantizers  # noqa: E402
+from nvfp4.layers.experts.mixture import describe, is_mixture, matrices  # noqa: E402
+from nvfp4.layers.experts.module import Experts  # noqa: E402
+from nvfp4.layers.packed import PackedLinear  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -132,7 +132,7 @@ def test_what_transformers_leaves_in_fp32_gets_the_dtype(
     """transformers 5.17 casts no parameter of a quantized checkpoint that it renames, such as Mixtral's router. Later
     versions ask the quantizer, which is made to answer in that way here."""
     folder = mixture("mixtral").write(tmp_path / "read", "modelopt")
-    monkeypatch.setattr(_pretrained.ModelOptQuantizer, "get_new_dtype", lambda *_: None, raising=False)
+    monkeypatch.setattr(quantizers.ModelOptQuantizer, "get_new_dtype", lambda *_: None, raising=False)
     model = nvfp4.transformers.load(folder, dtype=torch.bfloat16)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert logits(model).isfinite().all()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import nvfp4
 from nvfp4.checkpoints import modelopt
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.packed import PackedLinear
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
 transformers = pytest.importorskip("transformers")

@@ -14,7 +14,7 @@ import nvfp4
 from nvfp4.__main__ import main
 from nvfp4.checkpoints import comfy_kitchen, modelopt
 from nvfp4.checkpoints.comfy_kitchen import swap_nibbles
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.packed import PackedLinear
 
 pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
 

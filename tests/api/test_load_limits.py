@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import nvfp4
-from nvfp4.checkpoints import claims, modelopt, names, parts
-from nvfp4.checkpoints.fit import left_out
+from nvfp4.checkpoints import grouping, modelopt, names, shards
 from nvfp4.checkpoints.inspect import inspect as inspect_checkpoint
+from nvfp4.checkpoints.left_out import left_out
 
 SECONDS = 5.0  # of processor time
 
@@ -56,7 +56,7 @@ def test_many_layers_whose_names_are_joined() -> None:
     tensors = {f"m.l{i}_weight_scale": torch.zeros(1) for i in range(20_000)}
     tensors |= {f"m.l{i}": torch.zeros(1) for i in range(20_000)}
     before = time.process_time()
-    modules, _ = claims.grouped(tensors)
+    modules, _ = grouping.grouped(tensors)
     assert time.process_time() - before < SECONDS
     assert len(modules) == 20_000 and set(modules["m.l7"]) == {"weight", "weight_scale"}
 
@@ -74,7 +74,7 @@ def test_many_layers_whose_names_are_joined() -> None:
     ],
 )
 def test_the_longest_name_of_a_layer_counts(local: str, expected: tuple[str, str]) -> None:
-    assert claims.divided(local, {"up", "up_weight_scale"}) == expected
+    assert grouping.divided(local, {"up", "up_weight_scale"}) == expected
 
 
 def test_many_tensors_that_belong_to_no_layer() -> None:
@@ -134,7 +134,7 @@ def test_folders_of_many_files(tmp_path: Path) -> None:
         (tmp_path / f"other{i}.safetensors").touch()
         (tmp_path / f"other{i}.fp16.safetensors").touch()
     before = time.process_time()
-    files, unread = parts.files_of(tmp_path)
+    files, unread = shards.files_of(tmp_path)
     assert time.process_time() - before < SECONDS
     assert len(files) == 3000 and len(unread) == 1500
 

@@ -17,7 +17,7 @@ from nvfp4.checkpoints.convert import convert
 from nvfp4.checkpoints.inspect import inspect
 from nvfp4.checkpoints.names import Modules, Names
 from nvfp4.checkpoints.save import mode_of
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.packed import PackedLinear
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
 

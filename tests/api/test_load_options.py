@@ -13,7 +13,7 @@ from test_load_names import FOUR, K, N, fails, named, opt, packed, write
 import nvfp4
 from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, modelopt, options, torchao
 from nvfp4.checkpoints.convert import convert
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.packed import PackedLinear
 
 pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
 

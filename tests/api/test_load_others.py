@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import nvfp4
 from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, gguf, modelopt, torchao
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.packed import PackedLinear
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
 

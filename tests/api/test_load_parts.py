@@ -14,7 +14,7 @@ from test_load_names import fails, named, opt, packed, same
 import nvfp4
 from nvfp4.checkpoints import gguf, modelopt
 from nvfp4.checkpoints.convert import convert
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.packed import PackedLinear
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
 

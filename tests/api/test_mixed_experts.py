@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 import nvfp4  # noqa: E402
 import nvfp4.transformers  # noqa: E402
 from nvfp4.checkpoints import modelopt  # noqa: E402
-from nvfp4.experts import Experts  # noqa: E402
-from nvfp4.fp8 import FP8  # noqa: E402
+from nvfp4.layers.experts.module import Experts  # noqa: E402
+from nvfp4.layers.fp8 import FP8  # noqa: E402
 
 BOUND = 1e-5  # fp32: each of some 20 products sums up to 96 terms
 FOUR = {"num_bits": 4, "type": "float", "group_size": 16}

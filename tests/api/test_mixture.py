@@ -13,8 +13,8 @@ from conftest import one_in
 from torch import Tensor, nn
 
 import nvfp4
-from nvfp4.experts_stack import Stack
-from nvfp4.mixture import Description, describe, is_mixture, matrices, quantized
+from nvfp4.layers.experts.mixture import Description, describe, is_mixture, matrices, quantized
+from nvfp4.layers.experts.stack import Stack
 
 transformers = pytest.importorskip("transformers")
 

@@ -18,7 +18,7 @@ from paths import ROOT
 from torch import Tensor, nn
 
 import nvfp4
-from nvfp4.model import matches
+from nvfp4.quantizing.quantize_model import matches
 
 pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with transformers")
@@ -27,7 +27,7 @@ from transformers import AutoModel, AutoModelForCausalLM  # noqa: E402
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING  # noqa: E402
 
 import nvfp4.transformers  # noqa: E402
-from nvfp4 import _on_load  # noqa: E402
+from nvfp4.hosts.transformers import on_load  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
 NVFP4Config = nvfp4.transformers.NVFP4Config
@@ -132,7 +132,7 @@ def test_each_dense_weight_is_released_before_the_next(
     kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, seen = dense(tmp_path, kind), []
-    quantize_layer = _on_load.quantize_layer
+    quantize_layer = on_load.quantize_layer
 
     def watch(name: str, linear: nn.Linear, *arguments: Any) -> Any:
         assert not linear.weight.is_meta
@@ -141,7 +141,7 @@ def test_each_dense_weight_is_released_before_the_next(
         seen.append((name, weakref.ref(linear.weight), weakref.ref(linear.weight.untyped_storage())))
         return quantize_layer(name, linear, *arguments)
 
-    monkeypatch.setattr(_on_load, "quantize_layer", watch)
+    monkeypatch.setattr(on_load, "quantize_layer", watch)
     model = load(folder, NVFP4Config(), dtype=torch.float32)  # another dtype than stored, so that no weight is mapped
     assert {name for name, _, _ in seen} == layers_of(model) and len(seen) == 14
 
@@ -291,7 +291,7 @@ def test_experts(case: str, activations: str | None, tmp_path: Path) -> None:
 
 def test_dense_experts_are_released_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, seen = dense(tmp_path, transformers.MixtralConfig, num_local_experts=2), []
-    quantize_experts = _on_load.quantize_experts
+    quantize_experts = on_load.quantize_experts
 
     def watch(model: nn.Module, name: str, *arguments: Any) -> Any:
         alive = [other for other, ref in seen if ref() is not None]
@@ -300,7 +300,7 @@ def test_dense_experts_are_released_before_the_next(tmp_path: Path, monkeypatch:
         assert not any(t.is_meta for t in model.get_submodule(name).parameters())
         return quantize_experts(model, name, *arguments)
 
-    monkeypatch.setattr(_on_load, "quantize_experts", watch)
+    monkeypatch.setattr(on_load, "quantize_experts", watch)
     load(folder, NVFP4Config(), dtype=torch.float32)
     assert len(seen) == 4 and not any(ref() is not None for _, ref in seen)
 

@@ -25,7 +25,7 @@ import transformers  # noqa: E402
 from peft import LoraConfig, PeftModel, get_peft_model  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-import nvfp4.peft  # noqa: E402
+import nvfp4.hosts.peft  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -330,9 +330,9 @@ assert type(merged[0]) is torch.nn.Linear and (merged(x) - y).abs().max() < 1e-4
 @pytest.mark.parametrize(
     ("first", "then", "last", "module"),
     [
-        ("import peft", "", MERGE, "nvfp4.peft"),
-        ("", "import nvfp4.peft", MERGE, "nvfp4.peft"),
-        ("", "nvfp4.peft", MERGE, "nvfp4.peft"),
+        ("import peft", "", MERGE, "nvfp4.hosts.peft"),
+        ("", "import nvfp4.peft", MERGE, "nvfp4.hosts.peft"),
+        ("", "nvfp4.peft", MERGE, "nvfp4.hosts.peft"),
         # Neither PEFT nor transformers was imported before: adapters train, and merging takes one call more.
         ("", "", f"nvfp4.dequantize_model(model){MERGE}", "peft.tuners.lora.layer"),
     ],
@@ -349,7 +349,7 @@ def test_a_model_of_transformers_is_prepared_before_peft_is_imported() -> None:
         f"model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{SIZES}))\n"
         "assert 'peft' not in sys.modules\n"
         "nvfp4.quantize_model(model, activations=None)\n"
-        "assert 'nvfp4.peft' in sys.modules\n"
+        "assert 'nvfp4.hosts.peft' in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

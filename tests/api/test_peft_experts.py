@@ -23,9 +23,9 @@ from paths import ROOT  # noqa: E402
 from peft import LoraConfig, PeftModel, get_peft_model  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-import nvfp4.peft  # noqa: E402
+import nvfp4.hosts.peft  # noqa: E402
 import nvfp4.transformers  # noqa: E402
-from nvfp4.experts import Experts  # noqa: E402
+from nvfp4.layers.experts.module import Experts  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
 

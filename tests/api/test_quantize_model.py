@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import nvfp4
-from nvfp4.model import QuantizeReport, matches
-from nvfp4.modules import FusedPart
+from nvfp4.layers.traversal import FusedPart
+from nvfp4.quantizing.quantize_model import QuantizeReport, matches
 
 IN_BLOCK = ("query", "key", "value", "output")
 
@@ -292,7 +292,7 @@ def test_layers_that_are_nvfp4_already_are_named(fuse: bool) -> None:
 
 def test_a_peft_that_does_not_work_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """And quantizes all the same. nvfp4.peft registers what merges adapters."""
-    monkeypatch.delitem(sys.modules, "nvfp4.peft", raising=False)
+    monkeypatch.delitem(sys.modules, "nvfp4.hosts.peft", raising=False)
     fake = types.ModuleType("peft")
     fake.__version__ = "0.0.1"
     monkeypatch.setitem(sys.modules, "peft", fake)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import nvfp4
 from nvfp4.checkpoints import compressed_tensors, modelopt
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.packed import PackedLinear
 
 pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with transformers")
@@ -425,7 +425,7 @@ def test_a_version_that_cannot_save_says_so(
     source: Callable[..., Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = copy.deepcopy(source().base)
-    monkeypatch.setitem(sys.modules, "nvfp4._pretrained", None)
+    monkeypatch.setitem(sys.modules, "nvfp4.hosts.transformers.services", None)
     nvfp4.quantize_model(model)
     with pytest.raises(ValueError, match=r"is quantized with nvfp4, which .* cannot store \(call nvfp4.save\), and is"):
         model.save_pretrained(tmp_path / "first")

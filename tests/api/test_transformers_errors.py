@@ -22,7 +22,7 @@ pytest.importorskip("transformers")
 import transformers  # noqa: E402
 
 import nvfp4.transformers  # noqa: E402
-from nvfp4 import _pretrained  # noqa: E402
+from nvfp4.hosts.transformers import quantizers  # noqa: E402
 
 Tensors = dict[str, Tensor]
 UP = "model.layers.1.mlp.up_proj"
@@ -179,7 +179,7 @@ def test_a_version_that_lacks_something_is_named(monkeypatch: pytest.MonkeyPatch
     """The name of a version alone is no error."""
     package = sys.modules["transformers"]  # its own code replaces it at times
     monkeypatch.setattr(package, "__version__", "6.1.0")
-    module = importlib.reload(_pretrained)
+    module = importlib.reload(quantizers)
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
     assert AUTO_QUANTIZER_MAPPING["modelopt"] is module.ModelOptQuantizer
@@ -187,4 +187,4 @@ def test_a_version_that_lacks_something_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delattr(package.quantizers, "register_quantizer")
     message = r"^transformers: is version 4.57.1, which lacks .*register_quantizer.*; tested are 5.17.0 and 5.24.0$"
     with pytest.raises(ImportError, match=message):
-        importlib.reload(_pretrained)
+        importlib.reload(quantizers)

@@ -27,7 +27,7 @@ from vllm_host import (
 import nvfp4
 from nvfp4 import _C
 from nvfp4.checkpoints import compressed_tensors, modelopt
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.packed import PackedLinear
 
 transformers = pytest.importorskip("transformers", reason="comes with vLLM")
 
@@ -43,7 +43,7 @@ from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config
 from vllm.platforms import PlatformEnum  # noqa: E402
 
 import nvfp4.transformers  # noqa: E402
-from nvfp4 import vllm as plugin  # noqa: E402
+from nvfp4.hosts.vllm import plugin as plugin  # noqa: E402
 
 FORMATS = {"compressed-tensors": compressed_tensors, "modelopt": modelopt}
 PROMPTS = prompts(499)

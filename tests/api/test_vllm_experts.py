@@ -15,8 +15,8 @@ from vllm_host import FOUR, Cuda, check_probabilities, check_tokens, engines, pa
 import nvfp4
 from nvfp4 import _C
 from nvfp4.checkpoints import compressed_tensors, modelopt
-from nvfp4.experts import Experts
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.experts.module import Experts
+from nvfp4.layers.packed import PackedLinear
 
 pytest.importorskip("transformers", reason="comes with vLLM")
 
@@ -30,7 +30,7 @@ from vllm.model_executor.layers.linear import LinearBase  # noqa: E402
 from vllm.model_executor.layers.quantization import get_quantization_config  # noqa: E402
 
 import nvfp4.transformers  # noqa: E402
-from nvfp4 import _vllm_experts as plugin  # noqa: E402
+from nvfp4.hosts.vllm import experts as plugin  # noqa: E402
 
 FORMATS = {"compressed-tensors": compressed_tensors, "modelopt": modelopt}
 PROMPTS = prompts(VOCABULARY - 1)

@@ -25,8 +25,9 @@ import torch
 from interpreter import python
 
 from nvfp4.__main__ import main
-from nvfp4.cli import baselines, bench, limits, machine, report, shapes, show, timing
-from nvfp4.cli.shapes import Shape
+from nvfp4.bench import baselines, command, limits, report, shapes, timing
+from nvfp4.bench.shapes import Shape
+from nvfp4.cli import machine, show
 
 CPU = torch.device("cpu")
 
@@ -450,7 +451,7 @@ def test_fp8_is_left_out_with_the_reason(monkeypatch, tmp_path, capsys) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_one_implementation_alone_has_no_ratios(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(bench, "default_kinds", lambda device: [])
+    monkeypatch.setattr(command, "default_kinds", lambda device: [])
     run = stored(tmp_path, "bench", "--m", "128", "--markdown")
     assert "Speed-up" not in capsys.readouterr().out and len(report.tables(run)) == 2
     assert all("over" not in column for column in report.compact_table(run)[1])
@@ -546,8 +547,8 @@ def test_backends_on_two_devices_are_not_compared(monkeypatch: pytest.MonkeyPatc
     targets = {"cpu": machine.Target(CPU, CPU, "cpu"), "sm80": machine.Target(fake_gpu.GPU, fake_gpu.GPU, "sm80")}
     monkeypatch.setattr(machine, "pick_target", lambda backend: targets[backend])
     with pytest.raises(show.CommandError, match="cpu on cpu, sm80 on cuda:0; only implementations on one device"):
-        bench.pick_target(["cpu", "sm80"])
-    assert bench.pick_target(["sm80"]) is targets["sm80"]
+        command.pick_target(["cpu", "sm80"])
+    assert command.pick_target(["sm80"]) is targets["sm80"]
 
 
 @pytest.mark.usefixtures("gpu")

@@ -12,7 +12,7 @@ import torch
 from paths import ROOT
 
 from nvfp4.__main__ import main
-from nvfp4.cli import experts, timing
+from nvfp4.bench import experts, timing
 
 TINY = experts.Model("tiny", 16, 4, 256, 96)
 

@@ -13,8 +13,8 @@ import torch
 
 import nvfp4
 from nvfp4.__main__ import main
-from nvfp4.cli import baselines, layers, limits, report, shapes, timing
-from nvfp4.cli.shapes import Shape
+from nvfp4.bench import baselines, layers, limits, report, shapes, timing
+from nvfp4.bench.shapes import Shape
 
 CPU = torch.device("cpu")
 

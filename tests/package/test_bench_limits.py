@@ -13,8 +13,9 @@ from test_bench import stored
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvfp4.__main__ import main
-from nvfp4.cli import bench, limits, machine, report, timing
-from nvfp4.cli.shapes import Shape
+from nvfp4.bench import command, limits, report, timing
+from nvfp4.bench.shapes import Shape
+from nvfp4.cli import machine
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these time a CPU; bench would take the GPU")
 
@@ -75,7 +76,7 @@ def test_no_bf16_product_without_instructions_for_it(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("small_cache")
 def test_without_repeat_a_cpu_has_one_budget_for_all_shapes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(bench, "CPU_S", 0.0)
+    monkeypatch.setattr(command, "CPU_S", 0.0)
     shapes = ["bench", "--shapes", "3x64x64,5x64x64", "--against", "none"]
     for extra, samples in (([], 4), (["--repeat", "9"], 9)):
         run = stored(tmp_path, *shapes, *extra)
@@ -102,10 +103,10 @@ def test_shapes_that_memory_does_not_hold(monkeypatch: pytest.MonkeyPatch, capsy
         def prepare(shape: Shape, error: BaseException = error, **options: Any) -> None:
             raise error
 
-        monkeypatch.setattr(bench, "prepare", prepare)
+        monkeypatch.setattr(command, "prepare", prepare)
         assert main(huge) == 2
         line = capsys.readouterr().err.splitlines()[-1]
         assert line.startswith("nvfp4 bench: 2x64x64: does not fit into memory: ") and "More" not in line
-    monkeypatch.setattr(bench, "prepare", lambda shape, **options: torch.ones(2) @ torch.ones(3))
+    monkeypatch.setattr(command, "prepare", lambda shape, **options: torch.ones(2) @ torch.ones(3))
     with pytest.raises(RuntimeError, match="size"):
         main(huge)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 import nvfp4
 from nvfp4.__main__ import main
-from nvfp4.cli import baselines, experts, limits, marlin, shapes, timing
-from nvfp4.cli.shapes import Shape
+from nvfp4.bench import baselines, experts, limits, marlin, shapes, timing
+from nvfp4.bench.shapes import Shape
 
 CPU = torch.device("cpu")
 TINY = experts.Model("tiny", 5, 2, 128, 64)

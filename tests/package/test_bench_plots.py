@@ -14,8 +14,8 @@ from test_bench import HOPPER, stored
 from test_bench import gpu as gpu
 
 from nvfp4.__main__ import main
-from nvfp4.cli import bench, plot, report
-from nvfp4.cli.shapes import Shape
+from nvfp4.bench import command, plot, report
+from nvfp4.bench.shapes import Shape
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -110,7 +110,7 @@ def test_long_lines_are_wrapped() -> None:
 
 def test_without_matplotlib_nothing_is_timed(monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(bench, "measure", lambda *args: pytest.fail("measured"))
+    monkeypatch.setattr(command, "measure", lambda *args: pytest.fail("measured"))
     assert main(["bench", "--backend", "cpu", "--plot", str(tmp_path / "a.svg")]) == 2
     streams = capsys.readouterr()
     assert streams.out == "" and streams.err.count("\n") == 1 and "pip install 'matplotlib>=3.8'" in streams.err

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import nvfp4
 from nvfp4.__main__ import main
-from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, inspect, modelopt, nibbles
+from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, inspect, modelopt, nibble_order
 from nvfp4.cli import files
-from nvfp4.packed import PackedLinear
+from nvfp4.layers.packed import PackedLinear
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
 
@@ -77,7 +77,7 @@ def inspected(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, di
 
 @pytest.mark.parametrize("folder", FORMATS, indirect=True)
 def test_a_sound_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The least and the largest scales are the stored ones; the norm and up_proj tell the order of the nibbles."""
+    """The least and the largest scales are the stored ones; the norm and up_proj tell the order of the nibble_order."""
     status, found = inspected(folder, capsys)
     checkpoint = nvfp4.load(folder)
     assert status == 0 and found["format"] == checkpoint.format and not found["errors"]
@@ -115,7 +115,7 @@ def test_reversed_nibbles_are_found(folder: Path, capsys: pytest.CaptureFixture[
 
 
 def order(columns: Tensor, other: Tensor) -> str | None:
-    return nibbles.order(nibbles.pair_ranks(columns), nibbles.pair_ranks(other))
+    return nibble_order.order(nibble_order.pair_ranks(columns), nibble_order.pair_ranks(other))
 
 
 def test_differences_alone_tell_nothing() -> None:
@@ -421,8 +421,8 @@ def test_each_tensor_is_ranked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = nvfp4.Linear.from_linear(nn.Linear(64, 64, bias=False), activations=None).packed()
     tensors = {f"b.0.layer{i}.{key}": t for i in range(5) for key, t in modelopt.write(layer).items()}
     tensors |= {"b.0.norm.weight": torch.ones(64), "embed.weight": torch.randn(9, 64)}
-    ranked, ranks = [], nibbles.pair_ranks
-    monkeypatch.setattr(nibbles, "pair_ranks", lambda norms: ranked.append(norms) or ranks(norms))
+    ranked, ranks = [], nibble_order.pair_ranks
+    monkeypatch.setattr(nibble_order, "pair_ranks", lambda norms: ranked.append(norms) or ranks(norms))
     inspect.inspect(tensors, "modelopt")
     assert len(ranked) == 5 + 7  # columns of each layer; rows of each, the norm and the embedding
     del ranked[:]

@@ -25,7 +25,8 @@ from paths import TOOLS
 
 import nvfp4
 from nvfp4 import reference
-from nvfp4.cli import machine, timing
+from nvfp4.bench import timing
+from nvfp4.cli import machine
 
 SMALL = {"m": 5, "n": 24, "k": 64, "l": 2, "seed": 3}
 

@@ -124,10 +124,14 @@ def test_every_layer_is_there() -> None:
     [
         ("linear", "import nvfp4", "linear imports nvfp4"),
         ("linear", "from nvfp4 import gemm", "linear imports nvfp4"),
-        ("checkpoints.common", "from nvfp4.model import quantize_model", "checkpoints.common imports model"),
+        (
+            "checkpoints.common",
+            "from nvfp4.quantizing.quantize_model import quantize_model",
+            "checkpoints.common imports model",
+        ),
         ("linear", "def f():\n    from nvfp4.cli import show", "linear imports cli.show"),
         ("linear", "from .cli.show import plain", "linear imports cli.show"),
-        ("linear", "import nvfp4.model as m", "linear imports model"),
+        ("linear", "import nvfp4.quantizing.quantize_model as m", "linear imports model"),
         ("checkpoints.common", "from .. import gemm", "checkpoints.common imports nvfp4"),
         ("checkpoints.common", "from . import loader", "checkpoints.common imports checkpoints.loader"),
         ("model", "from nvfp4 import _api\nimport os", ""),

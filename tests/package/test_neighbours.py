@@ -6,7 +6,7 @@ from dataclasses import replace
 import neighbours  # benchmarks/neighbours.py
 import pytest
 
-from nvfp4.cli.shapes import MONOTONE_M, Shape
+from nvfp4.bench.shapes import MONOTONE_M, Shape
 
 LONG = 1  # pairs of the rules for fewer rows and other columns, of long calls
 AVOIDABLE = 2  # pairs that a measured plan would avoid, and the model does not know

@@ -14,7 +14,8 @@ from interpreter import python
 from paths import ROOT, module_at
 
 from nvfp4.__main__ import main, parser
-from nvfp4.cli import plot, report, show
+from nvfp4.bench import plot, report
+from nvfp4.cli import show
 
 SCRIPT = ROOT / "benchmarks" / "readme_tables.py"
 HOPPER = ["bench", "--set", "hopper", "--backend", "sm90", "--against", "fp16,fp8"]

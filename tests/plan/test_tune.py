@@ -27,8 +27,9 @@ import nvfp4
 from nvfp4 import _C, reference
 from nvfp4.__main__ import main
 from nvfp4._tuning import SETTINGS
-from nvfp4.cli import bench, machine, show, timing, tune
-from nvfp4.cli.shapes import Shape
+from nvfp4.bench import command, timing, tune
+from nvfp4.bench.shapes import Shape
+from nvfp4.cli import machine, show
 
 SMALL, UNALIGNED = Shape(16, 128, 512), Shape(3, 130, 96)
 CALLS = 2
@@ -478,6 +479,6 @@ def test_tunable_rejects_a_tuning_that_is_stale(tunable: machine.Target, tuning:
 
 def test_bench_still_has_its_shapes() -> None:
     parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
+    command.add_arguments(parser)
     assert parser.parse_args([]).m is None and parser.parse_args(["--m", "1,5"]).m == [1, 5]
-    assert [str(shape) for shape in bench.task_shapes([128])] == ["128x7168x16384", "128x4096x7168", "128x7168x2048"]
+    assert [str(shape) for shape in command.task_shapes([128])] == ["128x7168x16384", "128x4096x7168", "128x7168x2048"]

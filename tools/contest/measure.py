@@ -31,8 +31,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from nvfp4 import __version__
-from nvfp4.cli import check, files, machine, show, timing
-from nvfp4.cli.shapes import Shape
+from nvfp4.bench import timing
+from nvfp4.bench.shapes import Shape
+from nvfp4.cli import check, files, machine, show
 
 from .method import MODES, Device, Gpu, Inputs, Kernel, Limits, Mode, Wrong, judge_some, measure
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvfp4 import _C, gemm, info, swizzle
-from nvfp4.cli import machine, plot, show
-from nvfp4.cli.bench import shape_list, size, size_list
-from nvfp4.cli.shapes import Shape, task_shapes
+from nvfp4.bench import plot
+from nvfp4.bench.command import shape_list, size, size_list
+from nvfp4.bench.shapes import Shape, task_shapes
+from nvfp4.cli import machine, show
 
 from .dump import BUILD
 

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nvfp4 import _C, Error, __version__, gemm, info, swizzle
+from nvfp4.bench.command import shape_list
+from nvfp4.bench.shapes import task_shapes
 from nvfp4.cli import machine, show
-from nvfp4.cli.bench import shape_list
-from nvfp4.cli.shapes import task_shapes
 
 from . import constants
 from .steps import DEVICE_FILE

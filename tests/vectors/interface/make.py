@@ -36,8 +36,10 @@ M, N, K = 5, 7, 64
 
 
 def signatures(module: str) -> dict[str, str]:
-    """The signatures of a module's public functions, classes and methods, by their names in the module. A module of layers
-    has its classes alone, a format `read` and `write`, and a host's module names: its classes have the host's signatures.
+    """The signatures of a module's public functions, classes and methods, by their names in the module.
+
+    A module of layers has its classes alone, a format `read` and `write`. A host's module has its classes as "class":
+    their signatures are the host's.
     """
     owner = importlib.import_module(module)
     of_host = module in HOSTS

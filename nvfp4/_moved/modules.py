@@ -1,0 +1,3 @@
+"""nvfp4.layers.fused, in pickles of models that quantize_model(fuse=True) quantized."""
+
+from nvfp4.layers.traversal import FusedPart as FusedPart

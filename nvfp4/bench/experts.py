@@ -1,0 +1,305 @@
+"""`nvfp4 bench --set experts`: layers of experts of real models after routing, against torch's bf16 products.
+
+Ours is the whole layer in W4A16: moe_route, gated_grouped_gemm, grouped_gemm of down, moe_combine; and in W4A4, with
+quantize and gated_quantize of the rows of all experts. The baseline is the two products and the activation alone, with
+the same weights in bf16: torch._grouped_mm on a GPU, on a CPU a loop over the experts that have rows. The ratio is that
+of W4A16. With --against marlin vLLM's whole layer is another baseline.
+
+Calls rotate through routings drawn at random, and nearly all weights are read from memory: caches hold little of them.
+On a GPU they are in one CUDA graph, as the layers of a model would be, and a time is the graph's over their number.
+The floor is the time in which a copy of this run reads the weights of the experts that are hit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from nvfp4 import (
+    dequantize,
+    gated_grouped_gemm,
+    gated_quantize,
+    grouped_gemm,
+    moe_combine,
+    moe_route,
+    quantize,
+    swizzle,
+)
+from nvfp4.bench import marlin, timing
+from nvfp4.cli import machine, show
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+SCALE_BYTES = (0x08, 0x18)  # e4m3 of 2^-6 up to below 2^-4: results stay near 1
+AGREEMENT = 2e-2  # relative Frobenius norm: bf16 results round at 2^-9, between the products too
+AGREEMENT_W4A4 = 0.25  # an input in NVFP4 is off by some 0.1, twice
+ROUTINGS = 8
+ROUNDS, CPU_ROUNDS = 50, 10
+BUDGET_S, CPU_BUDGET_S = 2.0, 10.0  # of the slowest implementation for a model and a number of tokens
+TOKENS, CPU_TOKENS = (1, 4, 16, 64, 128, 1024), (1, 4, 16)
+NAMES = ("layer", "route and combine", "torch bf16", "layer W4A4")
+Call = Callable[[], "Tensor"]
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    experts: int
+    choices: int  # experts of a token
+    hidden: int
+    inner: int
+
+    @property
+    def values(self) -> int:
+        """Weights of one expert."""
+        return 3 * self.hidden * self.inner
+
+
+MODELS = (
+    Model("DeepSeek-V3", 256, 8, 7168, 2048),
+    Model("Qwen3-30B-A3B", 128, 8, 2048, 768),
+    Model("gpt-oss-120b", 128, 4, 2880, 2880),
+    Model("Qwen3.6-35B-A3B", 256, 8, 2048, 512),
+)
+
+
+@dataclass
+class Weights:
+    """Stacks [E, P, N, K/2] with 128x4 scales, and the same in bf16, [E, P * N, K]."""
+
+    data: tuple[Tensor, Tensor]
+    scale: tuple[Tensor, Tensor]
+    wide: tuple[Tensor, Tensor]
+
+
+@dataclass
+class Routing:
+    x: Tensor
+    ids: Tensor
+    weights: Tensor
+    hit: int  # experts that have rows
+    rows: Tensor
+    ends: Tensor
+    sizes: list[int]  # rows of each expert
+
+
+def run(args: argparse.Namespace) -> int:
+    beside_marlin = args.against == ["marlin"]
+    for option in ("backend", "csv", "plot", "markdown", *([] if beside_marlin else ["against"])):
+        if getattr(args, option):
+            raise show.CommandError(
+                f"--set experts has its own baseline and table: --{option} does not go with it"
+                + (", but for --against marlin" if option == "against" else "")
+            )
+    torch = machine.need_torch()
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    if beside_marlin:
+        marlin.need(device)
+    on_gpu = device.type == "cuda"
+    tokens = args.m or (TOKENS if on_gpu else CPU_TOKENS)
+    clock: timing.Clock = timing.DeviceClock(device) if on_gpu else timing.HostClock()
+    rate, found, left_out = clock.copy_bandwidth(20), [], {}
+    with show.progress(len(MODELS) * len(tokens)) as step:
+        for model in MODELS:
+            copies = 2 + 9 / 16 * (3 if beside_marlin else 1)  # vLLM makes its own from one in another layout
+            needed, free = int(model.experts * model.values * copies), machine.free_memory(device)
+            if needed > free * 0.8:
+                left_out[model.name] = f"needs {show.si(needed, 'B')}, {show.si(free, 'B')} are free"
+                continue
+            generator = torch.Generator(device).manual_seed(args.seed)
+            weights = make_weights(model, device, generator)
+            theirs = marlin.experts(weights.data, weights.scale) if beside_marlin else None
+            for count in tokens:
+                step(f"bench {model.name}, {count} tokens")
+                found.append(measure(model, weights, theirs, count, device, clock, rate, args.repeat, generator))
+            del weights, theirs
+    conditions = {
+        "hardware": machine.describe(device),
+        "copy": show.si(rate, "B/s"),
+        "calls": f"a CUDA graph of {ROUTINGS}" if on_gpu else "Python",
+    }
+    if args.json:
+        text = json.dumps({"conditions": conditions, "left_out": left_out, "results": found}, indent=1)
+        if args.json == "-":
+            print(text)
+            return 0
+        from nvfp4.cli import files
+
+        files.write_text(args.json, text + "\n")
+    display(found, conditions, left_out)
+    return 0
+
+
+def display(found: list[dict[str, Any]], conditions: dict[str, str], left_out: dict[str, str]) -> None:
+    names = list(found[0]["seconds"]) if found else [*NAMES]
+    columns = ["<experts of", "tokens", "hit", "floor us", *(f"{name} us" for name in names), "ratio"]
+    rows = []
+    for one in found:
+        times = [one["seconds"][name]["median"] for name in names]
+        cells = [show.digits(t * 1e6) for t in (one["floor"], *times)]
+        rows.append([one["model"], str(one["tokens"]), str(one["hit"]), *cells, f"{one['ratio']['median']:.2f}"])
+    print("; ".join(f"{name}: {value}" for name, value in conditions.items()))
+    show.table("Layers of experts, medians; a ratio above 1: W4A16 is faster than torch's bf16", columns, rows)
+    for name, why in left_out.items():
+        print(f"{name} is left out: {why}")
+
+
+# ---- inputs ----
+
+
+def make_weights(model: Model, device: torch.device, generator: torch.Generator) -> Weights:
+    gate_up = stack(model.experts, 2, model.inner, model.hidden, device, generator)
+    down = stack(model.experts, 1, model.hidden, model.inner, device, generator)
+    return Weights(*zip(gate_up, down))
+
+
+def stack(
+    experts: int, parts: int, rows: int, k: int, device: torch.device, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Random matrices, expert by expert: data, scales, and the values in bf16, which holds them exactly."""
+    torch = machine.need_torch()
+    data = torch.empty(experts, parts, rows, k // 2, dtype=torch.uint8, device=device)
+    wide = torch.empty(experts, parts * rows, k, dtype=torch.bfloat16, device=device)
+    scales = []
+    for e in range(experts):
+        data[e] = torch.randint(0, 256, data[e].shape, dtype=torch.uint8, device=device, generator=generator)
+        shape = (parts, rows, k // 16)
+        linear = torch.randint(*SCALE_BYTES, shape, dtype=torch.uint8, device=device, generator=generator)
+        linear = linear.view(torch.float8_e4m3fn)
+        scales.append(swizzle(linear))
+        wide[e] = dequantize(data[e], linear, scale_layout="linear", out_dtype=torch.bfloat16).view(parts * rows, k)
+    return data, torch.stack(scales), wide
+
+
+def make_routing(model: Model, tokens: int, device: torch.device, generator: torch.Generator) -> Routing:
+    """Each token's experts are drawn at random without repetition."""
+    torch = machine.need_torch()
+    x = torch.randn(tokens, model.hidden, device=device, generator=generator).bfloat16()
+    weights, ids = torch.rand(tokens, model.experts, device=device, generator=generator).topk(model.choices, 1)
+    rows, ends, _ = moe_route(ids, model.experts)
+    sizes = torch.bincount(ids.flatten(), minlength=model.experts).tolist()
+    return Routing(x, ids, weights / weights.sum(1, keepdim=True), sum(s > 0 for s in sizes), rows, ends, sizes)
+
+
+# ---- implementations ----
+
+
+def layer(model: Model, weights: Weights, routing: Routing) -> Tensor:
+    rows, ends, places = moe_route(routing.ids, model.experts)
+    h = gated_grouped_gemm(routing.x, weights.data[0], None, weights.scale[0], ends, rows=rows, constant_b=True)
+    y = grouped_gemm(h, weights.data[1], None, weights.scale[1], ends, constant_b=True)
+    return moe_combine(y, places, routing.weights)
+
+
+def layer_w4a4(model: Model, weights: Weights, routing: Routing) -> Tensor:
+    """The same with global scales of 1, which serve rows of numbers near 1."""
+    torch = machine.need_torch()
+    rows, ends, places = moe_route(routing.ids, model.experts)
+    a, scale, first = quantize(routing.x, ends=ends, rows=rows)
+    form = {"ends": ends, "scale_rows": first, "out_dtype": torch.bfloat16, "constant_b": True}
+    y = grouped_gemm(a, weights.data[0], scale, weights.scale[0], **form)
+    a, scale, first = gated_quantize(y[:, : model.inner], y[:, model.inner :], ends=ends)
+    y = grouped_gemm(a, weights.data[1], scale, weights.scale[1], **form | {"scale_rows": first})
+    return moe_combine(y, places, routing.weights)
+
+
+def route_and_combine(model: Model, y: Tensor, routing: Routing) -> Tensor:
+    _, _, places = moe_route(routing.ids, model.experts)
+    return moe_combine(y, places, routing.weights)
+
+
+def baseline(model: Model, weights: Weights, routing: Routing) -> Tensor:
+    """The experts' rows, in their order."""
+    torch = machine.need_torch()
+    x = routing.x[routing.rows]
+    if x.is_cuda:
+        y = torch._grouped_mm(x, weights.wide[0].transpose(1, 2), routing.ends)
+        h = torch.nn.functional.silu(y[:, : model.inner]) * y[:, model.inner :]
+        return torch._grouped_mm(h, weights.wide[1].transpose(1, 2), routing.ends)
+    parts = []
+    for e, own in enumerate(x.split(routing.sizes)):
+        if len(own):
+            y = own @ weights.wide[0][e].T
+            h = torch.nn.functional.silu(y[:, : model.inner]) * y[:, model.inner :]
+            parts.append(h @ weights.wide[1][e].T)
+    return torch.cat(parts)
+
+
+def measure(
+    model: Model,
+    weights: Weights,
+    theirs: Callable[[Tensor, Tensor, Tensor], Tensor] | None,
+    tokens: int,
+    device: torch.device,
+    clock: timing.Clock,
+    rate: float,
+    repeat: int | None,
+    generator: torch.Generator,
+) -> dict[str, Any]:
+    torch = machine.need_torch()
+    on_gpu = device.type == "cuda"
+    routings = [make_routing(model, tokens, device, generator) for _ in range(ROUTINGS)]
+    y = torch.randn(tokens * model.choices, model.hidden, device=device).bfloat16()
+    calls: dict[str, list[Call]] = {
+        NAMES[0]: [partial(layer, model, weights, routing) for routing in routings],
+        NAMES[1]: [partial(route_and_combine, model, y, routing) for routing in routings],
+        NAMES[2]: [partial(baseline, model, weights, routing) for routing in routings],
+        NAMES[3]: [partial(layer_w4a4, model, weights, routing) for routing in routings],
+    }
+    if theirs is not None:
+        calls[marlin.NAME] = [partial(theirs, each.x, each.weights, each.ids.int()) for each in routings]
+    for i, routing in enumerate(routings):
+        wanted = route_and_combine(model, calls[NAMES[2]][i](), routing)
+        check_agreement(model, tokens, calls[NAMES[0]][i](), wanted)
+        check_agreement(model, tokens, calls[NAMES[3]][i](), wanted, AGREEMENT_W4A4)
+        if theirs is not None:
+            check_agreement(model, tokens, calls[marlin.NAME][i](), wanted, name=marlin.NAME)
+    each_call = 1 / ROUTINGS if on_gpu else 1.0
+    if on_gpu:
+        calls = {name: [timing.captured(own)] for name, own in calls.items()}
+    implementations = [
+        timing.Implementation(name, partial(nth, own), "this", ours=name not in (NAMES[2], marlin.NAME), sets=len(own))
+        for name, own in calls.items()
+    ]
+    with torch.cuda.device(device) if on_gpu else nullcontext():
+        time_all(implementations, clock, repeat, on_gpu)
+    hit = sum(routing.hit for routing in routings) / len(routings)
+    spreads = {
+        each.name: timing.Spread.of([seconds * each_call for seconds in each.back_to_back.values()])
+        for each in implementations
+    }
+    return {
+        "model": model.name,
+        "tokens": tokens,
+        "hit": round(hit, 1),
+        "floor": hit * model.values * 9 / 16 / rate,
+        "seconds": {name: vars(spread) for name, spread in spreads.items()},
+        "ratio": vars(timing.ratio(implementations[2], implementations[0], "back_to_back")),
+    }
+
+
+def time_all(
+    implementations: list[timing.Implementation], clock: timing.Clock, repeat: int | None, on_gpu: bool
+) -> None:
+    rounds, budget = (ROUNDS, BUDGET_S) if on_gpu else (CPU_ROUNDS, CPU_BUDGET_S)
+    timing.run_single_call_rounds(implementations, clock, timing.MIN_ROUNDS)
+    timing.run_back_to_back_rounds(implementations, clock, repeat or rounds, budget)
+
+
+def nth(calls: list[Call], i: int) -> Tensor:
+    return calls[i % len(calls)]()
+
+
+def check_agreement(
+    model: Model, tokens: int, result: Tensor, wanted: Tensor, most: float = AGREEMENT, name: str = "our layer"
+) -> None:
+    error = float((result.float() - wanted.float()).norm() / wanted.float().norm())
+    if not error <= most:
+        raise show.Failure(f"{model.name}, {tokens} tokens: {name} and torch's differ by {error:.2g} of the norm")

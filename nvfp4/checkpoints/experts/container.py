@@ -1,0 +1,430 @@
+"""The experts of a mixture in a checkpoint, read into the stacks of nvfp4.Experts and written back as they were.
+
+    experts.7.gate_proj.weight      a layer for each expert, also experts.gate_proj.7.weight. w1, w3 and w2, or fc1, fc3
+                                    and fc2, stand for gate, up and down; gate_up_proj for both of an expert
+    experts.gate_up_proj            a stack of all experts, [E, N, K/2] or [E, K/2, N] (gpt-oss, Llama-4), whose other
+                                    tensors have its name before "." or "_": experts.gate_up_proj_weight_scale
+
+The stacks are filled expert by expert. Beside them exist one expert's tensors and one module's block scales.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from nvfp4 import _C
+from nvfp4.checkpoints import compressed_tensors, modelopt
+from nvfp4.checkpoints.common import AUTO, W4A4, W4A4_DYNAMIC, W4A16, check_names, upright
+from nvfp4.layers.experts.mixture import Description, of_experts
+from nvfp4.layers.experts.module import Experts
+from nvfp4.layers.experts.stack import Stack, swizzled
+from nvfp4.layers.packed import BLOCK, PackedLinear, check_block_scales, check_tensor, prefix_errors, short
+
+GATE, UP, DOWN, GATE_UP = "gate", "up", "down", "gate_up"
+ROLES = {"gate_proj": GATE, "w1": GATE, "fc1": GATE, "up_proj": UP, "w3": UP, "fc3": UP}
+ROLES |= {"down_proj": DOWN, "w2": DOWN, "fc2": DOWN, "gate_up_proj": GATE_UP, "w13": GATE_UP}
+PLACE = re.compile(rf"((?:.*\.)?experts)\.(?:(\d{{1,9}})\.({'|'.join(ROLES)})|({'|'.join(ROLES)})(?:\.(\d{{1,9}}))?)")
+FORMATS = {compressed_tensors.NAME: compressed_tensors, modelopt.NAME: modelopt}
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a module of a checkpoint: an expert's layer, or a stack of them.
+
+    Attributes:
+        container: the name of the module of all experts.
+        local: what follows it, with {} for the expert's number.
+        role: GATE, UP, DOWN or GATE_UP.
+        expert: the number; None of a stack.
+    """
+
+    container: str
+    local: str
+    role: str
+    expert: int | None
+
+
+def place_of(module: str) -> Place | None:
+    match = PLACE.fullmatch(module)
+    if match is None:
+        return None
+    container, first, own, other, last = match.groups()
+    if own is not None:
+        return Place(container, f"{{}}.{own}", ROLES[own], int(first))
+    return Place(
+        container, other if last is None else f"{other}.{{}}", ROLES[other], None if last is None else int(last)
+    )
+
+
+@dataclass(frozen=True)
+class Naming:
+    """How a checkpoint names and stores experts, so that they are saved in the same way.
+
+    Attributes:
+        locals: of each role the name after the container's, with {} for the number of an expert; without it, a stack.
+        joined: whether "_" and not "." follows a stack's name.
+        transposed: whether stacks are [E, K/2, N].
+        interleaved: whether rows of gate and up alternate in a stack.
+        shapes: of global scales, by role and name.
+    """
+
+    locals: Mapping[str, str]
+    joined: bool = False
+    transposed: bool = False
+    interleaved: bool = False
+    shapes: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def stacked(self) -> bool:
+        return "{}" not in self.locals[DOWN]
+
+    def name(self, role: str, key: str, expert: int = 0) -> str:
+        """A tensor's name after the container's."""
+        local = self.locals[role].format(expert)
+        if not self.joined:
+            return f"{local}.{key}"
+        return local if key == "weight" else f"{local}_{key}"
+
+
+def naming_of(about: Description, names: Mapping[str, str] | None = None) -> Naming:
+    """The naming of experts that no checkpoint had: a layer for each, or a stack if the module's parameters have K
+    before N, as ModelOpt has it.
+
+    Args:
+        names: of each role the name of a layer, where it is known; of a stack as in Naming.
+    """
+    if about.transposed:
+        keys = ("weight_scale_2", "weight_global_scale", *(format.INPUT_SCALE for format in FORMATS.values()))
+        scalars: dict[tuple[str, str], tuple[int, ...]] = {(role, key): () for role in (GATE_UP, DOWN) for key in keys}
+        locals_of = {GATE_UP: "gate_up_proj", DOWN: "down_proj"}
+        return Naming(locals_of, True, True, about.interleaved, scalars)
+    given = names or {GATE: "{}.gate_proj", UP: "{}.up_proj", DOWN: "{}.down_proj"}
+    return Naming({role: local for role, local in given.items() if about.gated or role != GATE})
+
+
+# ---- reading ----
+
+
+@dataclass
+class Container:
+    """The tensors of all experts of one module, as they are stored.
+
+    Attributes:
+        name: of the module in the checkpoint.
+        format: the module of nvfp4.checkpoints.
+        modes: of its layers.
+        layers: by role and expert (None: a stack), the tensors by their names in the layer.
+        locals, joined: as of Naming.
+        wanted: load's `activations`, which come before the checkpoint's; AUTO: none.
+    """
+
+    name: str
+    format: ModuleType
+    wanted: str | None = AUTO
+    modes: set[str] = field(default_factory=set)
+    layers: dict[str, dict[int | None, Mapping[str, Tensor]]] = field(default_factory=dict)
+    locals: dict[str, str] = field(default_factory=dict)
+    joined: bool = False
+
+    def add(
+        self, place: Place, own: Mapping[str, Tensor], activations: str | None, joined: bool, dynamic: bool
+    ) -> None:
+        """Adds a layer or a stack, whose names are checked.
+
+        Args:
+            activations: "nvfp4", None, or AUTO: by the input scale.
+        """
+        name = place.local.format(place.expert)
+        try:
+            check_names(
+                self.format.NAME, own, self.format.REQUIRED, (*self.format.REQUIRED, self.format.INPUT_SCALE, "bias")
+            )
+        except _C.Error as error:
+            raise _C.Error(f"{self.name}.{name}.{error}") from None
+        if self.locals.setdefault(place.role, place.local) != place.local:
+            raise _C.Error(f"{self.name}.{name}: is named in another way than {self.locals[place.role].format(0)}")
+        self.layers.setdefault(place.role, {})[place.expert] = own
+        self.joined |= joined
+        if activations != AUTO:
+            self.modes.add(W4A16 if activations is None else W4A4_DYNAMIC if dynamic else W4A4)
+
+    @property
+    def mode(self) -> str:
+        """W4A4, W4A4 dynamic or W4A16. Where nothing says it, experts with an input scale are W4A4, and then all are:
+        producers leave it out of experts that no sample reached."""
+        if len(self.modes) > 1:
+            raise _C.Error(f"{self.name}: has experts of {' and '.join(sorted(self.modes))}; must have one mode")
+        if self.modes:
+            return next(iter(self.modes))
+        given = any(self.format.INPUT_SCALE in own for layers in self.layers.values() for own in layers.values())
+        return W4A4 if given else W4A16
+
+    def fill(self, experts: Experts, interleaved: bool, device: torch.device | None = None) -> Experts:
+        """Fills a module, whose buffers are on the device, or on the meta device.
+
+        Args:
+            interleaved: whether a stack's rows of gate and up alternate.
+            device: of the module afterwards; None: that of its buffers, or the CPU.
+
+        Raises:
+            nvfp4.Error: a layer is missing or has another shape or dtype, a scale is not positive and finite, or no
+                expert of W4A4 has an input scale.
+        """
+        first = self.check(experts.gated, experts.num_experts)
+        shapes: dict[tuple[str, str], tuple[int, ...]] = {}
+        turned = False
+        for stack, roles in ((experts.gate_up, first), (experts.down, [DOWN])):
+            prepare(stack, device)
+            found: list[tuple[list[Tensor], list[Tensor]]] = []
+            for p, role in enumerate(roles):
+                parts = range(p, p + 1) if len(roles) > 1 else range(stack.shape[1])
+                values, upside_down = self._read_part(stack, parts, role, interleaved, shapes)
+                found += values
+                turned |= upside_down
+            fill_matrices(stack, found)
+            if self.mode == W4A4 and self.wanted == AUTO and stack.input_global_scale is None:
+                name = f"{self._name(roles[0], 0)}.{self.format.INPUT_SCALE}"
+                raise _C.Error(f"{name}: is missing, as those of all other experts are; the mode is {W4A4}")
+        experts.activations = None if self.mode == W4A16 else "nvfp4"
+        alternate = interleaved and None in self.layers[first[0]]
+        experts.naming = Naming(dict(self.locals), self.joined, turned, alternate, shapes)
+        return experts
+
+    def check(self, gated: bool, experts: int) -> list[str]:
+        """Rejects layers that are missing or too many. Returns the roles of the first product."""
+        if not gated and GATE in self.layers and UP not in self.layers:  # w1 and w2, or fc1 and fc2
+            self.layers[UP], self.locals[UP] = self.layers.pop(GATE), self.locals.pop(GATE)
+        first = [GATE_UP] if GATE_UP in self.layers else [GATE, UP] if gated else [UP]
+        for role in (*first, DOWN):
+            if role not in self.layers:
+                raise _C.Error(f"{self.name}: has no layers of {role}; must have {', '.join((*first, DOWN))}")
+        for role, layers in self.layers.items():
+            if role not in (*first, DOWN):
+                raise _C.Error(f"{self.name}.{self.locals[role].format(0)}: has no place in the model's experts")
+            if None in layers and len(layers) > 1:
+                raise _C.Error(f"{self.name}.{self.locals[role]}: is a stack beside layers of single experts")
+            wanted = range(experts)
+            if None not in layers and layers.keys() != {*wanted}:
+                absent, more = (sorted({*a} - {*b}) for a, b in ((wanted, layers), (layers, wanted)))
+                what = "is missing" if absent else "is there"
+                name = self._name(role, (absent or more)[0])
+                raise _C.Error(f"{name}: {what}; the model has {experts} experts")
+        return first
+
+    def _read_part(
+        self, stack: Stack, parts: range, role: str, interleaved: bool, shapes: dict[tuple[str, str], tuple[int, ...]]
+    ) -> tuple[list[tuple[list[Tensor], list[Tensor]]], bool]:
+        """Some parts of all experts: their values and linear scales, which are checked, and whether they are stored
+        with K before N. Fills global scales and biases."""
+        weight_key, scale_key, global_key = self.format.REQUIRED
+        experts, _, rows, columns = stack.shape
+        count, layers, turned = len(parts), self.layers[role], False
+        sizes = {weight_key: (torch.uint8, columns // 2), scale_key: (torch.float8_e4m3fn, columns // BLOCK)}
+        if None in layers:
+            own, turned = self._upright(role, layers[None])
+            layers = {e: {key: part_of(t, e, experts) for key, t in own.items()} for e in range(experts)}
+        values: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in parts]
+        for e in range(experts):
+            one = layers[e]
+            for key, (dtype, width) in sizes.items():
+                if one[key].dtype != dtype or one[key].shape != (count * rows, width):
+                    with prefix_errors(self._name(role, e)):
+                        check_tensor(key, one[key], dtype, (count * rows, width))
+            for p in range(count):
+                for found, key in zip(values[p], (weight_key, scale_key)):
+                    found.append(divided(one[key], count, p, interleaved))
+            if ("bias" in one) != (stack.bias is not None):
+                has, has_not = ("checkpoint", "model") if "bias" in one else ("model", "checkpoint")
+                raise _C.Error(f"{self._name(role, e)}.bias: is in the {has} but not in the {has_not}")
+            if stack.bias is not None:
+                with prefix_errors(self._name(role, e)):
+                    check_tensor("bias", one["bias"], None, (count * rows,))
+                for p in range(count):
+                    stack.bias[e, parts[p]] = divided(one["bias"], count, p, interleaved)
+        for weights, scales in values:
+            self._check(torch.stack([t.view(torch.uint8) for t in scales]), weights, role)
+        indices = slice(parts.start, parts.stop)
+        given = [layers[e].get(self.format.INPUT_SCALE) for e in range(experts)]
+        globals_of = self._scalars(role, global_key, [layers[e][global_key] for e in range(experts)], count, shapes)
+        stack.weight_global_scale[:, indices] = globals_of.to(stack.weight_global_scale.device)
+        if any(t is not None for t in given):
+            if stack.input_global_scale is None:
+                stack.input_global_scale = torch.full_like(stack.weight_global_scale, float("nan"))
+            inputs = self._scalars(role, self.format.INPUT_SCALE, given, count, shapes)
+            stack.input_global_scale[:, indices] = inputs.to(stack.input_global_scale.device)
+        return values, turned
+
+    def _upright(self, role: str, own: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], bool]:
+        """A stack's tensors with N before K, and whether K was first."""
+        weight_key, scale_key, _ = self.format.REQUIRED
+        name = f"{self.name}.{self.locals[role]}"
+        for key in (weight_key, scale_key):
+            if own[key].ndim != 3:
+                raise _C.Error(f"{name}.{key}: has {own[key].ndim} dimensions; must have 3")
+        result = upright({**own, "weight_scale": own[scale_key]}, weight_key)
+        return result, result[weight_key] is not own[weight_key]
+
+    def _scalars(
+        self,
+        role: str,
+        key: str,
+        given: list[Tensor | None],
+        count: int,
+        shapes: dict[tuple[str, str], tuple[int, ...]],
+    ) -> Tensor:
+        """Global scales as multipliers [E, P]; NaN where there is none."""
+        whole = None
+        if None in self.layers[role]:
+            whole = self.layers[role][None].get(key)
+        example = whole if whole is not None else next(t for t in given if t is not None)
+        shapes[role, key] = tuple(example.shape)
+        flat = []
+        for e, t in enumerate(given):
+            if t is None:
+                t = example.new_full((1,), float("nan"))
+            elif t.dtype != torch.float32 or t.numel() not in (1, count):
+                with prefix_errors(self._name(role, e)):
+                    wanted = "1 element" if count == 1 else f"1 or {count} elements"
+                    rule = "must be float32" if t.dtype != torch.float32 else f"must have {wanted}"
+                    raise _C.Error(f"{key}: is {short(t.dtype)} {list(t.shape)}; {rule}")
+            flat.append(t.reshape(-1).expand(count) if t.numel() == 1 else t.reshape(-1))
+        stored = torch.stack(flat)
+        scales = stored if self.format is modelopt else stored.reciprocal()
+        wrong = ~((scales > 0) & scales.isfinite())
+        wrong[[e for e, t in enumerate(given) if t is None]] = False
+        used = key == self.format.REQUIRED[2] or self.mode != W4A16
+        if used and not wrong.is_meta and bool(wrong.any()):
+            e, p = wrong.nonzero()[0].tolist()
+            raise _C.Error(f"{self._name(role, e)}.{key}: is {float(stored[e, p]):g}; must be positive and finite")
+        return scales
+
+    def _check(self, linear: Tensor, weights: list[Tensor], role: str) -> None:
+        """Rejects damaged block scales [E, N, K/16]."""
+        if linear.is_meta or not linear.numel():
+            return
+        largest = linear.amax((1, 2))
+        for e in ((largest == 0) | (largest >= 0x7F)).nonzero().flatten().tolist():
+            scale = linear[e].view(torch.float8_e4m3fn)
+            with prefix_errors(self._name(role, e)):
+                check_block_scales("weight_scale", PackedLinear(weights[e], scale, torch.ones(()), activations=None))
+
+    def _name(self, role: str, expert: int) -> str:
+        local = self.locals[role]
+        return f"{self.name}.{local.format(expert)}" + ("" if "{" in local else f"[{expert}]")
+
+
+def prepare(stack: Stack, device: torch.device | None) -> None:
+    """Gives small buffers on the meta device values on another. Those of weights are made when they are filled."""
+    for name in ("weight_global_scale", "bias"):
+        t = stack._buffers[name]
+        if t is not None and t.is_meta:
+            place = "cpu" if device is None or device.type == "meta" else device
+            stack._buffers[name] = torch.empty_like(t, device=place)
+
+
+def fill_matrices(stack: Stack, parts: list[tuple[list[Tensor], list[Tensor]]]) -> None:
+    """Gives a stack its matrices. On a CPU tensors that lie there, row after row, are kept where they are."""
+    device = stack.weight_global_scale.device
+    if device.type == "cpu" and all(t.is_contiguous() and t.device == device for weights, _ in parts for t in weights):
+        for p, (weights, scales) in enumerate(parts):
+            stack.keep(p, weights, scales)
+        return
+    if stack.weight is None or stack.weight.is_meta:
+        stack._buffers.update(stack.blank(device))
+    assert stack.weight is not None and stack.weight_scale is not None
+    for p, (weights, scales) in enumerate(parts):
+        for e, t in enumerate(weights):
+            stack.weight[e, p].copy_(t)
+        stack.weight_scale[:, p] = swizzled(torch.stack([t.view(torch.uint8) for t in scales]).to(device))
+
+
+def part_of(t: Tensor, expert: int, experts: int) -> Tensor:
+    """An expert's tensor in a stack; one of other sizes is of all experts."""
+    return t[expert] if t.ndim and t.shape[0] == experts else t
+
+
+def divided(t: Tensor, parts: int, part: int, interleaved: bool) -> Tensor:
+    """A part of one expert's [P * N, ...], whose parts follow one another or alternate."""
+    if parts == 1:
+        return t
+    rows = t.shape[0] // parts
+    return t[part::parts] if interleaved else t[part * rows : (part + 1) * rows]
+
+
+# ---- writing ----
+
+
+def stored(experts: Experts, format: ModuleType) -> dict[str, Tensor]:
+    """A module's tensors in a format, by their names after the module's, in the naming that was read."""
+    naming: Naming = experts.naming or naming_of(of_experts(experts))
+    weight_key, scale_key, global_key = format.REQUIRED
+    result: dict[str, Tensor] = {}
+    first = [GATE_UP] if GATE_UP in naming.locals else [GATE, UP] if experts.gated else [UP]
+    for stack, roles in ((experts.gate_up, first), (experts.down, [DOWN])):
+        get = stack.matrices()
+        for p, role in enumerate(roles):
+            parts = range(p, p + 1) if len(roles) > 1 else range(stack.shape[1])
+            indices = slice(parts.start, parts.stop)
+            scales = {global_key: stack.weight_global_scale[:, indices]}
+            if stack.input_global_scale is not None:
+                scales[format.INPUT_SCALE] = stack.input_global_scale[:, indices]
+            if format is not modelopt:
+                scales = {key: t.reciprocal() for key, t in scales.items()}
+            each = []
+            for e in range(experts.num_experts):
+                pairs = [get(e, part) for part in parts]
+                one = {weight_key: [pair[0] for pair in pairs], scale_key: [pair[1] for pair in pairs]}
+                if stack.bias is not None:
+                    one["bias"] = [stack.bias[e, part] for part in parts]
+                each.append({key: joined_parts(ts, naming.interleaved) for key, ts in one.items()})
+            if "{" not in naming.locals[role]:
+                result |= whole(naming, role, each, scales)
+                continue
+            shape = () if format is modelopt else (1,)
+            for e, tensors in enumerate(each):
+                result |= {naming.name(role, key, e): t for key, t in tensors.items()}
+                for key, t in scales.items():
+                    if not bool(t[e].isnan().any()):
+                        size = naming.shapes.get((role, key), shape)
+                        result[naming.name(role, key, e)] = one_of(t[e], size).clone()
+    return result
+
+
+def joined_parts(parts: list[Tensor], interleaved: bool) -> Tensor:
+    """One expert's [P * N, ...]."""
+    if len(parts) == 1:
+        return parts[0]
+    values = [t.view(torch.uint8) if t.dtype == torch.float8_e4m3fn else t for t in parts]
+    whole = torch.stack(values, 1).flatten(0, 1) if interleaved else torch.cat(values)
+    return whole.view(parts[0].dtype)
+
+
+def whole(naming: Naming, role: str, each: list[dict[str, Tensor]], scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a stack."""
+    result = {}
+    for key, first in each[0].items():
+        bytes_of = [one[key].view(torch.uint8) if first.dtype == torch.float8_e4m3fn else one[key] for one in each]
+        turn = naming.transposed and first.ndim == 2
+        stack = torch.stack([t.transpose(0, 1) if turn else t for t in bytes_of])
+        result[naming.name(role, key)] = stack.view(first.dtype)
+    for key, t in scales.items():
+        result[naming.name(role, key)] = one_of(t, naming.shapes.get((role, key), tuple(t.shape))).clone()
+    return result
+
+
+def one_of(scales: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Scales in the shape that they had, which may have one for all, or one an expert; else in their own."""
+    size = 1
+    for n in shape:
+        size *= n
+    flat = scales.reshape(scales.shape[0], -1) if scales.ndim > 1 else scales.reshape(1, -1)
+    fewer = {1: flat[:1, :1], flat.shape[0]: flat[:, :1], flat.numel(): flat}.get(size)
+    if fewer is None or not bool((fewer == flat).all()):
+        return scales
+    return fewer.reshape(shape)

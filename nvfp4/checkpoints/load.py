@@ -1,0 +1,322 @@
+"""nvfp4.load: a checkpoint's NVFP4 layers, alone or in a model."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nvfp4 import _C
+from nvfp4._text import unwatched, watched
+from nvfp4.checkpoints import comfy_kitchen, kv_cache, modelopt, self_described
+from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales
+from nvfp4.checkpoints.experts.targets import described, gatherer, made
+from nvfp4.checkpoints.files import file_errors
+from nvfp4.checkpoints.left_out import is_head, left_out
+from nvfp4.checkpoints.read import check_layer, read, report_dense
+from nvfp4.layers.experts.stack import Stack
+from nvfp4.layers.fp8 import Fp8Linear, Fp8Tensors
+from nvfp4.layers.hosts import is_pretrained, layers_replaced, services
+from nvfp4.layers.invariance import check_invariant, set_batch_invariant
+from nvfp4.layers.linear import Linear
+from nvfp4.layers.packed import PackedLinear, check_type, short
+from nvfp4.layers.traversal import find_dense, keep_hooks
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+
+@file_errors("source")
+def load(
+    source: str | Path | Mapping[str, Tensor],
+    model: torch.nn.Module | None = None,
+    format: str | None = None,
+    mesh: DeviceMesh | None = None,
+    plan: Mapping[str, ParallelStyle] | None = None,
+    activations: str | None = AUTO,
+    mmap: bool = True,
+    batch_invariant: bool = False,
+) -> Checkpoint:
+    """Reads a checkpoint of NVFP4 layers, and FP8 layers beside them. If a model is given, puts it into the model.
+
+    Args:
+        source (str, PathLike or dict): the checkpoint.
+            It is a folder with config.json and *.safetensors files, one such file, a GGUF file, or a dict of tensors by
+            their full names. Files need safetensors, or gguf.
+            One part of a file in parts (-00001-of-00003) stands for all.
+            Files are mapped into memory: a tensor's bytes are read when they are used.
+            A weight that a file does not align to 8 bytes is copied for its nvfp4.Linear. So are all weights of GGUF
+            and comfy-kitchen, whose nibbles have another order.
+        model (torch.nn.Module, optional): a model whose modules have the checkpoint's names, or one of transformers,
+            which renames some. Default: None.
+            Each layer of the checkpoint replaces the torch.nn.Linear, nvfp4.Linear or nvfp4.Fp8Linear of its name, on
+            that layer's device. An nvfp4.Experts replaces a module of transformers that holds all experts of a mixture.
+            In place of a layer on the meta device it lies on the CPU, still in the mapped file.
+            All other tensors are copied into the parameters and buffers of their names. A parameter or buffer on the
+            meta device becomes the file's tensor.
+            Buffers that a state dict leaves out stay as they are.
+            Tensors that the model's class leaves out are skipped, such as layers that predict further tokens (MTP).
+            A head of a model of transformers that the checkpoint lacks stays as it is, with a warning.
+        format (str, optional): None, "modelopt" or "comfy-kitchen". Default: None.
+            None takes the format from the source.
+            "modelopt" and "comfy-kitchen" are for tensors without a configuration or a mark (`comfy_quant` tensors, or
+            `_quantization_metadata` of the file), which have the same names in both. With None their layout follows
+            from the shapes, or from the data if they tell it; otherwise it is an error.
+        mesh (DeviceMesh, optional): the mesh, as for torch's parallelize_module. Default: None.
+        plan (dict, optional): a plan for torch's parallelize_module, with styles of nvfp4.parallel. Default: None.
+            mesh and plan are given together. A rank then reads its slices alone.
+        activations (str, optional): the mode of the layers: "auto", "nvfp4" or None. Default: "auto".
+            "auto" keeps each layer's mode in the checkpoint.
+            "nvfp4" quantizes the activations in all layers (W4A4), with the stored input scale, or with a dynamic one
+            where none is stored.
+            None keeps 16-bit activations in all layers (W4A16); stored input scales are neither used nor checked. See
+            nvfp4.Linear.
+            FP8 layers keep their mode with "nvfp4", and 16-bit activations with None.
+            An input scale that is missing, 0 or infinite is an error only where it is used. None loads such a
+            checkpoint, and "nvfp4" loads one whose scales are missing.
+        mmap (bool, optional): whether a model's tensors on the CPU stay in the mapped files. Default: True.
+            If another program truncates such a file later, the system ends this process by SIGBUS at the next use of
+            what is missing.
+            False reads files into memory, and they can then be changed or deleted. Reading takes twice the memory of
+            the largest file.
+        batch_invariant (bool, optional): makes the bits of a sequence independent of its batch in all NVFP4 layers of
+            the model, see set_batch_invariant. Default: False.
+
+    The configuration, `quantization_config` of config.json or hf_quant_config.json, gives the format, each layer's mode
+    (W4A4 or W4A16) and the names of ignored layers. Without a configuration, as for a dict, the format follows from
+    the names, and a layer with an input scale is W4A4. A file of torchao describes its layers itself.
+
+    Returns:
+        A Checkpoint. It tells what was skipped: scales of a KV cache, and layers that are quantized in another way.
+        FP8 layers are in `fp8`; in a model they are nvfp4.Fp8Linear.
+        Stacked experts [E, N, K/2] are in `experts`, one layer for each, and those of a model in `mixtures`.
+        `dense` names the large tensors that are neither NVFP4 nor FP8.
+
+    Raises:
+        nvfp4.Error: a file is missing or damaged, or the format is unknown.
+            A tensor is missing, or has a wrong shape or dtype.
+            A block scale is NaN or negative, or all of a layer's scales are 0 but its values are not.
+            The model does not fit the checkpoint, or has experts whose computation nvfp4 does not know.
+            A plan cannot split a layer.
+            batch_invariant is True and a layer of the checkpoint is FP8, or W4A4 with dynamic input scales.
+            The message names the file or the tensor. The model is unchanged.
+
+    Example:
+        >>> import nvfp4, torch
+        >>> from nvfp4.checkpoints import modelopt
+        >>> layer = nvfp4.Linear.from_linear(torch.nn.Linear(64, 32), activations=None)
+        >>> tensors = {f"0.{name}": t for name, t in modelopt.write(layer.packed()).items()}
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32))
+        >>> nvfp4.load(tensors, model).format, model[0]
+        ('modelopt', nvfp4.Linear(in_features=64, out_features=32, bias=True, W4A16))
+    """
+    check_format(format)
+    check_activations(activations)
+    check_type("source", source, (str, os.PathLike, Mapping), "a path, or a dict of tensors by name")
+    if isinstance(source, Mapping):
+        for name, t in source.items():
+            check_type("source: a name", name, str, "a string")
+            check_type(name, t, Tensor, "a torch.Tensor")
+    if model is not None:
+        check_type("model", model, torch.nn.Module, "a torch.nn.Module")
+    if (mesh is None) != (plan is None):
+        raise _C.Error("plan: and mesh must be given together")
+    check_type("batch_invariant", batch_invariant, bool, "a bool")
+    for name, given in (("plan", plan is not None), ("batch_invariant", batch_invariant)):
+        if given and model is None:
+            raise _C.Error(f"{name}: is given without a model; must be for one")
+    rows = {} if model is None else self_described.rows_of(model)
+    renamed = None if model is None else renaming(model)
+    unwanted = None if model is None else unwanted_by(model, renamed)
+    gather = None if model is None else gatherer(model, renamed)
+    checkpoint = read(source, format, rows, activations=activations, mmap=mmap, unwanted=unwanted, gather=gather)
+    if model is not None and unwanted is not None:
+        fit(checkpoint, model, unwanted)
+    checks = len(checkpoint.layers) + sum(map(len, checkpoint.experts.values())) if plan is None else 0
+    with watched(
+        checks + (len(checkpoint.all_layers) + len(checkpoint.containers) if model is not None else 0)
+    ) as step:
+        if plan is None:
+            check_scales(checkpoint, step=step)
+        if model is not None:
+            if batch_invariant:
+                check_invariant(checkpoint.all_layers)
+            put(checkpoint, model, None if mesh is None or plan is None else (mesh, plan), step)
+    if model is None:
+        report_dense(checkpoint)
+    else:
+        if batch_invariant:
+            set_batch_invariant(model)
+        layers = [module for module in model.modules() if isinstance(module, (Linear, Fp8Linear, Stack))]
+        checkpoint.dense, checkpoint.other_bytes = find_dense(model, layers)
+    return checkpoint
+
+
+def check_format(format: str | None) -> None:
+    given = (modelopt.NAME, comfy_kitchen.NAME)
+    if format is not None and format not in given:
+        names = " or ".join(map(repr, given))
+        raise _C.Error(f"format: is {format!r}; must be None, {names}: other sources say their own")
+
+
+# ---- the model ----
+
+
+Renamed = Callable[[str], tuple[str, str | None]]
+
+
+def renaming(model: torch.nn.Module) -> Renamed | None:
+    """How transformers renames a checkpoint's tensors, for a model of transformers."""
+    if not is_pretrained(model):
+        return None
+    renamed: Renamed = services("transformers").renamer(model)
+    return renamed
+
+
+def unwanted_by(model: torch.nn.Module, renamed: Renamed | None) -> Callable[[str], str | None]:
+    """Which tensors of a checkpoint a model's class leaves out, by their names in the checkpoint."""
+    return left_out(model) if renamed is None else left_out(model, lambda name: renamed(name)[0])
+
+
+def fit(checkpoint: Checkpoint, model: torch.nn.Module, unwanted: Callable[[str], str | None]) -> None:
+    """Skips what the model's class leaves out, and renames the rest as transformers does."""
+    for name in [*checkpoint.layers, *checkpoint.experts]:
+        if reason := unwanted(f"{name}.weight"):
+            checkpoint.skipped[name] = reason
+            checkpoint.layers.pop(name, None)
+            checkpoint.experts.pop(name, None)
+    for name in [*checkpoint.tensors]:
+        if reason := unwanted(name):
+            del checkpoint.tensors[name]
+            checkpoint.skipped[checkpoint.kept.pop(name, name)] = reason
+    names = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    strange = any(name not in names for name in checkpoint.all_layers)
+    if is_pretrained(model) and (strange or any(name.rpartition(".")[0] not in names for name in checkpoint.tensors)):
+        services("transformers").rename(model, checkpoint)
+
+
+def put(
+    checkpoint: Checkpoint,
+    model: torch.nn.Module,
+    split: tuple[DeviceMesh, Mapping[str, ParallelStyle]] | None = None,
+    step: Callable[[str], None] = unwatched,
+) -> None:
+    """Checks everything first, so that an error changes nothing.
+
+    Args:
+        split: load's mesh and plan.
+        step: is called with the name of each layer.
+    """
+    for name, experts in checkpoint.experts.items():
+        raise _C.Error(f"{name}: is a stack of {len(experts)} experts, which a model cannot take")
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, packed in checkpoint.all_layers.items():
+        check_layer(name, packed, modules)
+    for name, container in checkpoint.containers.items():
+        about = described(name, modules[name])
+        container.check(about.gated, about.experts)
+    taken = {**checkpoint.all_layers, **checkpoint.containers}
+    replaced = {id(modules[name]) for name in taken}
+    for name in checkpoint.containers:
+        replaced |= {id(child) for child in modules[name].modules()}
+    own = {
+        f"{name}.{key}" if name else key: t
+        for name, module in modules.items()
+        if id(module) not in replaced
+        for key, t in (*module._parameters.items(), *module._buffers.items())
+        if t is not None
+    }
+    for name, t in checkpoint.tensors.items():
+        if (skipped := checkpoint.kept.get(name, name)) in checkpoint.skipped:
+            raise _C.Error(f"{name}: cannot be put into the model: {checkpoint.skipped[skipped]}")
+        if name not in own:
+            raise _C.Error(f"{name}: is in the checkpoint but not in the model")
+        if own[name].shape != t.shape:
+            raise _C.Error(f"{name}: shape is {list(t.shape)}; must be {list(own[name].shape)} for the model")
+        if t.is_floating_point() != own[name].is_floating_point():
+            raise _C.Error(f"{name}: dtype is {short(t.dtype)}; the model has {short(own[name].dtype)}")
+    given = {id(own[name]) for name in checkpoint.tensors}  # a tied parameter has two names
+    heads: set[str] = set()
+    filled = {*checkpoint.tensors, *(f"{name}.weight" for name in taken)}
+    buffers = {name for name, module in modules.items() for key in module._non_persistent_buffers_set}
+    for name, t in own.items():
+        module, _, key = name.rpartition(".")
+        temporary = module in buffers and key in modules[module]._non_persistent_buffers_set
+        if id(t) in given or temporary:
+            continue
+        if not t.is_meta and is_head(model, module, filled):
+            heads.add(module)
+        else:
+            raise _C.Error(f"{name}: is in the model but not in the checkpoint")
+    for name in sorted(heads):
+        warnings.warn(
+            f"{name}: is not in the checkpoint and stays as it is in the model", stacklevel=4
+        )  # past put, load and file_errors
+
+    parts: dict[str, Linear] = {}
+    styles: dict[str, ParallelStyle] = {}
+    if split is not None:
+        from nvfp4.layers import parallel  # here: imports torch.distributed.tensor, which takes a second
+
+        parts, styles = parallel.split_layers(checkpoint.layers, model, *split)
+        for name in [name for name in styles if name in checkpoint.fp8]:
+            raise _C.Error(f"plan: has {name}, which is FP8 and cannot be split; must name NVFP4 or dense layers")
+        check_scales(checkpoint, parts)
+    layers: dict[int, torch.nn.Module] = {}
+    for name, container in checkpoint.containers.items():
+        step(f"load {name}")
+        checkpoint.mixtures[name] = layers[id(modules[name])] = made(name, container, modules[name])
+    checkpoint.containers = {}
+    for name, packed in checkpoint.all_layers.items():
+        step(f"load {name}")
+        old = modules[name]
+        device = old.weight.device
+        layer = (parts[name] if name in parts else module_of(packed, old)).train(old.training)
+        keep_hooks(old, layer)
+        layers[id(old)] = layer if name in parts or device.type == "meta" else layer.to(device)
+    for module in list(modules.values()):
+        for key, child in module._modules.items():
+            if id(child) in layers:
+                setattr(module, key, layers[id(child)])
+    with torch.no_grad():
+        fill(checkpoint.tensors, own, modules)
+    if split is not None and styles:
+        from torch.distributed.tensor.parallel import parallelize_module
+
+        parallelize_module(model, split[0], styles, src_data_rank=None)
+    if checkpoint.kv_cache is not None:
+        kv_cache.attach(model, checkpoint.kv_cache)
+    layers_replaced(model)
+
+
+def module_of(packed: PackedLinear | Fp8Tensors, old: torch.nn.Module) -> Linear | Fp8Linear:
+    """The layer of these tensors in place of an old one, which says the dtype of the dense weight."""
+    if isinstance(packed, Fp8Tensors):
+        return Fp8Linear.from_packed(packed)
+    if isinstance(old, Fp8Linear):
+        return Linear.from_packed(packed)
+    return Linear.from_packed(packed, dtype=old.dtype if isinstance(old, Linear) else old.weight.dtype)
+
+
+def fill(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], modules: Mapping[str, torch.nn.Module]) -> None:
+    """Copies tensors into those of the model. One on the meta device is replaced, wherever the model has it."""
+    new: dict[int, Tensor] = {}
+    for name, t in tensors.items():
+        old = own[name]
+        if not old.is_meta:
+            old.copy_(t)
+        elif isinstance(old, torch.nn.Parameter):
+            new[id(old)] = torch.nn.Parameter(t, requires_grad=old.requires_grad and t.is_floating_point())
+        else:
+            new[id(old)] = t
+    owners: list[Any] = [own for module in modules.values() for own in (module._parameters, module._buffers)]
+    for owner in owners:
+        for key, t in owner.items():
+            if t is not None and id(t) in new:
+                owner[key] = new[id(t)]

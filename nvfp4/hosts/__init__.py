@@ -1,0 +1,7 @@
+"""What nvfp4 does in other libraries: a module or a package for each. Nothing below imports one, and
+nvfp4.layers.hosts knows their names.
+
+    transformers   loads and saves NVFP4 checkpoints; nvfp4.transformers is what users import
+    peft           merges adapters; nvfp4.peft
+    vllm           a plug-in; nvfp4.vllm
+"""

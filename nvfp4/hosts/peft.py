@@ -1,0 +1,246 @@
+"""NVFP4 layers in Hugging Face PEFT: LoRA adapters that can be merged, and LoRA adapters of experts.
+
+PEFT finds nvfp4.Linear as a torch.nn.Linear and trains adapters beside it without this module. Importing it registers
+`LoraLinear` for these layers, which merges an adapter into a dense layer: PEFT's own layer would add it to the packed
+weight. quantize_model and the loaders import the module where PEFT or transformers is loaded (nvfp4.layers.hosts).
+
+PEFT adapts the parameters of a module of experts by `target_parameters`, and adds an adapter's product to the whole
+parameter at each call. nvfp4.Experts has no such parameters. `LoraModel.inject_adapter` is replaced by one that gives
+it parameters of their names and shapes, without memory, while PEFT looks for targets; `ParamWrapper` then hands the
+factors to the experts. Names and shapes in a state dict are those of PEFT on the dense model.
+
+PEFT has no public entry for a layer's class, save one for each LoraConfig. So `LoraModel._create_new_module`, the
+static method that asks PEFT's own dispatchers, is replaced by one that asks `dispatch_nvfp4` before them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from nvfp4 import _C
+from nvfp4.layers.experts.gradient import Adapter
+from nvfp4.layers.experts.mixture import divided
+from nvfp4.layers.experts.module import Experts
+from nvfp4.layers.experts.stack import Stack
+from nvfp4.layers.linear import Linear
+from nvfp4.layers.traversal import FusedPart, keep_hooks
+
+TESTED = "0.18.0 and 0.21.2"
+try:
+    import peft
+except ModuleNotFoundError as error:
+    if error.name != "peft":
+        raise
+    raise ModuleNotFoundError("nvfp4.peft needs peft: pip install peft", name="peft") from None
+try:
+    from peft import LoraConfig
+    from peft.tuners.lora import LoraModel
+    from peft.tuners.lora.layer import Linear as DenseLoraLinear
+    from peft.tuners.lora.layer import ParamWrapper as DenseParamWrapper
+    from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
+
+    _own = LoraModel._create_new_module
+    _inject, _check_merge = LoraModel.inject_adapter, LoraModel._check_merge_allowed
+    _replaced = DenseParamWrapper.get_param, DenseParamWrapper._activate_lora
+except (ImportError, AttributeError) as error:
+    raise ImportError(
+        f"peft: is version {peft.__version__}, which lacks what nvfp4.peft needs ({error}); tested are {TESTED}"
+    ) from None
+
+__all__ = ["LoraLinear", "ParamWrapper", "dispatch_nvfp4"]
+
+# Initializations that do not read or change the weight.
+INITIALIZATIONS = (True, False, "gaussian", "eva", "orthogonal")
+OF_EXPERTS = (True, False, "gaussian")
+
+
+class LoraLinear(DenseLoraLinear):
+    """PEFT's LoRA layer around an nvfp4.Linear. Merging makes a dense torch.nn.Linear in place of both."""
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        if isinstance(self.get_base_layer(), Linear) and check_adapters_to_merge(self, adapter_names):
+            raise _C.Error(
+                "merge: the base layer is NVFP4, which an adapter cannot be added to; use merge_and_unload, which "
+                "makes dense layers, or call nvfp4.dequantize_model(model) first"
+            )
+        super().merge(safe_merge, adapter_names)
+
+    def unload_and_optionally_merge_module(
+        self, merge: bool, safe_merge: bool, adapter_names: list[str] | None
+    ) -> torch.nn.Module:
+        """PEFT's merge_and_unload and unload call this for what replaces the layer in the model."""
+        base = self.get_base_layer()
+        if merge and isinstance(base, Linear) and check_adapters_to_merge(self, adapter_names):
+            dense = base.to_linear().requires_grad_(False)  # as PEFT leaves the layers of a dense model
+            keep_hooks(base, dense)
+            self.base_layer = dense
+        if merge:
+            self.merge(safe_merge, adapter_names)
+        return self.get_base_layer()
+
+
+class ParamWrapper(DenseParamWrapper):
+    """PEFT's LoRA layer around one parameter of an nvfp4.Experts, or around another such layer: the first one is that
+    of gate and up. It has the name of PEFT's class, by which PEFT tells such layers from others.
+
+    The factors are rounded to the dtype of the input, as PEFT rounds them to that of the parameter.
+    """
+
+    def stack(self) -> Stack:
+        experts: Experts = self.get_base_layer()
+        return experts.down if self.parameter_name == "down_proj" else experts.gate_up
+
+    def get_param(self) -> Tensor:
+        """A tensor with the shape of the parameter and no memory; its dtype is not that of a weight, which PEFT would
+        take for the adapter's."""
+        return parameter_of(self.get_base_layer(), self.parameter_name)
+
+    def factors(self, adapter_name: str) -> Adapter:
+        """left [E, N, r] and right [E, r, K] of the stack, whose rows of gate precede those of up."""
+        experts: Experts = self.get_base_layer()
+        a, b = self.lora_A[adapter_name].weight, self.lora_B[adapter_name].weight
+        a = a.reshape(self.num_experts, -1, a.shape[1])  # [E, r, in]
+        b = b.reshape(b.shape[0], -1, self.num_experts).permute(2, 0, 1)  # [E, out, r]
+        # The parameter is [E, out, in] or [E, in, out] for PEFT, by its version and what the module says of
+        # is_transposed.
+        out_first = getattr(self, "_did_swap_in_out_features", False)
+        first, second = (b, a) if out_first else (a.transpose(1, 2), b.transpose(1, 2))
+        left, right = (second.transpose(1, 2), first.transpose(1, 2)) if experts.transposed else (first, second)
+        if experts.interleaved and self.parameter_name == "gate_up_proj":
+            left = divided(left, 2, True).flatten(1, 2)
+        return left * self.scaling[adapter_name], right
+
+    @contextlib.contextmanager
+    def _activate_lora(self, active_adapters: list[str]) -> Iterator[None]:
+        """PEFT calls the experts within this context. Several adapters are one of the sum of their ranks."""
+        found = [self.factors(name) for name in active_adapters if name in self.lora_A]
+        stack = self.stack()
+        if found:
+            stack.adapter = torch.cat([left for left, _ in found], 2), torch.cat([right for _, right in found], 1)
+        try:
+            yield
+        finally:
+            stack.adapter = None
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        if any(name in self.lora_A for name in check_adapters_to_merge(self, adapter_names)):
+            cannot_merge(self.parameter_name)
+
+
+def cannot_merge(name: str) -> NoReturn:
+    raise _C.Error(
+        f"merge: {name} is of nvfp4.Experts, whose NVFP4 weights an adapter cannot be added to; keep the adapter, "
+        "or merge it into the dense model and quantize that"
+    )
+
+
+def parameter_of(experts: Experts, name: str) -> Tensor:
+    """A parameter of the module of transformers that an nvfp4.Experts replaces, as a tensor without memory."""
+    count, parts, rows, columns = (experts.down if name == "down_proj" else experts.gate_up).shape
+    shape = (columns, parts * rows) if experts.transposed else (parts * rows, columns)
+    device = experts.down.weight_global_scale.device
+    return torch.empty((), dtype=torch.uint8, device=device).expand(count, *shape)
+
+
+@contextlib.contextmanager
+def parameters_shown(model: torch.nn.Module) -> Iterator[None]:
+    """Lets PEFT find the parameters of experts, in the order of transformers' modules, which is that of its layers."""
+    found = [module for module in model.modules() if isinstance(module, Experts)]
+    for experts in found:
+        for name in ("gate_up_proj" if experts.gated else "up_proj", "down_proj"):
+            experts._parameters[name] = torch.nn.Parameter(parameter_of(experts, name), requires_grad=False)
+    try:
+        yield
+    finally:
+        for experts in found:
+            experts._parameters.clear()
+
+
+def dispatch_nvfp4(
+    target: torch.nn.Module, adapter_name: str, config: LoraConfig, **kwargs: Any
+) -> torch.nn.Module | None:
+    """Makes the LoRA layer of a target that is NVFP4, as PEFT's dispatchers do. Returns None for another target.
+
+    Raises:
+        nvfp4.Error: the target takes no adapter, or the configuration has an initialization that needs a dense weight.
+    """
+    base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
+    if isinstance(base, FusedPart):
+        raise _C.Error(
+            "target: is a layer that is joined with others (fuse=True), which takes no adapter; use fuse=False"
+        )
+    if isinstance(base, Experts):
+        return dispatch_experts(target, adapter_name, config, **kwargs)
+    if not isinstance(base, Linear) or kwargs.get("parameter_name") is not None:
+        return None
+    if type(base) is not Linear:
+        base.packed()  # raises: the layer is split among ranks
+    check_initialization(config, INITIALIZATIONS)
+    if config.fan_in_fan_out:  # recipes for GPT-2 have it, whose Conv1D layers are nvfp4.Linear now
+        warnings.warn(
+            "fan_in_fan_out is True, but an nvfp4.Linear has its weight as [N, K]; sets it to False", stacklevel=2
+        )
+        config.fan_in_fan_out = False
+    if "fan_in_fan_out" in kwargs:  # PEFT 0.18 passes each option of the configuration
+        kwargs["fan_in_fan_out"] = False
+    return LoraLinear(target, adapter_name, config=config, **kwargs)
+
+
+def dispatch_experts(target: torch.nn.Module, adapter_name: str, config: LoraConfig, **kwargs: Any) -> torch.nn.Module:
+    if kwargs.get("parameter_name") is None:
+        raise _C.Error(
+            "target_modules: has a module of experts, an nvfp4.Experts; must have target_parameters for it, such as "
+            "['experts.gate_up_proj', 'experts.down_proj']"
+        )
+    check_initialization(config, OF_EXPERTS)
+    if config.use_dora:
+        raise _C.Error("use_dora: is True, which needs the dense weights of experts; must be False for them")
+    return ParamWrapper(target, adapter_name, config=config, **kwargs)
+
+
+def check_initialization(config: LoraConfig, allowed: tuple[Any, ...]) -> None:
+    if config.init_lora_weights not in allowed:
+        raise _C.Error(
+            f"init_lora_weights: is {config.init_lora_weights!r}, which needs a dense weight; must be one of "
+            f"{', '.join(map(repr, allowed))} for NVFP4 layers"
+        )
+
+
+def register() -> None:
+    """Has PEFT ask dispatch_nvfp4 first, and find the parameters of experts. A second import of this file
+    (importlib.reload) replaces the first one's."""
+    asked: Callable[..., torch.nn.Module] = getattr(_own, "before_nvfp4", _own)
+    injected: Callable[..., None] = getattr(_inject, "before_nvfp4", _inject)
+    checked: Callable[..., None] = getattr(_check_merge, "before_nvfp4", _check_merge)
+
+    def create_new_module(
+        lora_config: LoraConfig, adapter_name: str, target: torch.nn.Module, **kwargs: Any
+    ) -> torch.nn.Module:
+        module = dispatch_nvfp4(target, adapter_name, lora_config, **kwargs)
+        return asked(lora_config, adapter_name, target, **kwargs) if module is None else module
+
+    def inject_adapter(self: LoraModel, model: torch.nn.Module, *arguments: Any, **kwargs: Any) -> None:
+        with parameters_shown(model):
+            injected(self, model, *arguments, **kwargs)
+
+    def check_merge_allowed(self: LoraModel) -> None:
+        """Raises before PEFT has merged other layers."""
+        checked(self)
+        for name, module in self.model.named_modules():
+            if isinstance(module, ParamWrapper) and any(adapter in module.lora_A for adapter in module.active_adapters):
+                cannot_merge(f"{name}, {module.parameter_name},")
+
+    create_new_module.before_nvfp4 = asked  # type: ignore[attr-defined]
+    inject_adapter.before_nvfp4 = injected  # type: ignore[attr-defined]
+    check_merge_allowed.before_nvfp4 = checked  # type: ignore[attr-defined]
+    LoraModel._create_new_module = staticmethod(create_new_module)
+    LoraModel.inject_adapter, LoraModel._check_merge_allowed = inject_adapter, check_merge_allowed
+
+
+register()

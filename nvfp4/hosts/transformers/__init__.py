@@ -1,0 +1,1 @@
+"""NVFP4 in Hugging Face transformers: the implementation of nvfp4.transformers."""

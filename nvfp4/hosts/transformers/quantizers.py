@@ -1,0 +1,561 @@
+"""The quantizers of nvfp4.transformers for NVFP4 checkpoints, which from_pretrained and save_pretrained call.
+
+Importing registers quantizers for ModelOpt's and compressed-tensors' checkpoints. They replace the torch.nn.Linear
+modules that are NVFP4 or FP8 in the checkpoint by modules that have the checkpoint's tensors, which transformers then
+loads like others (renamed, sharded, on the devices of a device_map, mapped into memory on a CPU). Afterwards each of
+them becomes an nvfp4.Linear or nvfp4.Fp8Linear, in place. An nvfp4.Experts stands for each module of experts, and is
+filled from the mapped files at the end.
+
+transformers knows "compressed-tensors", and decompresses the weights to bf16. Its registry of configurations has
+CompressedTensorsConfig of this module instead, whose from_dict makes one of transformers' own class where no layer is
+NVFP4. The registry of quantizers keeps that of transformers: ours has another name.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nvfp4 import _C
+from nvfp4.checkpoints import compressed_tensors, fp8, kv_cache, modelopt
+from nvfp4.checkpoints.common import (
+    AUTO,
+    W4A4,
+    W4A4_DYNAMIC,
+    W4A16,
+    Checkpoint,
+    Recipe,
+    check_activations,
+    check_scales,
+    strings,
+    table,
+)
+from nvfp4.checkpoints.experts.container import Container, Place
+from nvfp4.checkpoints.experts.targets import described, gatherer, placeholder
+from nvfp4.checkpoints.files import check_file, read_json
+from nvfp4.checkpoints.left_out import is_head, left_out
+from nvfp4.checkpoints.read import FORMATS, check_layer, read_tensors, sort
+from nvfp4.checkpoints.save import (
+    Mode,
+    SaveReport,
+    expert_tensors,
+    is_under,
+    mode_of,
+    packed_tensors,
+    quantization_configs,
+    routers,
+)
+from nvfp4.layers.buffers import loaded
+from nvfp4.layers.experts.module import Experts
+from nvfp4.layers.experts.stack import left_out_of_state
+from nvfp4.layers.fp8 import Fp8Linear
+from nvfp4.layers.hosts import prepare_adapters
+from nvfp4.layers.invariance import set_batch_invariant
+from nvfp4.layers.linear import Linear
+from nvfp4.layers.packed import PackedLinear, check_type, short
+from nvfp4.layers.traversal import FusedPart, find_layers
+from nvfp4.quantizing.dequantize_model import dequantize_model
+
+TESTED = "5.17.0 and 5.24.0"
+try:
+    import transformers
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    message = "nvfp4.transformers needs transformers: pip install transformers"
+    raise ModuleNotFoundError(message, name="transformers") from None
+try:
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import CompressedTensorsConfig as OriginalConfig
+    from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
+    from transformers.utils.hub import cached_file
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
+    from nvfp4.hosts.transformers.names import expert_names as expert_names
+    from nvfp4.hosts.transformers.names import names_in, saved_name, saved_names
+    from nvfp4.hosts.transformers.names import rename as rename
+    from nvfp4.hosts.transformers.names import renamer as renamer
+except ImportError as error:
+    raise ImportError(
+        f"transformers: is version {transformers.__version__}, which lacks what nvfp4.transformers needs "
+        f"({error}); tested are {TESTED}"
+    ) from None
+
+# The name of the quantizer in transformers' registry, in which "compressed-tensors" is taken.
+COMPRESSED_TENSORS = "nvfp4-compressed-tensors"
+HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+QUANTIZED = (W4A4, W4A4_DYNAMIC, W4A16, AUTO, *fp8.ACTIVATIONS)  # modes of layers that a checkpoint must have
+ACTIVATIONS = "nvfp4_activations"  # load's argument, beside what the checkpoint's configuration has
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    auto_class: Any = AutoModelForCausalLM,
+    activations: str | None = AUTO,
+    batch_invariant: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Loads an NVFP4 checkpoint of either format, by `auto_class.from_pretrained(path, **kwargs)`.
+
+    Plain from_pretrained does the same, but has no `activations` and no `batch_invariant`, does not read
+    hf_quant_config.json, and leaves configurations without NVFP4 layers to transformers.
+
+    Args:
+        path (str or PathLike): a folder or a name on the Hub.
+            The configuration is `quantization_config` of config.json, with the quant_method "compressed-tensors" or
+            "modelopt", or else hf_quant_config.json (ModelOpt).
+        auto_class (class, optional): a class with from_pretrained, such as AutoModel or LlamaForCausalLM.
+            Default: AutoModelForCausalLM.
+        activations (str, optional): "auto", "nvfp4" or None, as in nvfp4.load. Default: "auto".
+            If the mode differs from the checkpoint's, `save_pretrained` writes a configuration of the model's own
+            layers.
+        batch_invariant (bool, optional): makes the bits of a sequence independent of its batch in all NVFP4 layers, see
+            nvfp4.set_batch_invariant. Default: False.
+        **kwargs: arguments of from_pretrained, such as dtype (float16, bfloat16 or float32) and device_map.
+
+    Returns:
+        The model, in eval mode. Its layers that are NVFP4 in the checkpoint are nvfp4.Linear. On a CPU their weights
+        [N, K/2] uint8 are the bytes of the mapped files, except those that a file does not align to 8 bytes.
+        FP8 layers are nvfp4.Fp8Linear.
+        `model.hf_quantizer.skipped` has the names of the KV cache's scales, which are skipped with a warning.
+        `save_pretrained` writes the format that was read, with these scales.
+
+    Raises:
+        nvfp4.Error: the checkpoint is damaged, is no NVFP4, or does not fit the model, or has a layer that cannot be
+            batch invariant. The message names the tensor or the layer.
+
+    Example:
+        >>> import nvfp4.transformers
+        >>> model = nvfp4.transformers.load("Llama-NVFP4", dtype="bfloat16")  # doctest: +SKIP
+    """
+    check_activations(activations)
+    check_type("batch_invariant", batch_invariant, bool, "a bool")
+    hub = {name: kwargs[name] for name in HUB if kwargs.get(name) is not None}
+    config = kwargs.pop("config", None)
+    if config is None:
+        trust = {name: kwargs[name] for name in ("trust_remote_code", "code_revision") if name in kwargs}
+        config = AutoConfig.from_pretrained(path, **hub, **trust)
+        for name in [name for name in kwargs if hasattr(config, name) and name not in ("dtype", "torch_dtype")]:
+            setattr(config, name, kwargs.pop(name))
+    else:
+        config = copy.deepcopy(config)
+    quantization = _quantization(config, path, hub)
+    method = quantization.get("quant_method")
+    if method not in FORMATS:
+        raise _C.Error(f"{path}: quant_method is {method!r}; must be {' or '.join(FORMATS)}")
+    registered = modelopt.NAME if method == modelopt.NAME else COMPRESSED_TENSORS
+    config.quantization_config = quantization | {"quant_method": registered, ACTIVATIONS: activations}
+    model = auto_class.from_pretrained(path, config=config, **kwargs)
+    if batch_invariant:
+        set_batch_invariant(model)
+    return model
+
+
+def _quantization(config: Any, path: str | os.PathLike[str], hub: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of quantization_config, or of hf_quant_config.json in its form."""
+    for own in (config, config.get_text_config(decoder=True)):
+        given = getattr(own, "quantization_config", None)
+        if given is not None:
+            return dict(given if isinstance(given, Mapping) else given.to_dict())
+    file = cached_file(path, "hf_quant_config.json", _raise_exceptions_for_missing_entries=False, **hub)
+    if file is None:
+        raise _C.Error(f"{path}: has no quantization_config in config.json and no hf_quant_config.json")
+    content = read_json(Path(file))
+    quantization = dict(table(content, "quantization"))
+    ignore = strings(quantization, "exclude_modules")
+    quantization.pop("exclude_modules", None)
+    more = {"producer": content["producer"]} if "producer" in content else {}
+    return quantization | more | {"ignore": ignore, "quant_method": modelopt.NAME}
+
+
+# ---- configurations ----
+
+
+class ModelOptConfig(QuantizationConfigMixin):
+    """`quantization_config` of a ModelOpt checkpoint, kept as it is in config.json.
+
+    Raises:
+        nvfp4.Error: quant_algo is none that has NVFP4 layers, or group_size is not 16.
+    """
+
+    format: ModuleType = modelopt
+
+    def __init__(self, **content: Any) -> None:
+        self.quant_method = content.get("quant_method")
+        self.activations: str | None = content.pop(ACTIVATIONS, AUTO)
+        self.content = content
+        self.recipe()
+
+    def recipe(self) -> Recipe:
+        try:
+            return self.format.recipe(self.content)
+        except _C.Error as error:
+            raise _C.Error(f"quantization_config.{error}") from None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Reads an entry as transformers reads it of a dict: a loaded model's configuration, used again, has this
+        object.
+        """
+        return self.content.get(key, default)
+
+    def to_dict(self) -> dict[str, Any]:
+        return copy.deepcopy(self.content) | {"quant_method": self.format.NAME}
+
+
+class CompressedTensorsConfig(ModelOptConfig, OriginalConfig):
+    """`quantization_config` of a compressed-tensors checkpoint, kept as it is in config.json.
+
+    It has the name and the base class of transformers' own. from_pretrained then takes one of those beside it, and sets
+    the loading options of that one here.
+    """
+
+    format = compressed_tensors
+
+    def __init__(self, **content: Any) -> None:
+        super().__init__(**content | {"quant_method": COMPRESSED_TENSORS})
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """Makes a configuration of this class if the method is ours or a group of layers is NVFP4, else one of
+        transformers' own class."""
+        ours = config_dict.get("quant_method") == COMPRESSED_TENSORS or compressed_tensors.has_nvfp4(config_dict)
+        make = super().from_dict if ours else OriginalConfig.from_dict
+        return make(config_dict, return_unused_kwargs, **kwargs)
+
+    def get_loading_attributes(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def dequantize(self) -> bool:
+        return False
+
+    @dequantize.setter
+    def dequantize(self, value: bool) -> None:
+        """Turns this object into one of transformers' own class, with its quantizer. from_pretrained sets the option
+        only if the caller passes a configuration of that class."""
+        original = OriginalConfig.from_dict(self.to_dict())
+        self.__class__, self.__dict__ = OriginalConfig, vars(original)
+        self.dequantize = value
+
+    to_diff_dict = ModelOptConfig.to_dict
+
+
+# ---- quantizers ----
+
+
+def check_dtype(dtype: torch.dtype) -> torch.dtype:
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise _C.Error(f"dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
+    return dtype
+
+
+class ModelOptQuantizer(HfQuantizer):
+    """Loads ModelOpt's NVFP4 checkpoints, and saves them. Rejects other tensors of a quantized layer, and layers that
+    are quantized in another way than NVFP4 and FP8."""
+
+    requires_calibration = True  # transformers' mark of a quantizer that quantizes no model while it loads one
+
+    def __init__(self, quantization_config: ModelOptConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self.skipped: dict[str, str] = {}
+        self.attached = False  # whether it belongs to a model that was not loaded with it
+        self.experts: dict[str, tuple[Container, bool]] = {}  # to load, and whether gate and up alternate
+        self.modes: dict[str, Mode] = {}  # the mode of each layer that the configuration describes, by its name here
+        self.dtypes: dict[str, torch.dtype] = {}  # those that the parameters of the model should have
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return check_dtype(dtype)
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        if getattr(model.config, "distributed_config", None) is not None:
+            raise _C.Error("distributed_config: is given; NVFP4 layers cannot be distributed yet")
+        renamed = renamer(model)
+        unwanted, gather = left_out(model, lambda name: renamed(name)[0]), gatherer(model, renamed)
+        checkpoint = self._read(kwargs.get("checkpoint_files"), unwanted, gather)
+        check_scales(checkpoint)
+        for name, reason in checkpoint.skipped.items():
+            if name in checkpoint.kept.values():
+                raise _C.Error(f"{name}: cannot be put into the model: {reason}")
+        for name, experts in checkpoint.experts.items():
+            raise _C.Error(f"{name}: cannot be put into the model: is a stack of {len(experts)} experts")
+        self._await_experts(model, checkpoint)
+        names, given = names_in(model, checkpoint)
+        modules = dict(model.named_modules(remove_duplicate=False))
+        for name, packed in checkpoint.all_layers.items():
+            check_layer(name, packed, {name: modules[names[name]]} if names[name] in modules else {})
+        mode = self.quantization_config.recipe().mode
+        for name, module in modules.items():  # transformers warns of missing tensors, and makes them up
+            absent = f"{name}.weight" not in given and f"{name}.weight" not in model.all_tied_weights_keys
+            if type(module) is torch.nn.Linear and absent and mode(name) in QUANTIZED:
+                if not is_head(model, name, given):
+                    kind = "FP8" if mode(name) in fp8.ACTIVATIONS else "NVFP4"
+                    raise _C.Error(f"{name}: is {kind} by the configuration but not in the checkpoint")
+                warnings.warn(f"{name}: is not in the checkpoint and stays dense", stacklevel=2)
+
+        self.dtypes = {name: p.dtype for name, p in model.named_parameters() if p.is_floating_point()}
+        activations = self.quantization_config.activations
+        stored: dict[int, _Stored | fp8.StoredFp8] = {}
+        for name, packed in checkpoint.all_layers.items():
+            old = modules[names[name]]
+            if activations == AUTO:  # else the configuration describes other modes
+                self.modes[names[name]] = mode_of(packed)
+            if isinstance(packed, PackedLinear):
+                stored[id(old)] = _Stored(packed, self.quantization_config.format, old)
+            else:
+                stored[id(old)] = fp8.StoredFp8(packed, self.quantization_config.format.NAME, old)
+            # The configuration ties this weight, but the checkpoint has one of its own, which can be no Parameter.
+            if model.all_tied_weights_keys.pop(f"{names[name]}.weight", None) is not None:
+                model.config.tie_word_embeddings = False
+        for module in list(modules.values()):
+            for key, child in module._modules.items():
+                if id(child) in stored:
+                    setattr(module, key, stored[id(child)])
+        self.skipped = checkpoint.skipped
+        cache = [name for name in self.skipped if name.rpartition(".")[2] in kv_cache.NAMES]
+        for name in self.skipped.keys() - {*cache}:
+            warnings.warn(f"{name}: {self.skipped[name]}", stacklevel=2)
+        if cache:
+            warnings.warn(f"skips {len(cache)} scales of the KV cache ({cache[0]}, ...)", stacklevel=2)
+        if checkpoint.kv_cache is not None:
+            kv_cache.attach(model, checkpoint.kv_cache.renamed(lambda name: renamed(name)[0]))
+        if self.experts:
+            unused_names = "|".join(map(re.escape, self.experts))
+            model._keys_to_ignore_on_load_unexpected = {
+                *(model._keys_to_ignore_on_load_unexpected or ()),
+                rf"(^|\.)({unused_names})\.",
+            }
+        unused = rf"(^|\.)({'|'.join((*kv_cache.NAMES, modelopt.INPUT_SCALE, compressed_tensors.INPUT_SCALE))})$"
+        model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), unused}
+
+    def _await_experts(self, model: Any, checkpoint: Checkpoint) -> None:
+        """Puts an nvfp4.Experts on the meta device in place of each module whose experts the checkpoint has. Its
+        buffers are no state until they are filled, from the mapped files: transformers counts their bytes, and moves
+        them to their device, but neither misses nor joins their tensors."""
+        for name, container in checkpoint.containers.items():
+            old = model.get_submodule(name)
+            about = described(name, old)
+            new = placeholder(about, old)
+            container.check(about.gated, about.experts)
+            for stack in (new.gate_up, new.down):
+                stack._non_persistent_buffers_set.update(stack._buffers)
+            model.set_submodule(name, new)
+            self.experts[name] = container, about.interleaved
+            if self.quantization_config.activations == AUTO:
+                self.modes[name] = container.mode
+        checkpoint.containers = {}
+
+    def _read(
+        self,
+        files: list[str] | None,
+        unwanted: Callable[[str], str | None],
+        gather: Callable[[Place], str | None],
+    ) -> Checkpoint:
+        """The mapped tensors of all files, checked by name, shape and dtype; transformers reads them again."""
+        if not files:
+            raise _C.Error(
+                f"checkpoint_files: transformers {transformers.__version__} names no files to load; an NVFP4 model is "
+                "made from *.safetensors files alone"
+            )
+        for file in files:
+            if not file.endswith(".safetensors"):
+                raise _C.Error(f"{file}: is no *.safetensors file")
+            check_file(Path(file))
+        tensors, _ = read_tensors(map(Path, files))
+        config = self.quantization_config
+        return sort(tensors, config.recipe(), wanted=config.activations, unwanted=unwanted, gather=gather)
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        for name, module in model.named_modules():
+            if isinstance(module, (_Stored, fp8.StoredFp8)):
+                module.finish(name)
+        for name, (container, interleaved) in self.experts.items():
+            experts = model.get_submodule(name)
+            container.fill(experts, interleaved)
+            for stack in (experts.gate_up, experts.down):
+                stack._non_persistent_buffers_set.clear()
+        self.experts = {}
+        self._cast(model)
+        prepare_adapters(model)
+        return model
+
+    def _cast(self, model: Any) -> None:
+        """Gives parameters the dtype that was asked for. transformers 5.17 leaves those of a quantized checkpoint as
+        they are stored where it renames them, such as Mixtral's routers."""
+        in_fp32 = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
+        for name, p in model.named_parameters():
+            wanted = self.dtypes.get(name, p.dtype)
+            if p.dtype != wanted and not any(part in name for part in in_fp32):
+                p.data = p.data.to(wanted)
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The state dict with the format's tensors of each NVFP4 layer, for save_pretrained. Where the layers are not
+        those that the configuration describes, it becomes theirs."""
+        layers, experts = _layers(model), _experts(model)
+        with left_out_of_state(model):
+            state = model.state_dict()
+        if not (layers or experts):  # PEFT has merged adapters into all of them
+            self.remove_quantization_config(model)
+            return state, {}
+        state = {key: t for key, t in state.items() if not is_under(key, {**layers, **experts})}
+        report = SaveReport(self.quantization_config.format.NAME)
+        modes: dict[str, Mode] = {}
+        for name, mixture in experts.items():
+            modes[name] = mixture.mode
+            state |= expert_tensors(name, mixture, report)
+        for name, module in layers.items():
+            packed = module.packed()
+            modes[name] = mode_of(packed)
+            state |= packed_tensors(name, packed, report)
+        cache = kv_cache.of(model)
+        if cache is not None and cache.format == report.format:
+            state |= cache.scales
+        if modes != self.modes:
+            self._describe(model, modes)
+        if self.attached:
+            model.config.quantization_config = self.quantization_config  # a submodel, if it was saved, left its own
+        return state, {}
+
+    def _describe(self, model: Any, modes: dict[str, Mode]) -> None:
+        """A configuration of these layers, with the names that save_pretrained writes."""
+        layers, ignore, mixtures = {}, [], list[str]()
+        for name, module in model.named_modules(remove_duplicate=False):
+            if isinstance(module, Experts):
+                mixtures.append(saved_name(model, name))
+                layers[mixtures[-1]] = modes[name]
+            elif name in modes:
+                (stored,) = saved_names(model, name, module)
+                layers[stored] = modes[name]
+            elif isinstance(module, torch.nn.Linear) and not isinstance(module, Linear):  # not the one in a FusedPart
+                ignore += saved_names(model, name, module)
+        ignore += [saved_name(model, name) for name in routers(model)]
+        format = self.quantization_config.format.NAME
+        content, _ = quantization_configs(format, layers, ignore, mixtures)
+        cache = kv_cache.of(model)
+        if cache is not None and cache.format == format:
+            content |= cache.configs()[0]
+        self.quantization_config.content = content
+        model.config.quantization_config = self.quantization_config
+        self.modes = modes
+
+    def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
+        dequantize_model(model, getattr(torch, dtype) if isinstance(dtype, str) else dtype)  # a configuration's text
+        return model
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return True  # adapters train; the backward of a W4A4 layer raises an error that says what to do
+
+    @property
+    def is_qat_trainable(self) -> bool:
+        return self.attached  # Trainer takes it as a model without a quantizer
+
+
+class CompressedTensorsQuantizer(ModelOptQuantizer):
+    """Loads and saves compressed-tensors' `nvfp4-pack-quantized`."""
+
+
+class _Stored(Linear):
+    """A layer with its checkpoint's tensors as buffers of their names, on the meta device until transformers loads
+    them.
+
+    `finish` turns it into an nvfp4.Linear in place: hooks that accelerate adds to a module stay where they are.
+    """
+
+    def __init__(self, packed: PackedLinear, format: ModuleType, old: torch.nn.Linear) -> None:
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features = packed.in_features, packed.out_features
+        self.activations, self.format, self.dtype = packed.activations, format, old.weight.dtype
+        for key, t in format.write(packed).items():
+            dtype = old.bias.dtype if key == "bias" else t.dtype
+            self.register_buffer(key, torch.empty(t.shape, dtype=dtype, device="meta"))
+
+    def finish(self, name: str) -> None:
+        tensors = loaded(self, name)
+        # A model may keep modules in fp32, which holds e4m3 exactly.
+        tensors["weight_scale"] = tensors["weight_scale"].to(torch.float8_e4m3fn)
+        try:
+            packed = self.format.read(tensors, self.activations)
+        except _C.Error as error:
+            raise _C.Error(f"{name}.{error}") from None
+        layer = Linear.from_packed(packed, dtype=self.dtype)
+        self.activations = layer.activations
+        del self.format
+        self._buffers, self._non_persistent_buffers_set = layer._buffers, layer._non_persistent_buffers_set
+        self.__class__ = Linear
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+    _apply = torch.nn.Module._apply
+
+
+def _layers(model: torch.nn.Module) -> dict[str, Linear | FusedPart | Fp8Linear]:
+    """The NVFP4 and FP8 layers by name. A joined layer is listed by its parts."""
+    modules = model.named_modules(remove_duplicate=False)
+    return {**find_layers(model), **{name: module for name, module in modules if isinstance(module, Fp8Linear)}}
+
+
+def _experts(model: torch.nn.Module) -> dict[str, Experts]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
+
+
+def attach(model: Any) -> None:
+    """Gives a model that has NVFP4 layers, and was not loaded by one, a quantizer with which save_pretrained stores
+    them: as ModelOpt does, which has no dynamic input scale, or else as compressed-tensors. Where FP8 layers or the
+    scales of a KV cache were read, in the format that has them."""
+    modules = [module.joined() if isinstance(module, FusedPart) else module for module in _layers(model).values()]
+    if not (modules or _experts(model)) or getattr(model, "hf_quantizer", None) is not None:
+        return
+    eight = [module for module in modules if isinstance(module, Fp8Linear)]
+    formats = {module.stored.format for module in eight if module.stored is not None}
+    cache = kv_cache.of(model)
+    formats |= set() if cache is None else {cache.format}
+    dynamic = any(
+        module.activations is not None and module.input_global_scale is None
+        for module in modules
+        if isinstance(module, Linear)
+    )
+    dynamic |= any(experts.mode == W4A4_DYNAMIC for experts in _experts(model).values())
+    theirs = dynamic or formats == {compressed_tensors.NAME}
+    format = compressed_tensors if theirs else modelopt
+    method = COMPRESSED_TENSORS if theirs else modelopt.NAME
+    content, _ = quantization_configs(format.NAME, {}, [])
+    config = (CompressedTensorsConfig if theirs else ModelOptConfig)(**content | {"quant_method": method})
+    quantizer = (CompressedTensorsQuantizer if theirs else ModelOptQuantizer)(config, pre_quantized=True)
+    quantizer.attached, model.hf_quantizer = True, quantizer
+
+
+def register(method: str, config: type[QuantizationConfigMixin], quantizer: type[HfQuantizer]) -> None:
+    """Registers two classes with transformers. A second import of their file (importlib.reload) replaces its own
+    classes, and nobody else's."""
+    for mapping in (AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING):
+        if method in mapping and mapping[method].__module__ == config.__module__:
+            del mapping[method]
+    register_quantization_config(method)(config)
+    register_quantizer(method)(quantizer)
+
+
+def _replace_original() -> None:
+    """Lets from_pretrained ask CompressedTensorsConfig first, unless another package has replaced transformers' own."""
+    current = AUTO_QUANTIZATION_CONFIG_MAPPING.get(compressed_tensors.NAME)
+    if current is OriginalConfig or getattr(current, "__module__", None) == __name__:
+        AUTO_QUANTIZATION_CONFIG_MAPPING[compressed_tensors.NAME] = CompressedTensorsConfig
+
+
+register(modelopt.NAME, ModelOptConfig, ModelOptQuantizer)
+register(COMPRESSED_TENSORS, CompressedTensorsConfig, CompressedTensorsQuantizer)
+_replace_original()

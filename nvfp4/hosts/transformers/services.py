@@ -1,0 +1,6 @@
+"""What nvfp4.layers.hosts hands to the rooms below: names of tensors in transformers, and a quantizer that saves."""
+
+from nvfp4.hosts.transformers.names import expert_names as expert_names
+from nvfp4.hosts.transformers.names import rename as rename
+from nvfp4.hosts.transformers.names import renamer as renamer
+from nvfp4.hosts.transformers.quantizers import attach as attach

@@ -1,0 +1,320 @@
+"""nvfp4.Experts: the experts of a mixture with NVFP4 weights, in place of a module of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, SupportsIndex
+
+import torch
+from torch import Tensor
+
+from nvfp4 import _C, _api
+from nvfp4.layers.experts import w4a4
+from nvfp4.layers.experts.gradient import Adapter, Gradient, adapters, low_rank
+from nvfp4.layers.experts.stack import Stack, is_constant
+from nvfp4.layers.gradient import WITH_GRADIENT, NoGradient, as_gemm_takes_it, is_transformed
+from nvfp4.layers.packed import ACTIVATIONS, BLOCK, check_type, short
+
+GATED, PLAIN = ("silu", "gelu_tanh", "swiglu"), ("silu", "gelu_tanh", "relu2")  # activations, with and without a gate
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MOST = 1024  # experts of one call of grouped_gemm
+
+
+class Experts(torch.nn.Module):
+    """The experts of a mixture with NVFP4 weights.
+
+    Expert e computes down[e] . act(gate[e] . x, up[e] . x), or down[e] . act(up[e] . x) without a gate. The result for
+    a token is the sum over its experts, each times its router's weight.
+
+    A new module holds zeros. `nvfp4.load`, `nvfp4.quantize_model` and `load_state_dict` fill it.
+
+    Args:
+        num_experts (int): E, 1 to 1024.
+        hidden_size (int): H, a positive multiple of 16.
+        intermediate_size (int): I, a positive multiple of 16.
+        activation (str, optional): "silu", "gelu_tanh" or "swiglu" (gpt-oss) with a gate; "silu", "gelu_tanh" or
+            "relu2" without one. Default: "silu". See nvfp4.gated.
+        gated (bool, optional): whether each expert has a gate beside up. Default: True.
+        bias (bool, optional): whether all products have biases. Default: False.
+        limit (float, optional): the limit of nvfp4.gated. Default: None.
+        alpha (float, optional): the alpha of nvfp4.gated. Default: None.
+        apply_router_weight_on_input (bool, optional): whether the router's weights multiply the input instead of the
+            experts' outputs. Default: False.
+        batch_invariant (bool, optional): makes the bits of a token's result independent of the other tokens.
+            Default: False.
+        activations (str, optional): None or "nvfp4". Default: None.
+            None leaves inputs as they are (W4A16).
+            "nvfp4" quantizes the input of each product (W4A4), with the input_global_scale of its expert. Without one
+                each token has its own, nvfp4.amax_scale of its input (dynamic).
+        device (torch.device, str or int, optional): the device of the buffers. Default: torch's default device.
+        dtype (torch.dtype, optional): the dtype of the biases. Default: torch.get_default_dtype().
+
+    Buffers:
+        gate_up: a Stack of [I, H] matrices; an expert's parts are gate and up, or up alone.
+        down: a Stack of [H, I] matrices.
+
+    Shape:
+        hidden: [..., H] in float16, bfloat16 or float32. Under autocast it is first cast to autocast's dtype.
+        top_k_index: [..., k] int32 or int64. An index outside of 0 .. E-1 stands for an expert elsewhere: it adds 0.
+        top_k_weights: [..., k] in a floating-point dtype.
+        expert_map: int32 [G], the expert here of each index, as of nvfp4.moe_route. Default: None.
+        output: [..., H] in the dtype of hidden.
+
+    Without index and weights the rows of hidden are those of expert 0, then as many of expert 1, ..., and so are the
+    output's, as in transformers' Llama4TextExperts. Rows of zeros are skipped where there is no bias.
+
+    The results of gate and up, of the activation, and of each expert are rounded to the dtype of hidden. The sum over a
+    token's experts is computed in fp32 in the order of its indices and rounded once. For float32 each product of W4A16
+    is the sum of the products of three bfloat16 parts, which are exact: three times the work.
+
+    With activations="nvfp4" the result of the activation is not rounded before it is quantized. gate and up of an
+    expert read one input, quantized with the larger of their scales. An expert without a scale, which no sample of the
+    calibration reached, takes the largest of all. The first call computes what follows from these
+    scales and keeps it. A CUDA graph that is captured later reads it, and load_state_dict renews it in its place.
+
+    W4A16 has gradients with respect to hidden and top_k_weights, by products with the packed weights, and to the
+    low-rank adapters of nvfp4.peft; none with respect to the weights. W4A4 has none, as nvfp4.Linear.
+    `batch_invariant` does not hold for adapters, whose products are torch's.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: str = "silu",
+        gated: bool = True,
+        bias: bool = False,
+        limit: float | None = None,
+        alpha: float | None = None,
+        apply_router_weight_on_input: bool = False,
+        batch_invariant: bool = False,
+        activations: str | None = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if activations not in ACTIVATIONS:
+            raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
+        sizes = {"num_experts": num_experts, "hidden_size": hidden_size, "intermediate_size": intermediate_size}
+        for name, size in sizes.items():
+            check_type(name, size, SupportsIndex, "an integer")
+            if name == "num_experts" and not 1 <= size <= MOST:
+                raise _C.Error(f"{name}: is {size}; must be 1 to {MOST}")
+            if name != "num_experts" and (size <= 0 or size % BLOCK):
+                raise _C.Error(f"{name}: is {size}; must be a positive multiple of {BLOCK}")
+        allowed = GATED if gated else PLAIN
+        if activation not in allowed:
+            raise _C.Error(
+                f"activation: is {activation!r} {'with' if gated else 'without'} a gate; must be "
+                f"{', '.join(map(repr, allowed))}"
+            )
+        # gated's rules of limit and alpha, by the names that they have here.
+        nothing = torch.empty(0, BLOCK, device="cpu", dtype=torch.float32)
+        _api.gated(nothing, nothing if gated else None, activation, limit=limit, alpha=alpha)
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        if dtype not in DTYPES:
+            raise _C.Error(f"dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
+        self.num_experts, self.hidden_size, self.intermediate_size = num_experts, hidden_size, intermediate_size
+        self.activation, self.gated, self.limit, self.alpha = activation, gated, limit, alpha
+        self.apply_router_weight_on_input = apply_router_weight_on_input
+        self.batch_invariant = batch_invariant
+        self.activations = activations
+        self.interleaved = False  # whether rows of gate and up alternate in a checkpoint's stack
+        self.transposed = False  # whether the parameters of the module of transformers are [E, K, N]
+        self.is_transposed = False  # what that module says about it, which PEFT asks
+        self.naming: Any = None  # nvfp4.checkpoints.experts.Naming of the checkpoint, for saving
+        place = {"bias": bias, "device": device, "dtype": dtype}
+        self.gate_up = Stack(num_experts, 2 if gated else 1, intermediate_size, hidden_size, **place)
+        self.down = Stack(num_experts, 1, hidden_size, intermediate_size, **place)
+
+    @property
+    def nbytes(self) -> int:
+        return self.gate_up.nbytes + self.down.nbytes
+
+    @property
+    def mode(self) -> str:
+        """ "W4A16", "W4A4", or "W4A4 dynamic" without input scales."""
+        if self.activations is None:
+            return "W4A16"
+        given = (stack.input_global_scale is not None for stack in (self.gate_up, self.down))
+        return "W4A4" if all(given) else "W4A4 dynamic"
+
+    def _get_name(self) -> str:
+        return f"nvfp4.{type(self).__name__}"  # in the repr of a model, beside transformers' modules
+
+    def extra_repr(self) -> str:
+        text = f"{self.num_experts}, hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}"
+        text += f", activation={self.activation!r}, gated={self.gated}, {self.mode.partition(' ')[0]}"
+        if self.activations is not None:
+            text += f", input_global_scale={'static' if self.mode == 'W4A4' else 'dynamic'}"
+        given = {"limit": self.limit, "alpha": self.alpha}
+        text += "".join(f", {name}={value}" for name, value in given.items() if value is not None)
+        flags = ("apply_router_weight_on_input", "batch_invariant")
+        return text + "".join(f", {name}=True" for name in flags if getattr(self, name))
+
+    # ---- the computation ----
+
+    def forward(
+        self,
+        hidden: Tensor,
+        top_k_index: Tensor | None = None,
+        top_k_weights: Tensor | None = None,
+        expert_map: Tensor | None = None,
+    ) -> Tensor:
+        x = self._checked(hidden).reshape(-1, self.hidden_size)
+        if top_k_index is None and top_k_weights is None:
+            return self._sorted(x).reshape(hidden.shape)
+        index, weights = self._routing(x, top_k_index, top_k_weights)
+        if x.shape[0] == 0 or index.shape[1] == 0:
+            return x.new_zeros(hidden.shape)
+        if self.apply_router_weight_on_input:
+            # Each choice of an expert has an input of its own.
+            scaled = (x.unsqueeze(1).float() * weights.unsqueeze(2).float()).to(x.dtype).reshape(-1, x.shape[1])
+            rows, ends, places = _api.moe_route(index.reshape(-1, 1), self.num_experts, expert_map)
+            places = places.reshape(index.shape)
+            return self._run(scaled, rows, ends, places, None).reshape(hidden.shape)
+        rows, ends, places = _api.moe_route(index, self.num_experts, expert_map)
+        return self._run(x, rows, ends, places, weights).reshape(hidden.shape)
+
+    def _checked(self, hidden: Tensor) -> Tensor:
+        """The input in the dtype that the module computes in."""
+        check_type("hidden", hidden, Tensor, "a torch.Tensor")
+        if hidden.ndim == 0 or hidden.shape[-1] != self.hidden_size:
+            raise _C.Error(
+                f"hidden: shape is {list(hidden.shape)}; the last dimension must be hidden_size = {self.hidden_size}"
+            )
+        if hidden.dtype not in DTYPES:
+            raise _C.Error(f"hidden: dtype is {short(hidden.dtype)}; must be float16, bfloat16 or float32")
+        if not hidden.is_meta and torch.is_autocast_enabled(hidden.device.type):
+            hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+        return hidden
+
+    def _routing(self, x: Tensor, index: Tensor | None, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Index and weights as [tokens, k]."""
+        for name, t in (("top_k_index", index), ("top_k_weights", weights)):
+            check_type(name, t, Tensor, "a torch.Tensor")
+        assert index is not None and weights is not None
+        if index.dtype not in (torch.int32, torch.int64):
+            raise _C.Error(f"top_k_index: dtype is {short(index.dtype)}; must be int32 or int64")
+        if weights.dtype not in DTYPES:
+            raise _C.Error(f"top_k_weights: dtype is {short(weights.dtype)}; must be float16, bfloat16 or float32")
+        if weights.shape != index.shape:
+            raise _C.Error(
+                f"top_k_weights: shape is {list(weights.shape)}; must be that of top_k_index: {list(index.shape)}"
+            )
+        tokens = 1
+        for size in index.shape[:-1]:
+            tokens *= size
+        if index.ndim == 0 or tokens != x.shape[0]:
+            raise _C.Error(f"top_k_index: shape is {list(index.shape)}; must be [{x.shape[0]}, k] for these tokens")
+        return index.reshape(tokens, index.shape[-1]), weights.reshape(tokens, index.shape[-1])
+
+    def _sorted(self, x: Tensor) -> Tensor:
+        """Rows in the order of their experts. A row of zeros, by which Llama-4 stands for a token that does not go to
+        an expert, gives zeros without a bias."""
+        experts = torch.arange(self.num_experts, device=x.device, dtype=torch.int32)
+        if x.shape[0] % self.num_experts:
+            raise _C.Error(f"hidden: has {x.shape[0]} rows; must be a multiple of num_experts = {self.num_experts}")
+        if x.shape[0] == 0:
+            return torch.zeros_like(x)
+        index = experts.repeat_interleave(x.shape[0] // self.num_experts)
+        if self.gate_up.bias is None:
+            index = torch.where((x != 0).any(1), index, -1)
+        rows, ends, places = _api.moe_route(index.unsqueeze(1), self.num_experts)
+        return self._run(x, rows, ends, places, None)
+
+    def _run(self, x: Tensor, rows: Tensor, ends: Tensor, places: Tensor, weights: Tensor | None) -> Tensor:
+        factors = [t for stack in (self.gate_up, self.down) for t in stack.adapter or (None, None)]
+        given = any(t is not None and t.requires_grad for t in (x, weights, *factors))
+        if torch.is_grad_enabled() and given and self.activations is not None:
+            return self._without_gradient(x, rows, ends, places, weights, factors)
+        if torch.is_grad_enabled() and given:
+            result: Tensor = Gradient.apply(self, x, weights, rows, ends, places, *factors)
+            return result
+        return self._computed(x, rows, ends, places, weights, *adapters(factors))
+
+    def _without_gradient(
+        self,
+        x: Tensor,
+        rows: Tensor,
+        ends: Tensor,
+        places: Tensor,
+        weights: Tensor | None,
+        factors: Sequence[Tensor | None],
+    ) -> Tensor:
+        if is_transformed():
+            raise _C.Error(
+                "hidden: or top_k_weights requires grad, which compiled, traced or transformed W4A4 code cannot take; "
+                f"use torch.no_grad(), or {WITH_GRADIENT}"
+            )
+
+        def run(x: Tensor, weights: Tensor | None, *more: Any) -> Tensor:
+            return self._computed(x, rows, ends, places, weights, *adapters(factors))
+
+        trained = next((t for t in factors if t is not None and t.requires_grad), None)
+        result: Tensor = NoGradient.apply(x, run, weights, trained, None, x.dtype)
+        return result
+
+    def _computed(
+        self,
+        x: Tensor,
+        rows: Tensor,
+        ends: Tensor,
+        places: Tensor,
+        weights: Tensor | None,
+        first: Adapter | None,
+        second: Adapter | None,
+    ) -> Tensor:
+        if first is None and self.activations is None and self.gate_up.activates(x.dtype):
+            gating = self.activation, self.limit, self.alpha
+            h = self.gate_up.activated(as_gemm_takes_it(x), ends, rows, self.batch_invariant, *gating)
+            y = self._down(h, ends, second)
+        else:
+            y = self._outputs(self._inner(x, rows, ends, first), ends, second)
+        result: Tensor = _api.moe_combine(y, places, weights, out_dtype=x.dtype)
+        return result
+
+    def _inner(self, x: Tensor, rows: Tensor, ends: Tensor, adapter: Adapter | None = None) -> Tensor:
+        """gate and up of each expert, side by side."""
+        if self.activations is not None:
+            a = w4a4.quantized(self.gate_up, x, ends, rows)
+            y = w4a4.product(self.gate_up, a, ends, x.dtype, self.batch_invariant, is_constant())
+        else:
+            y = self.gate_up.product(as_gemm_takes_it(x), ends, rows, self.batch_invariant)
+        return y if adapter is None else y + low_rank(x.index_select(0, rows), *adapter, ends)
+
+    def _hidden(self, inner: Tensor) -> Tensor:
+        gate, up = inner.split(self.intermediate_size, 1) if self.gated else (inner, None)
+        return _api.gated(gate, up, self.activation, limit=self.limit, alpha=self.alpha, out_dtype=inner.dtype)
+
+    def _outputs(self, inner: Tensor, ends: Tensor, adapter: Adapter | None = None) -> Tensor:
+        if self.activations is None:
+            return self._down(self._hidden(inner), ends, adapter)
+        gate, up = inner.split(self.intermediate_size, 1) if self.gated else (inner, None)
+        a = w4a4.activated(self.down, gate, up, ends, self.activation, self.limit, self.alpha)
+        y = w4a4.product(self.down, a, ends, inner.dtype, self.batch_invariant, is_constant())
+        return y if adapter is None else y + low_rank(self._hidden(inner), *adapter, ends)
+
+    def _down(self, h: Tensor, ends: Tensor, adapter: Adapter | None) -> Tensor:
+        y = self.down.product(h, ends, None, self.batch_invariant)
+        return y if adapter is None else y + low_rank(h, *adapter, ends)
+
+    def _activated(self, inner: Tensor) -> Tensor:
+        """_hidden in torch, in fp32, for gradients."""
+        gate, up = inner.split(self.intermediate_size, 1) if self.gated else (inner, None)
+        alpha = 1.702 if self.alpha is None else self.alpha
+        if self.limit is not None:
+            gate = gate.clamp(max=self.limit)
+            up = None if up is None else up.clamp(-self.limit, self.limit)
+        activations: dict[str, Callable[[Tensor], Tensor]] = {
+            "silu": torch.nn.functional.silu,
+            "gelu_tanh": lambda t: torch.nn.functional.gelu(t, approximate="tanh"),
+            "relu2": lambda t: torch.relu(t).square(),
+            "swiglu": lambda t: t * torch.sigmoid(alpha * t),
+        }
+        h = activations[self.activation](gate)
+        return h if up is None else h * (up + 1 if self.activation == "swiglu" else up)

@@ -1,0 +1,398 @@
+"""The matrices of nvfp4.Experts: a stack of those of all experts, and their products."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nvfp4 import _api
+from nvfp4.layers.buffers import FixedBuffers
+from nvfp4.layers.experts.gradient import Adapter
+from nvfp4.layers.gradient import bf16_parts
+from nvfp4.layers.packed import BLOCK, aligned, round_up, short
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Stack(FixedBuffers):
+    """E * P NVFP4 matrices [N, K]: those of E experts, each with P parts whose results lie side by side.
+
+    On a CPU the matrices may stay where they are, in mapped files that have a tensor for each (`keep`). A state dict
+    and another device get the buffers, which are filled expert by expert then.
+
+    Buffers:
+        weight: [E, P, N, K/2] uint8, or None.
+        weight_scale: [E, P, N rounded up to 128, K/16 rounded up to 4] float8_e4m3fn in the 128x4 layout, or None.
+        weight_global_scale: float32 [E, P], multipliers.
+        input_global_scale: float32 [E, P], multipliers, NaN for an expert without one; or None.
+        bias: [E, P, N], or None.
+
+    Attributes:
+        shape: (E, P, N, K).
+        kept: of each part the values [N, K/2] and the linear scales [N, K/16] of each expert, as bytes; or None.
+    """
+
+    fixed = ("weight_scale", "weight_global_scale", "input_global_scale")
+    e4m3 = ("weight_scale",)
+
+    weight: Tensor | None
+    weight_scale: Tensor | None
+    weight_global_scale: Tensor
+    input_global_scale: Tensor | None
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        experts: int,
+        parts: int,
+        rows: int,
+        columns: int,
+        bias: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.shape = (experts, parts, rows, columns)
+        self.kept: list[tuple[list[Tensor], list[Tensor]]] | None = None
+        self.has_state = True  # False while a state dict is made that leaves this stack out
+        self.adapter: Adapter | None = None  # while nvfp4.peft calls the experts
+        self._known_scales: Any = None  # of two buffers and their versions (None: settled), what input_scales returned
+        self.register_buffer("weight", None)
+        self.register_buffer("weight_scale", None)
+        self._buffers.update(self.blank(device))
+        self.register_buffer("weight_global_scale", torch.ones(experts, parts, dtype=torch.float32, device=device))
+        self.register_buffer("input_global_scale", None)
+        zeros = torch.zeros(experts, parts, rows, dtype=dtype, device=device) if bias else None
+        self.register_buffer("bias", zeros)
+
+    def blank(self, device: torch.device | str | int | None) -> dict[str, Tensor | None]:
+        """weight and weight_scale of zeros, which the scales' padding keeps."""
+        experts, parts, rows, columns = self.shape
+        scales = (experts, parts, round_up(rows, 128), round_up(columns // BLOCK, 4))
+        return {
+            "weight": torch.zeros(experts, parts, rows, columns // 2, dtype=torch.uint8, device=device),
+            "weight_scale": torch.zeros(scales, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn),
+        }
+
+    @property
+    def nbytes(self) -> int:
+        kept = [t for part in self.kept or () for tensors in part for t in tensors]
+        return sum(t.nbytes for t in (*self.buffers(), *kept))
+
+    def keep(self, part: int, weights: list[Tensor], scales: list[Tensor]) -> None:
+        """Takes a part's matrices, and their scales in the linear layout, as they are, on a CPU."""
+        self.weight = self.weight_scale = None
+        if self.kept is None:
+            self.kept = [([], [])] * self.shape[1]
+        self.kept[part] = ([aligned(t) for t in weights], [t.contiguous().view(torch.uint8) for t in scales])
+
+    def stacked(self, device: torch.device) -> dict[str, Tensor | None]:
+        """weight and weight_scale of the matrices that are kept, on a device."""
+        experts, parts, rows, columns = self.shape
+        assert self.kept is not None
+        result = self.blank(device)
+        weight, scale = result["weight"], result["weight_scale"]
+        assert weight is not None and scale is not None
+        linear = torch.empty(experts, rows, columns // BLOCK, dtype=torch.uint8, device=device)
+        for p, (values, scales) in enumerate(self.kept):
+            for e in range(experts):
+                weight[e, p].copy_(values[e])
+                linear[e].copy_(scales[e])
+            scale[:, p] = swizzled(linear)
+        return result
+
+    def gather(self, device: torch.device) -> None:
+        """Copies matrices that are kept to buffers on a device. Compiled code on a CPU needs it."""
+        if self.kept is not None:
+            self._buffers.update(self.stacked(device))
+            self.kept = None
+
+    def matrices(self) -> Callable[[int, int], tuple[Tensor, Tensor]]:
+        """A function of expert and part: the values [N, K/2] and the linear scales [N, K/16]."""
+        kept, weight, scale = self.kept, self.weight, self.weight_scale
+        if kept is not None:
+            return lambda e, p: (kept[p][0][e], kept[p][1][e].view(torch.float8_e4m3fn))
+        assert weight is not None and scale is not None
+        experts, parts, rows, columns = self.shape
+        blocks = scale.reshape(experts * parts, *scale.shape[2:])
+        linear = _api.unswizzle(blocks, rows, columns // BLOCK).reshape(experts, parts, rows, columns // BLOCK)
+        return lambda e, p: (weight[e, p], linear[e, p])
+
+    # ---- what torch.nn.Module does with the buffers ----
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy's buffers have other versions."""
+        state, known = super().__getstate__(), self._known_scales
+        return state | {"_known_scales": known if known is not None and known[2] is None else None}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        if self.kept is not None:
+            device = fn(torch.empty(0, dtype=torch.uint8)).device
+            if device.type != "cpu":
+                self.gather(device)
+        return super()._apply(fn, recurse)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if not self.has_state:
+            return
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.kept is not None:
+            destination.update({prefix + name: t for name, t in self.stacked(torch.device("cpu")).items()})
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        """Also takes a state with input scales where this stack has none, and the reverse. Another dtype is an
+        error."""
+        mismatches = []
+        wanted = {"weight": torch.uint8, "weight_scale": torch.float8_e4m3fn}
+        for name in ("weight", "weight_scale", "weight_global_scale", "input_global_scale"):
+            t, dtype = state_dict.get(prefix + name), wanted.get(name, torch.float32)
+            if isinstance(t, Tensor) and t.dtype != dtype:
+                mismatches.append(f"{prefix}{name}: is {short(t.dtype)}; must be {short(dtype)}")
+        if mismatches:
+            arguments[-1].extend(mismatches)  # load_state_dict raises them, with those of other modules
+            return
+        if prefix + "weight" in state_dict:
+            if state_dict.get(prefix + "input_global_scale") is None:
+                self.input_global_scale = None
+            elif self.input_global_scale is None:
+                self.input_global_scale = torch.empty_like(self.weight_global_scale)
+            if self.kept is not None:
+                self._buffers.update(self.blank("cpu"))
+                self.kept = None
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        self._renew()
+
+    def _renew(self) -> None:
+        """Brings what `input_scales` last returned up to date, in its place: CUDA graphs may read it."""
+        given, own, known = self.input_global_scale, self.weight_global_scale, self._known_scales
+        if known is None or given is None or known[0] is not given or known[1] is not own:
+            return
+        if known[3][0].is_inference() and not torch.is_inference_mode_enabled():
+            return  # these cannot be written, nor could the buffers
+        for t, value in zip(known[3], computed_scales(given, own)):
+            t.copy_(value)
+        self._known_scales = (given, own, known[2] and (given._version, own._version), known[3])
+
+    def extra_repr(self) -> str:
+        experts, parts, rows, columns = self.shape
+        return f"{experts} x {parts} matrices of {rows} x {columns}, bias={self.bias is not None}"
+
+    # ---- the products ----
+
+    def input_scales(self) -> tuple[Tensor | None, Tensor]:
+        """The global scale of each expert's quantized input, [E], or None without one, and alpha with it, [E, P]. The
+        parts of an expert share their input, and the largest of their scales; an expert without one takes the largest
+        of all. A CUDA graph keeps the values from before it was made; a state dict that is loaded renews them there."""
+        given, own = self.input_global_scale, self.weight_global_scale
+        if given is None:
+            return None, own
+        # Inference tensors have no version, and compiled code sees none.
+        lasting = not (torch.compiler.is_compiling() or given.is_inference() or own.is_inference())
+        versions = (given._version, own._version) if lasting else None
+        known = self._known_scales
+        if known is not None and known[0] is given and known[1] is own:
+            if known[2] is None or known[2] == versions:
+                return known[3]
+            if lasting and not is_captured(given):
+                self._renew()
+                return known[3]
+        if not lasting or is_captured(given):  # what a graph computes has no value yet
+            return computed_scales(given, own)
+        with torch.inference_mode(False):  # so that _renew may write the results
+            result = computed_scales(given, own)
+        self._known_scales = (given, own, versions, result)
+        return result
+
+    def settle(self) -> None:
+        """Computes what `input_scales` returns for good: the buffers' values must not change any more. Otherwise each
+        call computes it where buffers have no version (inference mode)."""
+        self._known_scales = None
+        self._known_scales = (self.input_global_scale, self.weight_global_scale, None, self.input_scales())
+
+    def product(self, a: Tensor, ends: Tensor, rows: Tensor | None, batch_invariant: bool) -> Tensor:
+        """a [R, K] times each group's matrices, [T, P * N], in the dtype of a: rounded once. For float32 it is the sum
+        of the products of three bfloat16 parts, which are exact."""
+        if self.kept is None:
+            return self._product(
+                a, self.weight, self.weight_scale, self.weight_global_scale, self.bias, ends, rows, batch_invariant
+            )
+        used, ends = self.used(ends)
+        results = []
+        for p in range(self.shape[1]):
+            bias = None if self.bias is None else self.bias[used, p]
+            values, scales = ([tensors[e] for e in used] for tensors in self.kept[p])
+            alpha = self.weight_global_scale[used, p]
+            results.append(self._product(a, values, scales, alpha, bias, ends, rows, batch_invariant))
+        return results[0] if len(results) == 1 else torch.cat(results, 1)
+
+    def activates(self, dtype: torch.dtype) -> bool:
+        """Whether `activated` takes rows of this dtype: the products of float32 are sums of several."""
+        return self.kept is None and dtype != torch.float32
+
+    def activated(
+        self,
+        a: Tensor,
+        ends: Tensor,
+        rows: Tensor | None,
+        batch_invariant: bool,
+        activation: str,
+        limit: float | None,
+        alpha: float | None,
+    ) -> Tensor:
+        """nvfp4.gated of the parts of `product`, [T, N], in one call with the same bits."""
+        result: Tensor = _api.gated_grouped_gemm(
+            a,
+            self.weight,
+            None,
+            self.weight_scale,
+            ends,
+            activation,
+            limit=limit,
+            activation_alpha=alpha,
+            rows=rows,
+            alpha=self.weight_global_scale,
+            bias=as_grouped_gemm_takes_it(self.bias, a.dtype),
+            batch_invariant=batch_invariant,
+            constant_b=is_constant(),
+        )
+        return result
+
+    def used(self, ends: Tensor) -> tuple[list[int], Tensor]:
+        """The experts that have rows, and their ends. Lists are read on the host, so a call passes no more than it
+        needs: few of many experts for a single token."""
+        if torch.compiler.is_compiling():
+            return [*range(self.shape[0])], ends
+        used = ends.diff(prepend=ends.new_zeros(1)).nonzero().flatten()
+        used = used if used.numel() else used.new_zeros(1)
+        return used.tolist(), ends[used].contiguous()
+
+    @staticmethod
+    def _product(
+        a: Tensor,
+        weight: Any,
+        scale: Any,
+        alpha: Tensor,
+        bias: Tensor | None,
+        ends: Tensor,
+        rows: Tensor | None,
+        batch_invariant: bool,
+        transpose_b: bool = True,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """grouped_gemm, of float32 by parts, the smallest first."""
+        bias = as_grouped_gemm_takes_it(bias, a.dtype)
+        total = None
+        parts = [a] if a.dtype != torch.float32 else [*bf16_parts(a)][::-1]
+        for i, part in enumerate(parts):
+            y: Tensor = _api.grouped_gemm(
+                part,
+                weight,
+                None,
+                scale,
+                ends,
+                rows=rows,
+                alpha=alpha,
+                bias=bias if i == len(parts) - 1 else None,
+                out_dtype=a.dtype if out_dtype is None else out_dtype,
+                scale_layout="128x4" if isinstance(scale, Tensor) else "linear",
+                transpose_b=transpose_b,
+                batch_invariant=batch_invariant,
+                constant_b=is_constant(),
+            )
+            total = y if total is None else total + y
+        assert total is not None
+        return total
+
+    def transposed(self, dy: Tensor, ends: Tensor, batch_invariant: bool) -> Tensor:
+        """The gradient with respect to the rows of a, [T, K] float32, of one with respect to the product, [T, P * N].
+
+        grouped_gemm computes it of one part. In a stack with two parts each expert counts as two groups, whose rows
+        follow one another: those of gate, then those of up.
+        """
+        experts, parts, size, _ = self.shape
+        if self.kept is not None:
+            used, ends = self.used(ends)
+            total = None
+            for p, each in enumerate(dy.split(size, 1)):
+                values, scales = ([tensors[e] for e in used] for tensors in self.kept[p])
+                alpha = self.weight_global_scale[used, p]
+                dx = self._gradient(each.contiguous(), values, scales, alpha, ends, None, batch_invariant)
+                total = dx if total is None else total + dx
+            assert total is not None
+            return total
+        assert self.weight is not None
+        weight, alpha = self.weight.flatten(0, 1), self.weight_global_scale.flatten()
+        if parts == 1:
+            return self._gradient(dy, weight, self.weight_scale, alpha, ends, None, batch_invariant)
+        slots = dy.shape[0]
+        dy = dy.reshape(slots, 2, -1).transpose(0, 1).reshape(2 * slots, -1)
+        slot = torch.arange(slots, device=dy.device, dtype=torch.int32)
+        starts = torch.cat((ends.new_zeros(1), ends, ends.new_full((1,), slots)))
+        expert = torch.searchsorted(ends, slot, right=True)  # E at and past the last end
+        first, second = (slot + starts[expert]).long(), (slot + starts[expert + 1]).long()
+        rows = torch.empty(2 * slots, device=dy.device, dtype=torch.int32)
+        rows[first], rows[second] = slot, slot + slots
+        ends = torch.stack((starts[:-2] + ends, 2 * ends), 1).flatten()
+        dx = self._gradient(dy, weight, self.weight_scale, alpha, ends, rows, batch_invariant)
+        return dx[first] + dx[second]
+
+    def _gradient(
+        self,
+        dy: Tensor,
+        weight: Any,
+        scale: Any,
+        alpha: Tensor,
+        ends: Tensor,
+        rows: Tensor | None,
+        batch_invariant: bool,
+    ) -> Tensor:
+        return self._product(
+            dy, weight, scale, alpha, None, ends, rows, batch_invariant, transpose_b=False, out_dtype=torch.float32
+        )
+
+
+def as_grouped_gemm_takes_it(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A bias of products whose result has this dtype."""
+    return bias if bias is None or bias.dtype == dtype else bias.float()
+
+
+def computed_scales(given: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """Stack.input_scales of its buffers input_global_scale and weight_global_scale."""
+    largest = given.nan_to_num(0.0).amax(1)
+    scales = torch.where(largest > 0, largest, largest.amax())
+    return scales, own * scales[:, None]
+
+
+def is_captured(t: Tensor) -> bool:
+    """Whether what is computed of this tensor becomes part of a CUDA graph."""
+    return t.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def swizzled(linear: Tensor) -> Tensor:
+    """Linear scales [L, N, K/16] in the 128x4 layout: [L, N rounded up to 128, K/16 rounded up to 4] float8_e4m3fn."""
+    count, rows, columns = linear.shape
+    scales: Tensor = _api.swizzle(linear.view(torch.float8_e4m3fn))
+    return scales.reshape(count, round_up(rows, 128), round_up(columns, 4))
+
+
+@contextlib.contextmanager
+def left_out_of_state(model: torch.nn.Module) -> Iterator[None]:
+    """Makes state dicts without stacks, whose matrices would be copied."""
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    for stack in stacks:
+        stack.has_state = False
+    try:
+        yield
+    finally:
+        for stack in stacks:
+            stack.has_state = True
+
+
+def is_constant() -> bool:
+    """Whether no kernel in flight can write the weights, as of Linear: compiled code may compute them just before."""
+    return not (torch.compiler.is_compiling() or torch._C._is_tracing())

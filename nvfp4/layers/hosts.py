@@ -1,0 +1,96 @@
+"""The libraries whose models hold NVFP4 layers, and the modules of nvfp4.hosts that serve them.
+
+Layers, checkpoints and quantizing know a library by this table alone. They import what serves it only for a model of
+that library. Such an import registers no more than what saving the model needs. What takes the place of a library's
+own reader is registered when a user imports nvfp4.transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from importlib.util import find_spec
+from typing import Any, NoReturn
+
+import torch
+
+from nvfp4 import _C
+
+# By the name of the library: what serves it.
+SERVICES = {"transformers": "nvfp4.hosts.transformers.services", "peft": "nvfp4.hosts.peft"}
+
+
+def pretrained_class() -> Any:
+    """transformers.PreTrainedModel; None before transformers is loaded: no model is one of its models then."""
+    return getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+
+
+def is_pretrained(model: torch.nn.Module) -> bool:
+    """Whether a model is one of transformers."""
+    kind = pretrained_class()
+    return kind is not None and isinstance(model, kind)
+
+
+def pretrained_in(model: torch.nn.Module) -> list[Any]:
+    """The modules of a model, itself included, that are models of transformers."""
+    kind = pretrained_class()
+    return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+
+
+def services(library: str) -> Any:
+    """The module that serves a library.
+
+    Raises:
+        ImportError: the installed version of the library lacks what nvfp4 needs.
+    """
+    return importlib.import_module(SERVICES[library])
+
+
+def layers_replaced(model: torch.nn.Module) -> None:
+    """Prepares a model whose layers have become NVFP4 for save_pretrained and for adapters."""
+    prepare_saving(model)
+    prepare_adapters(model)
+
+
+def prepare_saving(model: torch.nn.Module) -> None:
+    """Lets save_pretrained of transformers store NVFP4 layers, wherever the model or a module of it has that method.
+    Where nvfp4 cannot work with the version of transformers, save_pretrained raises an error instead."""
+    models = pretrained_in(model)
+    if not models:
+        return
+    try:
+        attach = services("transformers").attach
+    except ImportError:
+        for own in models:
+            if getattr(own, "hf_quantizer", None) is None:
+                own.hf_quantizer = Unstorable()
+        return
+    for own in models:
+        attach(own)
+
+
+class Unstorable:
+    """The `hf_quantizer` of a model that this version of transformers cannot store. save_pretrained asks it how the
+    model is quantized, before it writes anything."""
+
+    @property
+    def quantization_config(self) -> NoReturn:
+        raise _C.Error(
+            "model: is quantized with nvfp4, which this version of transformers cannot store (call nvfp4.save), and is "
+            "not written"
+        )
+
+
+def prepare_adapters(model: torch.nn.Module) -> None:
+    """Registers NVFP4 layers with PEFT: if PEFT is loaded, and for a model of transformers also if PEFT is installed.
+    Importing it takes 0.1 s then, as most of that is importing transformers."""
+    if SERVICES["peft"] in sys.modules:
+        return
+    loaded = "peft" in sys.modules
+    if loaded or (pretrained_in(model) and find_spec("peft") is not None):
+        try:
+            services("peft")
+        except Exception as error:  # a PEFT that does not work here; who has not imported it has not asked for it
+            if loaded:
+                warnings.warn(f"peft: adapters of NVFP4 layers cannot be merged: {error}", stacklevel=4)
