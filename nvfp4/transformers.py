@@ -4,19 +4,15 @@ AutoModelForCausalLM.from_pretrained(folder)     an NVFP4 checkpoint of ModelOpt
 AutoModelForCausalLM.from_pretrained(folder, quantization_config=NVFP4Config())
                                                  a dense checkpoint, quantized while it is loaded
 load(folder, activations=None)                   an NVFP4 checkpoint, in another mode
+
+Saving a model that quantize_model or nvfp4.load changed needs no import: the model's quantizer comes with its layers.
 """
 
-# First, since it says which part of transformers is missing.
-from nvfp4.hosts.transformers.quantizers import (
-    CompressedTensorsConfig,
-    CompressedTensorsQuantizer,
-    ModelOptConfig,
-    ModelOptQuantizer,
-    load,
-)
-
-# isort: split
+from nvfp4.hosts.transformers.configs import CompressedTensorsConfig, ModelOptConfig
+from nvfp4.hosts.transformers.load import load
 from nvfp4.hosts.transformers.on_load import NVFP4Config, NVFP4Quantizer
+from nvfp4.hosts.transformers.quantizers import CompressedTensorsQuantizer, ModelOptQuantizer
+from nvfp4.hosts.transformers.registry import replace_original
 
 __all__ = [
     "CompressedTensorsConfig",
@@ -27,3 +23,5 @@ __all__ = [
     "NVFP4Quantizer",
     "load",
 ]
+
+replace_original()

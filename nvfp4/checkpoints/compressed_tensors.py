@@ -19,25 +19,12 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4._text import shown
 from nvfp4.checkpoints import fp8, kv_cache
-from nvfp4.checkpoints.common import (
-    AUTO,
-    W4A4,
-    W4A4_DYNAMIC,
-    W4A16,
-    Recipe,
-    Verdict,
-    check_names,
-    one_scale,
-    read_scalar,
-    reciprocal,
-    resolve,
-    strings,
-    table,
-)
 from nvfp4.checkpoints.names import Names
 from nvfp4.checkpoints.options import ARGUMENTS, SCHEME, check_keys, check_transforms, unknown_keys
 from nvfp4.checkpoints.options import COMPRESSED_TENSORS as KEYS
 from nvfp4.checkpoints.patterns import Work
+from nvfp4.checkpoints.recipe import AUTO, W4A4, W4A4_DYNAMIC, W4A16, Recipe, Verdict, strings, table
+from nvfp4.checkpoints.tensors import check_names, one_scale, read_scalar, reciprocal, resolve
 from nvfp4.layers.packed import PackedLinear
 
 NAME = "compressed-tensors"

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from nvfp4 import _C
-from nvfp4.checkpoints.common import Checkpoint, strings, table
+from nvfp4.checkpoints.checkpoint import Checkpoint
 from nvfp4.checkpoints.files import check_file, file_errors, is_there, read_json
 from nvfp4.checkpoints.load import load
-from nvfp4.checkpoints.save import SaveReport, check_format, shard_bytes, write
+from nvfp4.checkpoints.recipe import strings, table
+from nvfp4.checkpoints.save import check_format
 from nvfp4.checkpoints.shards import INDEX
+from nvfp4.checkpoints.write import SaveReport, shard_bytes, write
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 PATTERNS = "*?[]"

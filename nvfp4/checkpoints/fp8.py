@@ -25,8 +25,8 @@ from nvfp4 import _C
 from nvfp4._text import shown
 from nvfp4.checkpoints.options import check_off
 from nvfp4.layers.buffers import loaded
+from nvfp4.layers.checks import prefix_errors, short
 from nvfp4.layers.fp8 import BLOCK, FP8, Fp8Linear, Fp8Tensors, StoredScales, blocks_of
-from nvfp4.layers.packed import prefix_errors, short
 
 # How a layer is computed, by the words of a configuration.
 STATIC, DYNAMIC, TOKEN = "FP8 W8A8", "FP8 W8A8 dynamic", "FP8 W8A8 per token"

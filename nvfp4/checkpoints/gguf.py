@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4.checkpoints.common import AUTO, one_scale, read_scalar, resolve
-from nvfp4.layers.packed import BLOCK, PackedLinear, check_tensor
+from nvfp4.checkpoints.recipe import AUTO
+from nvfp4.checkpoints.tensors import one_scale, read_scalar, resolve
+from nvfp4.layers.checks import check_tensor
+from nvfp4.layers.packed import BLOCK, PackedLinear
 
 NAME = "GGUF"
 VALUES, BYTES = 64, 36  # of a block

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4._text import shown
-from nvfp4.checkpoints.common import Checkpoint, noted
+from nvfp4.checkpoints.checkpoint import Checkpoint, noted
 from nvfp4.checkpoints.patterns import MOST_NAME
-from nvfp4.layers.packed import short
+from nvfp4.layers.checks import short
 
 EIGHT_BITS = {torch.uint8, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu}
 EIGHT_BITS |= {getattr(torch, name) for name in ("float8_e4m3fnuz", "float8_e5m2fnuz", "float4_e2m1fn_x2")}

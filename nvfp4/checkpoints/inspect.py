@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nvfp4.checkpoints.common import Checkpoint
+from nvfp4.checkpoints.checkpoint import Checkpoint
+from nvfp4.checkpoints.configuration import mode_of
 from nvfp4.checkpoints.files import file_errors
 from nvfp4.checkpoints.nibble_order import References, nibble_order
 from nvfp4.checkpoints.read import read, report_dense
-from nvfp4.checkpoints.save import mode_of
 from nvfp4.layers.fp8 import Fp8Tensors
+from nvfp4.layers.fused import FUSED
 from nvfp4.layers.packed import BLOCK, PackedLinear
-from nvfp4.layers.traversal import FUSED
 
 NAN, ZERO, LARGEST = 0x7F, 0x00, 0x7E  # e4m3 without the sign; the largest is 448
 ROWS = 1024  # a weight's rows that are looked at, at most

@@ -14,18 +14,23 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4._text import unwatched, watched
 from nvfp4.checkpoints import comfy_kitchen, kv_cache, modelopt, self_described
-from nvfp4.checkpoints.common import AUTO, Checkpoint, check_activations, check_scales
+from nvfp4.checkpoints.checkpoint import Checkpoint, check_scales
 from nvfp4.checkpoints.experts.targets import described, gatherer, made
 from nvfp4.checkpoints.files import file_errors
-from nvfp4.checkpoints.left_out import is_head, left_out
-from nvfp4.checkpoints.read import check_layer, read, report_dense
+from nvfp4.checkpoints.fit import check_layer, fit, renaming, unwanted_by
+from nvfp4.checkpoints.left_out import is_head
+from nvfp4.checkpoints.read import read, report_dense
+from nvfp4.checkpoints.recipe import AUTO
+from nvfp4.checkpoints.tensors import check_activations
+from nvfp4.layers.checks import check_type, short
+from nvfp4.layers.dense import find_dense
 from nvfp4.layers.experts.stack import Stack
 from nvfp4.layers.fp8 import Fp8Linear, Fp8Tensors
-from nvfp4.layers.hosts import is_pretrained, layers_replaced, services
+from nvfp4.layers.hosts import layers_replaced
 from nvfp4.layers.invariance import check_invariant, set_batch_invariant
 from nvfp4.layers.linear import Linear
-from nvfp4.layers.packed import PackedLinear, check_type, short
-from nvfp4.layers.traversal import find_dense, keep_hooks
+from nvfp4.layers.packed import PackedLinear
+from nvfp4.layers.traversal import keep_hooks
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -166,39 +171,6 @@ def check_format(format: str | None) -> None:
 
 
 # ---- the model ----
-
-
-Renamed = Callable[[str], tuple[str, str | None]]
-
-
-def renaming(model: torch.nn.Module) -> Renamed | None:
-    """How transformers renames a checkpoint's tensors, for a model of transformers."""
-    if not is_pretrained(model):
-        return None
-    renamed: Renamed = services("transformers").renamer(model)
-    return renamed
-
-
-def unwanted_by(model: torch.nn.Module, renamed: Renamed | None) -> Callable[[str], str | None]:
-    """Which tensors of a checkpoint a model's class leaves out, by their names in the checkpoint."""
-    return left_out(model) if renamed is None else left_out(model, lambda name: renamed(name)[0])
-
-
-def fit(checkpoint: Checkpoint, model: torch.nn.Module, unwanted: Callable[[str], str | None]) -> None:
-    """Skips what the model's class leaves out, and renames the rest as transformers does."""
-    for name in [*checkpoint.layers, *checkpoint.experts]:
-        if reason := unwanted(f"{name}.weight"):
-            checkpoint.skipped[name] = reason
-            checkpoint.layers.pop(name, None)
-            checkpoint.experts.pop(name, None)
-    for name in [*checkpoint.tensors]:
-        if reason := unwanted(name):
-            del checkpoint.tensors[name]
-            checkpoint.skipped[checkpoint.kept.pop(name, name)] = reason
-    names = {name for name, _ in model.named_modules(remove_duplicate=False)}
-    strange = any(name not in names for name in checkpoint.all_layers)
-    if is_pretrained(model) and (strange or any(name.rpartition(".")[0] not in names for name in checkpoint.tensors)):
-        services("transformers").rename(model, checkpoint)
 
 
 def put(

@@ -23,22 +23,6 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4._text import shown
 from nvfp4.checkpoints import fp8, kv_cache
-from nvfp4.checkpoints.common import (
-    AUTO,
-    W4A4,
-    W4A4_AWQ,
-    W4A4_DYNAMIC,
-    W4A16,
-    W4A16_AWQ,
-    Recipe,
-    Verdict,
-    check_names,
-    one_scale,
-    read_scalar,
-    resolve,
-    strings,
-    table,
-)
 from nvfp4.checkpoints.compressed_tensors import (
     LINEAR,
     Groups,
@@ -53,6 +37,19 @@ from nvfp4.checkpoints.names import EXPERT, Names
 from nvfp4.checkpoints.options import MODELOPT as KEYS
 from nvfp4.checkpoints.options import MODELOPT_LAYER, SCHEME, check_keys, check_off, unknown_keys
 from nvfp4.checkpoints.patterns import Work
+from nvfp4.checkpoints.recipe import (
+    AUTO,
+    W4A4,
+    W4A4_AWQ,
+    W4A4_DYNAMIC,
+    W4A16,
+    W4A16_AWQ,
+    Recipe,
+    Verdict,
+    strings,
+    table,
+)
+from nvfp4.checkpoints.tensors import check_names, one_scale, read_scalar, resolve
 from nvfp4.layers.packed import BLOCK, PackedLinear
 
 NAME = "modelopt"

@@ -16,8 +16,9 @@ import re
 from torch import Tensor
 
 from nvfp4 import _api
-from nvfp4.checkpoints.common import Checkpoint
-from nvfp4.layers.packed import BLOCK, PackedLinear, aligned
+from nvfp4.checkpoints.checkpoint import Checkpoint
+from nvfp4.layers.buffers import aligned
+from nvfp4.layers.packed import BLOCK, PackedLinear
 
 ROWS, BLOCKS = 1024, 64  # a weight's rows or blocks of columns that are decoded, at most
 MANY = 2048  # layers, from which on fewer are decoded of each, but at least a quarter: 18,432 layers take half a minute

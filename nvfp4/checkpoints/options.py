@@ -8,7 +8,7 @@ from typing import Any
 
 from nvfp4 import _C
 from nvfp4._text import shown
-from nvfp4.checkpoints.common import table
+from nvfp4.checkpoints.recipe import table
 
 
 def _keys(text: str) -> tuple[str, ...]:

@@ -13,14 +13,18 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4._text import shown
 from nvfp4.checkpoints import comfy_kitchen, gguf, torchao
-from nvfp4.checkpoints.common import AUTO, Checkpoint, add_layer, chosen, noted, table
+from nvfp4.checkpoints.checkpoint import Checkpoint, noted
 from nvfp4.checkpoints.files import READER_ERRORS, check_file, parse_json
 from nvfp4.checkpoints.gguf_header import check_header
 from nvfp4.checkpoints.grouping import check_unclaimed, grouped, has_scale, keep, other_kind
 from nvfp4.checkpoints.names import Modules, Names
 from nvfp4.checkpoints.options import COMFY, TORCHAO, TORCHAO_ACTIVATIONS, check_flag, check_keys, check_off
+from nvfp4.checkpoints.recipe import AUTO, table
 from nvfp4.checkpoints.shards import parts_of
-from nvfp4.layers.packed import BLOCK, PackedLinear, round_up
+from nvfp4.checkpoints.stacks import add_layer
+from nvfp4.checkpoints.tensors import chosen
+from nvfp4.layers.buffers import round_up
+from nvfp4.layers.packed import BLOCK, PackedLinear
 
 SPLIT = ("split.count", "split.no")  # of a GGUF file in parts
 Errors = dict[str, str] | None  # of the layers by name, where they are not raised

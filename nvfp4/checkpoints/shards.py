@@ -7,12 +7,16 @@ a second variant                    NAME.fp16.safetensors beside NAME.safetensor
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
+
+from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4._text import shown
-from nvfp4.checkpoints.files import check_name, is_there, read_json
+from nvfp4.checkpoints.files import READER_ERRORS, check_file, check_name, is_there, read_json
 
 INDEX = "model.safetensors.index.json"
 PART = re.compile(r"(.+)-(\d{1,5})-of-(\d{1,5})(\.safetensors|\.gguf)")
@@ -90,3 +94,56 @@ def unread_files(path: Path) -> dict[str, str]:
     if not is_there(whole) or whole.name in weight_map(index).values():
         return {}
     return {whole.name: f"is another variant than the files that {index.name} names; name the file to read it"}
+
+
+def read_files(path: Path, mmap: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors of a checkpoint's files, mapped or read into memory, and the files' metadata."""
+    if not path.is_dir():
+        check_file(path)
+    index = find_index(path)
+    expected = {} if index is None else weight_map(index)
+    if index is None or (not path.is_dir() and path != index and path.name not in expected.values()):
+        files, expected = files_of(path)[0] if path.is_dir() else parts_of(path), {}
+    else:
+        files = [index.parent / name for name in sorted(set(expected.values()))]
+    if not files:
+        hint = "; of GGUF give the file itself" if any(path.glob("*.gguf")) else ""
+        raise _C.Error(f"{path}: has no *.safetensors file{hint}")
+    by = "" if index is None else index.name
+    for file in files:
+        if expected and not is_there(file):
+            raise _C.Error(f"{file}: does not exist, but {by} names it")
+        check_file(file, None if file == path else path if path.is_dir() else path.parent)
+    tensors, metadata = read_tensors(files, mmap)
+    for name, file_name in expected.items():
+        if name not in tensors:
+            raise _C.Error(f"{name}: is not in {file_name}, where {by} says it is")
+    return tensors, metadata
+
+
+def read_tensors(files: Iterable[Path], mmap: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors and the metadata of *.safetensors files, which are regular files."""
+    try:
+        import safetensors.torch
+        from safetensors import SafetensorError, safe_open
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("nvfp4.load needs safetensors: pip install safetensors", name="safetensors") from None
+    tensors: dict[str, Tensor] = {}
+    metadata: dict[str, str] = {}
+    for file in files:
+        try:
+            if mmap:
+                with safe_open(str(file), framework="pt") as opened:
+                    metadata |= opened.metadata() or {}
+                    own = {name: opened.get_tensor(name) for name in sorted(opened.keys())}
+            else:
+                content = file.read_bytes()
+                own = safetensors.torch.load(content)  # checks the header's length
+                metadata |= json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
+        except (SafetensorError, *READER_ERRORS) as error:
+            raise _C.Error(f"{file}: is no safetensors file, or damaged: {error}") from None
+        for name in own:
+            if name in tensors:
+                raise _C.Error(f"{name}: is in {file.name} and in another file")
+        tensors |= own
+    return tensors, metadata

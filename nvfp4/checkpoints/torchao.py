@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C, _api
-from nvfp4.checkpoints.common import check_names, one_scale, read_scalar
-from nvfp4.layers.packed import BLOCK, PackedLinear, aligned, check_tensor, round_up
+from nvfp4.checkpoints.tensors import check_names, one_scale, read_scalar
+from nvfp4.layers.buffers import aligned, round_up
+from nvfp4.layers.checks import check_tensor
+from nvfp4.layers.packed import BLOCK, PackedLinear
 
 NAME, INPUT_SCALE = "torchao", "_weight_act_per_tensor_scale"
 REQUIRED = ("_weight_qdata", "_weight_scale")

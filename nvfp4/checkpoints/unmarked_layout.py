@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C, _api
-from nvfp4.layers.packed import BLOCK, aligned, round_up
+from nvfp4.layers.buffers import aligned, round_up
+from nvfp4.layers.packed import BLOCK
 
 LINEAR, SWIZZLED = "linear", "128x4"
 SIGMAS, LOOKED_AT = 6.0, 16

@@ -28,8 +28,9 @@ from nvfp4.layers.experts.gradient import Adapter
 from nvfp4.layers.experts.mixture import divided
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.experts.stack import Stack
+from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.linear import Linear
-from nvfp4.layers.traversal import FusedPart, keep_hooks
+from nvfp4.layers.traversal import keep_hooks
 
 TESTED = "0.18.0 and 0.21.2"
 try:

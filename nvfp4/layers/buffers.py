@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4.layers.packed import short
+from nvfp4.layers.checks import short
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by the bytes of the number that they stand for
 
@@ -91,3 +92,14 @@ def loaded(module: torch.nn.Module, name: str) -> dict[str, Tensor]:
         if t.is_meta:
             raise _C.Error(f"{name}.{key}: is not loaded; quantized layers cannot be offloaded")
     return tensors
+
+
+def aligned(t: Tensor, to: int = 8) -> Tensor:
+    """Returns t, or a copy that is contiguous and at a multiple of `to` bytes: 8 for values, 16 for scales in the 128x4
+    layout. A tensor in a mapped file may lie anywhere."""
+    t = t.contiguous()
+    return t.clone() if not t.is_meta and t.data_ptr() % to else t
+
+
+def round_up(x: int, multiple: int) -> int:
+    return math.ceil(x / multiple) * multiple

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4.layers.buffers import FixedBuffers
-from nvfp4.layers.packed import check_positive, check_tensor, check_type, layer_input, short
+from nvfp4.layers.checks import check_positive, check_tensor, check_type, short
+from nvfp4.layers.packed import layer_input
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0  # of float8_e4m3fn

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from nvfp4 import _C
+from nvfp4.layers.checks import check_type
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.fp8 import Fp8Linear, Fp8Tensors
 from nvfp4.layers.linear import NOT_INVARIANT, Linear
-from nvfp4.layers.packed import PackedLinear, check_type
+from nvfp4.layers.packed import PackedLinear
 
 
 def set_batch_invariant(model: torch.nn.Module, batch_invariant: bool = True) -> None:

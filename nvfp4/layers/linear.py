@@ -9,23 +9,10 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C, _api
-from nvfp4.layers.buffers import FixedBuffers, casting
+from nvfp4.layers.buffers import FixedBuffers, aligned, casting, round_up
+from nvfp4.layers.checks import check_block_scale, check_dense_dtype, check_positive, check_tensor, check_type, short
 from nvfp4.layers.gradient import WITH_GRADIENT, NoGradient, WeightOnly, check_no_tangent, is_transformed, weight_only
-from nvfp4.layers.packed import (
-    ACTIVATIONS,
-    BLOCK,
-    PackedLinear,
-    aligned,
-    check_block_scale,
-    check_dense_dtype,
-    check_positive,
-    check_tensor,
-    check_type,
-    invertible,
-    layer_input,
-    round_up,
-    short,
-)
+from nvfp4.layers.packed import ACTIVATIONS, BLOCK, PackedLinear, invertible, layer_input
 
 NOT_INVARIANT = (
     "so its input scale is that of all rows together; must be calibrated for batch_invariant=True, or have "

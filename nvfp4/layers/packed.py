@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nvfp4 import _C
+from nvfp4.layers.checks import check_positive, check_tensor, short
 
 BLOCK = 16  # values that share a scale
-LARGEST = {"amax6": 6.0 * 448.0, "four_over_six": 6.0 * 256.0}  # by block_scale: amax over the global scale
 ACTIVATIONS = ("nvfp4", None)
 
 
@@ -90,25 +87,6 @@ def _described(value: Tensor | str | None) -> str:
     return f"{short(value.dtype)} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
-def check_tensor(name: str, t: object, dtype: torch.dtype | None, *shapes: tuple[int, ...]) -> None:
-    """Rejects a value that is no tensor, or a tensor of another dtype (None allows float16, bfloat16 and float32) or of
-    a shape that is none of these."""
-    if not isinstance(t, Tensor):
-        raise _C.Error(f"{name}: is of type {type(t).__name__}; must be a torch.Tensor")
-    if dtype is None and t.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        raise _C.Error(f"{name}: dtype is {short(t.dtype)}; must be float16, bfloat16 or float32")
-    if dtype is not None and t.dtype != dtype:
-        raise _C.Error(f"{name}: dtype is {short(t.dtype)}; must be {short(dtype)}")
-    if shapes and t.shape not in shapes:
-        wanted = " or ".join(str(list(shape)) for shape in shapes)
-        raise _C.Error(f"{name}: shape is {list(t.shape)}; must be {wanted}")
-
-
-def check_type(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
-    if not isinstance(value, kind):
-        raise _C.Error(f"{name}: is of type {type(value).__name__}; must be {wanted}")
-
-
 def layer_input(x: object, in_features: int) -> Tensor:
     """A layer's input in the dtype that it computes in: x, checked, or cast to autocast's dtype."""
     if not isinstance(x, Tensor):
@@ -119,26 +97,6 @@ def layer_input(x: object, in_features: int) -> Tensor:
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
     return x
-
-
-def check_dense_dtype(dtype: torch.dtype) -> None:
-    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        raise _C.Error(f"dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
-
-
-def check_block_scale(block_scale: str) -> None:
-    if block_scale not in LARGEST:
-        raise _C.Error(f"block_scale: is {block_scale!r}; must be 'amax6' or 'four_over_six'")
-
-
-def check_positive(name: str, t: Tensor) -> None:
-    """Rejects a scale that is not positive and finite; reads it from its device."""
-    if t.is_meta:
-        return
-    wrong = ~((t > 0) & t.isfinite())
-    if bool(wrong.any()):
-        value = float(t.flatten()[int(wrong.flatten().nonzero()[0])])
-        raise _C.Error(f"{name}: is {value:g}; must be positive and finite")
 
 
 def invertible(scale: Tensor) -> Tensor:
@@ -172,27 +130,3 @@ def check_block_scales(name: str, packed: PackedLinear) -> None:
             value, count = float(packed.weight_scale[row, column]), int(wrong.sum())
             where = f"at row {row}, column {column} ({count} of {scale.numel()} are such)"
             raise _C.Error(f"{name}: is {value:g} {where}; must be {rule}")
-
-
-def aligned(t: Tensor, to: int = 8) -> Tensor:
-    """Returns t, or a copy that is contiguous and at a multiple of `to` bytes: 8 for values, 16 for scales in the 128x4
-    layout. A tensor in a mapped file may lie anywhere."""
-    t = t.contiguous()
-    return t.clone() if not t.is_meta and t.data_ptr() % to else t
-
-
-def short(of: torch.dtype | torch.layout) -> str:
-    return str(of).removeprefix("torch.")
-
-
-def round_up(x: int, multiple: int) -> int:
-    return math.ceil(x / multiple) * multiple
-
-
-@contextlib.contextmanager
-def prefix_errors(name: str) -> Iterator[None]:
-    """Puts a layer's name in front of an error message."""
-    try:
-        yield
-    except _C.Error as error:
-        raise _C.Error(f"{name}.{error}") from None

@@ -33,9 +33,10 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.parallel import RowwiseParallel as TorchRowwise
 
 from nvfp4 import _C, _api
+from nvfp4.layers.checks import prefix_errors
+from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.linear import Linear
-from nvfp4.layers.packed import BLOCK, PackedLinear, check_block_scales, prefix_errors
-from nvfp4.layers.traversal import FusedPart
+from nvfp4.layers.packed import BLOCK, PackedLinear, check_block_scales
 
 __all__ = ["ColwiseParallel", "RowwiseParallel"]
 

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C, _api
+from nvfp4.layers.checks import check_dense_dtype, check_type
+from nvfp4.layers.dense import find_dense
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.fp8 import Fp8Linear
+from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.linear import Linear
-from nvfp4.layers.packed import check_dense_dtype, check_type
-from nvfp4.layers.traversal import FusedPart, find_dense, find_layers, keep_hooks, places_of, put
+from nvfp4.layers.traversal import find_layers, keep_hooks, places_of, put
 from nvfp4.quantizing.report import QuantizedLayer, QuantizeReport
 
 ERROR_ROWS = 1024  # rows of a weight that are fp64 at a time; a multiple of the scale tile's 128

@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-import fnmatch
-import itertools
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from nvfp4 import _C, _api, _text
-from nvfp4.checkpoints.experts.container import Naming, naming_of
-from nvfp4.layers.experts.mixture import Description, Reached, check_finite, describe, is_mixture, quantized
-from nvfp4.layers.hosts import is_pretrained, layers_replaced, services
+from nvfp4 import _C, _text
+from nvfp4.layers.checks import LARGEST, check_block_scale, check_tensor, check_type, prefix_errors
+from nvfp4.layers.dense import find_dense, not_linear
+from nvfp4.layers.fused import FusedPart
+from nvfp4.layers.hosts import layers_replaced
 from nvfp4.layers.invariance import check_invariant, set_batch_invariant
 from nvfp4.layers.linear import NOT_INVARIANT, Linear
-from nvfp4.layers.packed import (
-    ACTIVATIONS,
-    BLOCK,
-    LARGEST,
-    check_block_scale,
-    check_tensor,
-    check_type,
-    invertible,
-    prefix_errors,
-)
-from nvfp4.layers.traversal import (
-    FUSED,
-    FusedPart,
-    as_linear,
-    find_dense,
-    is_plain,
-    keep_hooks,
-    not_linear,
-    places_of,
-    put,
-)
-from nvfp4.quantizing.report import QuantizedLayer, QuantizeReport
-
-ERROR_ROWS = 1024  # rows of a weight that are fp32 at a time; a multiple of the scale tile's 128
+from nvfp4.layers.packed import ACTIVATIONS
+from nvfp4.layers.traversal import is_plain, keep_hooks, places_of, put
+from nvfp4.quantizing.calibration import Reached, input_scales
+from nvfp4.quantizing.experts import check_finite, quantize_experts
+from nvfp4.quantizing.linears import fusible, quantize_layer
+from nvfp4.quantizing.report import QuantizeReport
+from nvfp4.quantizing.selection import check_ignore, find_linears, find_mixtures
 
 
 def quantize_model(
@@ -172,30 +152,6 @@ def quantize_model(
     return report
 
 
-def quantize_layer(
-    name: str,
-    old: torch.nn.Module,
-    activations: str | None,
-    input_scale: float | None,
-    block_scale: str,
-    fused: tuple[str, ...] = (),
-) -> tuple[Linear, QuantizedLayer]:
-    """Makes an NVFP4 layer of a linear layer, whose hooks it takes, and describes it."""
-    linear = as_linear(old)
-    assert linear is not None
-    layer = Linear.from_linear(linear, activations, input_scale, block_scale).train(linear.training)
-    keep_hooks(old, layer)
-    return layer, QuantizedLayer(
-        name,
-        (layer.out_features, layer.in_features),
-        weight_error(linear.weight, layer),
-        linear.weight.nbytes + (0 if linear.bias is None else linear.bias.nbytes),
-        sum(t.nbytes for t in layer.buffers()),
-        input_scale,
-        fused,
-    )
-
-
 def check_modes(activations: str | None, block_scale: str, batch_invariant: bool, calibrated: bool) -> None:
     if activations not in ACTIVATIONS:
         raise _C.Error(f"activations: is {activations!r}; must be 'nvfp4' or None")
@@ -206,194 +162,3 @@ def check_modes(activations: str | None, block_scale: str, batch_invariant: bool
             "batch_invariant: is True, but without calibrate the input scales of W4A4 are those of all rows together; "
             "must be False, or be given with calibrate or activations=None"
         )
-
-
-def find_mixtures(model: torch.nn.Module, ignore: Sequence[str], skipped: dict[str, str]) -> dict[str, Description]:
-    """The modules of experts to quantize. Adds why others are skipped."""
-    found = {}
-    for name, module in model.named_modules():
-        if not is_mixture(module):
-            continue
-        about = describe(module)
-        pattern = next((pattern for pattern in ignore if matches(name, pattern)), None)
-        if not name:
-            raise _C.Error(f"model: is a {type(module).__name__} itself; must be a module that has it as a child")
-        if pattern is not None:
-            skipped[name] = f"ignore has {pattern!r}"
-        elif isinstance(about, str):
-            skipped[name] = about
-        else:
-            found[name] = about
-    return found
-
-
-def quantize_experts(
-    model: torch.nn.Module,
-    name: str,
-    about: Description,
-    block_scale: str,
-    activations: str | None,
-    input_scales: tuple[Tensor, Tensor] | None = None,
-) -> QuantizedLayer:
-    """Puts an nvfp4.Experts in place of a module of experts."""
-    old = model.get_submodule(name)
-    before = sum(t.nbytes for t in old.parameters())
-    naming = naming_in(model, name, about)
-    new, error = quantized(old, about, naming.stacked, block_scale, activations, input_scales)
-    new.naming = naming
-    keep_hooks(old, new)
-    put(places_of(model, {name: old})[name], new)
-    shape = (about.experts, about.hidden, about.intermediate)
-    largest = None if input_scales is None else float(input_scales[0].amax())
-    return QuantizedLayer(name, shape, error, before, new.nbytes, largest)
-
-
-def naming_in(model: torch.nn.Module, name: str, about: Description) -> Naming:
-    """How a checkpoint of this model names and stores the experts of a module."""
-    if not is_pretrained(model):
-        return naming_of(about)
-    try:
-        expert_names = services("transformers").expert_names
-    except ImportError:  # a version that nvfp4.transformers cannot work with
-        return naming_of(about)
-    return naming_of(about, expert_names(model, name, about.gated))
-
-
-def check_ignore(ignore: Sequence[str]) -> None:
-    if isinstance(ignore, str):
-        raise _C.Error(f"ignore: is the string {ignore!r}; must be a sequence of patterns")
-    check_type("ignore", ignore, Collection, "a sequence of patterns")
-    for pattern in ignore:
-        if not isinstance(pattern, str):
-            raise _C.Error(f"ignore: has {pattern!r}; must have strings alone")
-        if pattern.startswith("re:"):
-            try:
-                re.compile(pattern.removeprefix("re:"))
-            except re.error as error:
-                raise _C.Error(f"ignore: {pattern!r} is no regular expression: {error}") from None
-
-
-def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[str, torch.nn.Module], dict[str, str]]:
-    """The linear layers to quantize by name, and why others are skipped."""
-    linears: dict[str, torch.nn.Module] = {}
-    skipped: dict[str, str] = {}
-    unused = {pattern for pattern in ignore if pattern != "lm_head"}
-    own: dict[str, str] = {}  # modules that read their layers' weights, with their type
-    modules = dict(model.named_modules(remove_duplicate=False))
-    found: set[int] = set()
-    ignored = {id(m) for name, m in modules.items() if any(matches(name, pattern) for pattern in ignore)}
-    for name, module in modules.items():
-        unused -= {pattern for pattern in unused if matches(name, pattern)}
-        if isinstance(module, torch.nn.TransformerEncoderLayer):
-            own[f"{name}." if name else ""] = type(module).__name__
-        linear = as_linear(module)
-        if linear is None and not isinstance(module, FusedPart):
-            continue
-        above = name.rpartition(".")[0]
-        if isinstance(modules.get(above), FusedPart):  # the joined layer, which its parts stand for
-            continue
-        reader = next((kind for prefix, kind in own.items() if name.startswith(prefix)), None)
-        if id(module) in ignored:
-            pattern = next((pattern for pattern in ignore if matches(name, pattern)), None)
-            skipped[name] = "is the same layer as an ignored one" if pattern is None else f"ignore has {pattern!r}"
-        elif linear is None or isinstance(linear, Linear):
-            skipped[name] = "is NVFP4 already"
-        elif not is_plain(module):
-            skipped[name] = f"is a {type(module).__name__}, which may have a forward of its own"
-        elif reader is not None:
-            skipped[name] = f"{reader} reads its weight itself"
-        elif linear.in_features == 0 or linear.in_features % BLOCK:
-            skipped[name] = f"in_features is {linear.in_features}, no positive multiple of {BLOCK}"
-        elif id(module) not in found:
-            linears[name] = module
-            found.add(id(module))
-    if unused:
-        raise _C.Error(f"ignore: {sorted(unused)[0]!r} matches no module of the model")
-    return linears, skipped
-
-
-def matches(name: str, pattern: str) -> bool:
-    """Whether a pattern of quantize_model's `ignore` matches a module of this name."""
-    if not name:
-        return False
-    if pattern.startswith("re:"):
-        return re.match(pattern.removeprefix("re:"), name) is not None
-    parts = name.split(".")
-    names = [".".join(parts[: i + 1]) for i in range(len(parts))] + parts
-    return any(fnmatch.fnmatchcase(candidate, pattern) for candidate in names)
-
-
-def input_scales(
-    model: torch.nn.Module,
-    linears: dict[str, torch.nn.Module],
-    calibrate: Callable[[torch.nn.Module], Any],
-    largest_value: float,
-    reached: Mapping[str, Reached],
-) -> dict[str, float]:
-    """amax(|x|) / largest_value over all inputs x of each layer while `calibrate` runs, as each format keeps it;
-    nothing for a layer that reads none or zeros alone. Notes in `reached` the experts that are called."""
-    amax: dict[str, Tensor] = {}
-
-    def hook(name: str) -> Callable[..., None]:
-        def record(module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            x = arguments[0] if arguments else next(iter(keywords.values()))  # forward has one argument
-            if x.numel():
-                largest = torch.stack(x.detach().aminmax()).abs().amax().float()
-                amax[name] = largest if name not in amax else torch.maximum(amax[name], largest)
-
-        return record
-
-    calls = itertools.count(1)
-    hooks = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in linears.items()]
-    hooks += [found.module.register_forward_pre_hook(found.record, with_kwargs=True) for found in reached.values()]
-    try:
-        with _text.watched(None) as step, torch.no_grad():
-            hooks.append(model.register_forward_pre_hook(lambda *given: step(f"calibrate: call {next(calls)}")))
-            calibrate(model)
-    finally:
-        for handle in hooks:
-            handle.remove()
-    scales = {}
-    for name, largest in amax.items():
-        scale = float(invertible(largest / largest_value))
-        if not scale < float("inf"):
-            raise _C.Error(f"{name}.input: amax is {float(largest):g} while calibrating; must be finite")
-        if scale > 0:
-            scales[name] = scale
-    return scales
-
-
-def weight_error(weight: Tensor, layer: Linear) -> float:
-    """|weight - the layer's| / |weight|, by slices of rows."""
-    if weight.is_meta:
-        return 0.0
-    lost = total = 0.0
-    for row in range(0, len(weight), ERROR_ROWS):
-        rows = slice(row, row + ERROR_ROWS)
-        w = weight[rows].float()
-        total += float(w.square().sum(dtype=torch.float64))
-        data, scale = layer.weight[rows], layer.weight_scale[rows]
-        w = w - _api.dequantize(data, scale, global_scale=layer.weight_global_scale)
-        lost += float(w.square().sum(dtype=torch.float64))
-    return (lost / total) ** 0.5 if total else 0.0
-
-
-def fusible(
-    model: torch.nn.Module, linears: dict[str, torch.nn.Module], scales: dict[str, float]
-) -> dict[str, tuple[str, ...]]:
-    """Maps each layer that can be joined with its siblings to the names of all of them, in the model's order."""
-    groups: dict[str, tuple[str, ...]] = {}
-    for parent, _ in model.named_modules():
-        for siblings in FUSED:
-            names = [f"{parent}.{sibling}" if parent else sibling for sibling in siblings]
-            if not all(name in linears for name in names):
-                continue
-            layers = [layer for name in names if (layer := as_linear(linears[name])) is not None]
-            if len({layer.in_features for layer in layers}) != 1 or len({scales.get(name) for name in names}) != 1:
-                continue
-            if len({None if layer.bias is None else layer.bias.dtype for layer in layers}) != 1:
-                continue
-            if len({layer.weight.device for layer in layers}) == 1:
-                ordered = tuple(name for name in linears if name in names)
-                groups |= dict.fromkeys(names, ordered)
-    return groups

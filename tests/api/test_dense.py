@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import nvfp4
+from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.packed import PackedLinear
-from nvfp4.layers.traversal import FusedPart
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

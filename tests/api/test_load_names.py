@@ -13,10 +13,10 @@ from torch import Tensor
 import nvfp4
 from nvfp4.__main__ import main
 from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, modelopt
+from nvfp4.checkpoints.configuration import mode_of
 from nvfp4.checkpoints.convert import convert
 from nvfp4.checkpoints.inspect import inspect
 from nvfp4.checkpoints.names import Modules, Names
-from nvfp4.checkpoints.save import mode_of
 from nvfp4.layers.packed import PackedLinear
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")

@@ -13,8 +13,9 @@ from conftest import one_in
 from torch import Tensor, nn
 
 import nvfp4
-from nvfp4.layers.experts.mixture import Description, describe, is_mixture, matrices, quantized
+from nvfp4.layers.experts.mixture import Description, describe, is_mixture, matrices
 from nvfp4.layers.experts.stack import Stack
+from nvfp4.quantizing.experts import quantized
 
 transformers = pytest.importorskip("transformers")
 

@@ -18,7 +18,7 @@ from paths import ROOT
 from torch import Tensor, nn
 
 import nvfp4
-from nvfp4.quantizing.quantize_model import matches
+from nvfp4.quantizing.selection import matches
 
 pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with transformers")

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import nvfp4
-from nvfp4.layers.traversal import FusedPart
-from nvfp4.quantizing.quantize_model import QuantizeReport, matches
+from nvfp4.layers.fused import FusedPart
+from nvfp4.quantizing.quantize_model import QuantizeReport
+from nvfp4.quantizing.selection import matches
 
 IN_BLOCK = ("query", "key", "value", "output")
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import nvfp4
 from nvfp4.checkpoints import save
+from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.packed import PackedLinear
-from nvfp4.layers.traversal import FusedPart
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
 

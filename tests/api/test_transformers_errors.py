@@ -22,7 +22,7 @@ pytest.importorskip("transformers")
 import transformers  # noqa: E402
 
 import nvfp4.transformers  # noqa: E402
-from nvfp4.hosts.transformers import quantizers  # noqa: E402
+from nvfp4.hosts.transformers import library, quantizers  # noqa: E402
 
 Tensors = dict[str, Tensor]
 UP = "model.layers.1.mlp.up_proj"
@@ -187,4 +187,4 @@ def test_a_version_that_lacks_something_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delattr(package.quantizers, "register_quantizer")
     message = r"^transformers: is version 4.57.1, which lacks .*register_quantizer.*; tested are 5.17.0 and 5.24.0$"
     with pytest.raises(ImportError, match=message):
-        importlib.reload(quantizers)
+        importlib.reload(library)

@@ -18,8 +18,6 @@ transformers = pytest.importorskip("transformers")
 from transformers import AutoModelForCausalLM  # noqa: E402
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING  # noqa: E402
 
-from nvfp4.hosts.transformers import quantizers  # noqa: E402
-
 EIGHT = {"num_bits": 8, "type": "float", "strategy": "tensor"}
 PACKED, NAIVE = "nvfp4-pack-quantized", "float-quantized"
 CONFIGURATIONS: list[tuple[bool, dict[str, Any]]] = [
@@ -98,8 +96,8 @@ def test_another_packages_configuration_is_kept(monkeypatch: pytest.MonkeyPatch)
         pass
 
     monkeypatch.setitem(AUTO_QUANTIZATION_CONFIG_MAPPING, "compressed-tensors", Other)
-    module = importlib.reload(quantizers)
+    module = importlib.reload(nvfp4.transformers)
     assert AUTO_QUANTIZATION_CONFIG_MAPPING["compressed-tensors"] is Other
     monkeypatch.undo()
-    module = importlib.reload(quantizers)
+    module = importlib.reload(nvfp4.transformers)
     assert AUTO_QUANTIZATION_CONFIG_MAPPING["compressed-tensors"] is module.CompressedTensorsConfig

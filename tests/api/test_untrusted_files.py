@@ -23,7 +23,7 @@ from torch import Tensor
 import nvfp4
 from nvfp4.checkpoints import inspect
 from nvfp4.checkpoints.gguf_header import check_header
-from nvfp4.checkpoints.read import read_files
+from nvfp4.checkpoints.shards import read_files
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
 

@@ -1,7 +1,11 @@
 """The experts of a mixture in a checkpoint.
 
-container   reads them into the stacks of nvfp4.Experts, and writes them back as they were
-targets     which module of a model takes them
+    naming      how checkpoints name and store them
+    container   reads them into the stacks of nvfp4.Experts
+    stored      writes them back as they were
+    targets     which module of a model takes them
+
+Pickles of nvfp4.Experts hold Naming under the name of this module.
 """
 
-from nvfp4.checkpoints.experts.container import Naming as Naming
+from nvfp4.checkpoints.experts.naming import Naming as Naming

@@ -1,16 +1,10 @@
-"""The experts of a mixture in a checkpoint, read into the stacks of nvfp4.Experts and written back as they were.
-
-    experts.7.gate_proj.weight      a layer for each expert, also experts.gate_proj.7.weight. w1, w3 and w2, or fc1, fc3
-                                    and fc2, stand for gate, up and down; gate_up_proj for both of an expert
-    experts.gate_up_proj            a stack of all experts, [E, N, K/2] or [E, K/2, N] (gpt-oss, Llama-4), whose other
-                                    tensors have its name before "." or "_": experts.gate_up_proj_weight_scale
+"""The experts of a checkpoint, read into the stacks of nvfp4.Experts.
 
 The stacks are filled expert by expert. Beside them exist one expert's tensors and one module's block scales.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -19,94 +13,15 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4.checkpoints import compressed_tensors, modelopt
-from nvfp4.checkpoints.common import AUTO, W4A4, W4A4_DYNAMIC, W4A16, check_names, upright
-from nvfp4.layers.experts.mixture import Description, of_experts
+from nvfp4.checkpoints import modelopt
+from nvfp4.checkpoints.experts.naming import DOWN, GATE, GATE_UP, UP, Naming, Place
+from nvfp4.checkpoints.recipe import AUTO, W4A4, W4A4_DYNAMIC, W4A16
+from nvfp4.checkpoints.stacks import upright
+from nvfp4.checkpoints.tensors import check_names
+from nvfp4.layers.checks import check_tensor, prefix_errors, short
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.experts.stack import Stack, swizzled
-from nvfp4.layers.packed import BLOCK, PackedLinear, check_block_scales, check_tensor, prefix_errors, short
-
-GATE, UP, DOWN, GATE_UP = "gate", "up", "down", "gate_up"
-ROLES = {"gate_proj": GATE, "w1": GATE, "fc1": GATE, "up_proj": UP, "w3": UP, "fc3": UP}
-ROLES |= {"down_proj": DOWN, "w2": DOWN, "fc2": DOWN, "gate_up_proj": GATE_UP, "w13": GATE_UP}
-PLACE = re.compile(rf"((?:.*\.)?experts)\.(?:(\d{{1,9}})\.({'|'.join(ROLES)})|({'|'.join(ROLES)})(?:\.(\d{{1,9}}))?)")
-FORMATS = {compressed_tensors.NAME: compressed_tensors, modelopt.NAME: modelopt}
-
-
-@dataclass(frozen=True)
-class Place:
-    """The place of a module of a checkpoint: an expert's layer, or a stack of them.
-
-    Attributes:
-        container: the name of the module of all experts.
-        local: what follows it, with {} for the expert's number.
-        role: GATE, UP, DOWN or GATE_UP.
-        expert: the number; None of a stack.
-    """
-
-    container: str
-    local: str
-    role: str
-    expert: int | None
-
-
-def place_of(module: str) -> Place | None:
-    match = PLACE.fullmatch(module)
-    if match is None:
-        return None
-    container, first, own, other, last = match.groups()
-    if own is not None:
-        return Place(container, f"{{}}.{own}", ROLES[own], int(first))
-    return Place(
-        container, other if last is None else f"{other}.{{}}", ROLES[other], None if last is None else int(last)
-    )
-
-
-@dataclass(frozen=True)
-class Naming:
-    """How a checkpoint names and stores experts, so that they are saved in the same way.
-
-    Attributes:
-        locals: of each role the name after the container's, with {} for the number of an expert; without it, a stack.
-        joined: whether "_" and not "." follows a stack's name.
-        transposed: whether stacks are [E, K/2, N].
-        interleaved: whether rows of gate and up alternate in a stack.
-        shapes: of global scales, by role and name.
-    """
-
-    locals: Mapping[str, str]
-    joined: bool = False
-    transposed: bool = False
-    interleaved: bool = False
-    shapes: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
-
-    @property
-    def stacked(self) -> bool:
-        return "{}" not in self.locals[DOWN]
-
-    def name(self, role: str, key: str, expert: int = 0) -> str:
-        """A tensor's name after the container's."""
-        local = self.locals[role].format(expert)
-        if not self.joined:
-            return f"{local}.{key}"
-        return local if key == "weight" else f"{local}_{key}"
-
-
-def naming_of(about: Description, names: Mapping[str, str] | None = None) -> Naming:
-    """The naming of experts that no checkpoint had: a layer for each, or a stack if the module's parameters have K
-    before N, as ModelOpt has it.
-
-    Args:
-        names: of each role the name of a layer, where it is known; of a stack as in Naming.
-    """
-    if about.transposed:
-        keys = ("weight_scale_2", "weight_global_scale", *(format.INPUT_SCALE for format in FORMATS.values()))
-        scalars: dict[tuple[str, str], tuple[int, ...]] = {(role, key): () for role in (GATE_UP, DOWN) for key in keys}
-        locals_of = {GATE_UP: "gate_up_proj", DOWN: "down_proj"}
-        return Naming(locals_of, True, True, about.interleaved, scalars)
-    given = names or {GATE: "{}.gate_proj", UP: "{}.up_proj", DOWN: "{}.down_proj"}
-    return Naming({role: local for role, local in given.items() if about.gated or role != GATE})
-
+from nvfp4.layers.packed import BLOCK, PackedLinear, check_block_scales
 
 # ---- reading ----
 
@@ -358,73 +273,3 @@ def divided(t: Tensor, parts: int, part: int, interleaved: bool) -> Tensor:
 
 
 # ---- writing ----
-
-
-def stored(experts: Experts, format: ModuleType) -> dict[str, Tensor]:
-    """A module's tensors in a format, by their names after the module's, in the naming that was read."""
-    naming: Naming = experts.naming or naming_of(of_experts(experts))
-    weight_key, scale_key, global_key = format.REQUIRED
-    result: dict[str, Tensor] = {}
-    first = [GATE_UP] if GATE_UP in naming.locals else [GATE, UP] if experts.gated else [UP]
-    for stack, roles in ((experts.gate_up, first), (experts.down, [DOWN])):
-        get = stack.matrices()
-        for p, role in enumerate(roles):
-            parts = range(p, p + 1) if len(roles) > 1 else range(stack.shape[1])
-            indices = slice(parts.start, parts.stop)
-            scales = {global_key: stack.weight_global_scale[:, indices]}
-            if stack.input_global_scale is not None:
-                scales[format.INPUT_SCALE] = stack.input_global_scale[:, indices]
-            if format is not modelopt:
-                scales = {key: t.reciprocal() for key, t in scales.items()}
-            each = []
-            for e in range(experts.num_experts):
-                pairs = [get(e, part) for part in parts]
-                one = {weight_key: [pair[0] for pair in pairs], scale_key: [pair[1] for pair in pairs]}
-                if stack.bias is not None:
-                    one["bias"] = [stack.bias[e, part] for part in parts]
-                each.append({key: joined_parts(ts, naming.interleaved) for key, ts in one.items()})
-            if "{" not in naming.locals[role]:
-                result |= whole(naming, role, each, scales)
-                continue
-            shape = () if format is modelopt else (1,)
-            for e, tensors in enumerate(each):
-                result |= {naming.name(role, key, e): t for key, t in tensors.items()}
-                for key, t in scales.items():
-                    if not bool(t[e].isnan().any()):
-                        size = naming.shapes.get((role, key), shape)
-                        result[naming.name(role, key, e)] = one_of(t[e], size).clone()
-    return result
-
-
-def joined_parts(parts: list[Tensor], interleaved: bool) -> Tensor:
-    """One expert's [P * N, ...]."""
-    if len(parts) == 1:
-        return parts[0]
-    values = [t.view(torch.uint8) if t.dtype == torch.float8_e4m3fn else t for t in parts]
-    whole = torch.stack(values, 1).flatten(0, 1) if interleaved else torch.cat(values)
-    return whole.view(parts[0].dtype)
-
-
-def whole(naming: Naming, role: str, each: list[dict[str, Tensor]], scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a stack."""
-    result = {}
-    for key, first in each[0].items():
-        bytes_of = [one[key].view(torch.uint8) if first.dtype == torch.float8_e4m3fn else one[key] for one in each]
-        turn = naming.transposed and first.ndim == 2
-        stack = torch.stack([t.transpose(0, 1) if turn else t for t in bytes_of])
-        result[naming.name(role, key)] = stack.view(first.dtype)
-    for key, t in scales.items():
-        result[naming.name(role, key)] = one_of(t, naming.shapes.get((role, key), tuple(t.shape))).clone()
-    return result
-
-
-def one_of(scales: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Scales in the shape that they had, which may have one for all, or one an expert; else in their own."""
-    size = 1
-    for n in shape:
-        size *= n
-    flat = scales.reshape(scales.shape[0], -1) if scales.ndim > 1 else scales.reshape(1, -1)
-    fewer = {1: flat[:1, :1], flat.shape[0]: flat[:, :1], flat.numel(): flat}.get(size)
-    if fewer is None or not bool((fewer == flat).all()):
-        return scales
-    return fewer.reshape(shape)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 import torch
 
 from nvfp4 import _C
-from nvfp4.checkpoints.experts.container import Container, Place
+from nvfp4.checkpoints.experts.container import Container
+from nvfp4.checkpoints.experts.naming import Place
 from nvfp4.layers.experts.mixture import Description, describe, is_mixture, of_experts
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.traversal import keep_hooks

@@ -7,19 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import (
+
+from nvfp4 import _C
+from nvfp4.checkpoints.checkpoint import Checkpoint
+from nvfp4.checkpoints.experts.naming import DOWN, GATE, UP
+from nvfp4.hosts.transformers.library import (
     WeightConverter,
     WeightRenaming,
+    get_model_conversion_mapping,
     rename_source_key,
     revert_weight_conversion,
 )
-
-from nvfp4 import _C
-from nvfp4.checkpoints.common import Checkpoint
-from nvfp4.checkpoints.experts.container import DOWN, GATE, UP
+from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.linear import Linear
-from nvfp4.layers.traversal import FusedPart
 
 
 def renamer(model: Any) -> Callable[[str], tuple[str, str | None]]:

@@ -15,29 +15,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.core_model_loading import ConversionOps
-from transformers.quantizers import HfQuantizer
-from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from nvfp4 import _C
-from nvfp4.hosts.transformers.quantizers import check_dtype, register
-from nvfp4.layers.experts.mixture import Description, check_finite
+from nvfp4.hosts.transformers.library import ConversionOps, HfQuantizer, QuantizationConfigMixin
+from nvfp4.hosts.transformers.quantizers import check_dtype
+from nvfp4.hosts.transformers.registry import register
+from nvfp4.layers.checks import prefix_errors
+from nvfp4.layers.dense import find_dense, not_linear
+from nvfp4.layers.experts.mixture import Description
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.experts.stack import Stack
 from nvfp4.layers.hosts import layers_replaced
 from nvfp4.layers.invariance import set_batch_invariant
 from nvfp4.layers.linear import Linear
-from nvfp4.layers.packed import BLOCK, prefix_errors
-from nvfp4.layers.traversal import find_dense, not_linear, places_of, put
-from nvfp4.quantizing.quantize_model import (
-    check_ignore,
-    check_modes,
-    find_linears,
-    find_mixtures,
-    quantize_experts,
-    quantize_layer,
-)
+from nvfp4.layers.packed import BLOCK
+from nvfp4.layers.traversal import places_of, put
+from nvfp4.quantizing.experts import check_finite, quantize_experts
+from nvfp4.quantizing.linears import quantize_layer
+from nvfp4.quantizing.quantize_model import check_modes
 from nvfp4.quantizing.report import QuantizedLayer, QuantizeReport
+from nvfp4.quantizing.selection import check_ignore, find_linears, find_mixtures
 
 METHOD = "nvfp4-on-load"  # in transformers' registry, in which "nvfp4" is taken
 

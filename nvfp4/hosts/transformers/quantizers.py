@@ -5,19 +5,13 @@ modules that are NVFP4 or FP8 in the checkpoint by modules that have the checkpo
 loads like others (renamed, sharded, on the devices of a device_map, mapped into memory on a CPU). Afterwards each of
 them becomes an nvfp4.Linear or nvfp4.Fp8Linear, in place. An nvfp4.Experts stands for each module of experts, and is
 filled from the mapped files at the end.
-
-transformers knows "compressed-tensors", and decompresses the weights to bf16. Its registry of configurations has
-CompressedTensorsConfig of this module instead, whose from_dict makes one of transformers' own class where no layer is
-NVFP4. The registry of quantizers keeps that of transformers: ours has another name.
 """
 
 from __future__ import annotations
 
-import copy
-import os
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,231 +21,39 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4.checkpoints import compressed_tensors, fp8, kv_cache, modelopt
-from nvfp4.checkpoints.common import (
-    AUTO,
-    W4A4,
-    W4A4_DYNAMIC,
-    W4A16,
-    Checkpoint,
-    Recipe,
-    check_activations,
-    check_scales,
-    strings,
-    table,
-)
-from nvfp4.checkpoints.experts.container import Container, Place
+from nvfp4.checkpoints.checkpoint import Checkpoint, check_scales
+from nvfp4.checkpoints.configuration import Mode, mode_of, quantization_configs
+from nvfp4.checkpoints.experts.container import Container
+from nvfp4.checkpoints.experts.naming import Place
 from nvfp4.checkpoints.experts.targets import described, gatherer, placeholder
-from nvfp4.checkpoints.files import check_file, read_json
+from nvfp4.checkpoints.files import check_file
+from nvfp4.checkpoints.fit import check_layer
 from nvfp4.checkpoints.left_out import is_head, left_out
-from nvfp4.checkpoints.read import FORMATS, check_layer, read_tensors, sort
-from nvfp4.checkpoints.save import (
-    Mode,
-    SaveReport,
-    expert_tensors,
-    is_under,
-    mode_of,
-    packed_tensors,
-    quantization_configs,
-    routers,
+from nvfp4.checkpoints.modules import sort
+from nvfp4.checkpoints.recipe import AUTO, W4A4, W4A4_DYNAMIC, W4A16
+from nvfp4.checkpoints.save import is_under, routers
+from nvfp4.checkpoints.shards import read_tensors
+from nvfp4.checkpoints.write import SaveReport, expert_tensors, packed_tensors
+from nvfp4.hosts.transformers.configs import COMPRESSED_TENSORS, CompressedTensorsConfig, ModelOptConfig
+from nvfp4.hosts.transformers.library import (
+    HfQuantizer,
+    transformers,
 )
+from nvfp4.hosts.transformers.names import names_in, renamer, saved_name, saved_names
+from nvfp4.hosts.transformers.registry import register
 from nvfp4.layers.buffers import loaded
+from nvfp4.layers.checks import short
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.experts.stack import left_out_of_state
 from nvfp4.layers.fp8 import Fp8Linear
+from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.hosts import prepare_adapters
-from nvfp4.layers.invariance import set_batch_invariant
 from nvfp4.layers.linear import Linear
-from nvfp4.layers.packed import PackedLinear, check_type, short
-from nvfp4.layers.traversal import FusedPart, find_layers
+from nvfp4.layers.packed import PackedLinear
+from nvfp4.layers.traversal import find_layers
 from nvfp4.quantizing.dequantize_model import dequantize_model
 
-TESTED = "5.17.0 and 5.24.0"
-try:
-    import transformers
-except ModuleNotFoundError as error:
-    if error.name != "transformers":
-        raise
-    message = "nvfp4.transformers needs transformers: pip install transformers"
-    raise ModuleNotFoundError(message, name="transformers") from None
-try:
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers import CompressedTensorsConfig as OriginalConfig
-    from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
-    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
-    from transformers.utils.hub import cached_file
-    from transformers.utils.quantization_config import QuantizationConfigMixin
-
-    from nvfp4.hosts.transformers.names import expert_names as expert_names
-    from nvfp4.hosts.transformers.names import names_in, saved_name, saved_names
-    from nvfp4.hosts.transformers.names import rename as rename
-    from nvfp4.hosts.transformers.names import renamer as renamer
-except ImportError as error:
-    raise ImportError(
-        f"transformers: is version {transformers.__version__}, which lacks what nvfp4.transformers needs "
-        f"({error}); tested are {TESTED}"
-    ) from None
-
-# The name of the quantizer in transformers' registry, in which "compressed-tensors" is taken.
-COMPRESSED_TENSORS = "nvfp4-compressed-tensors"
-HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 QUANTIZED = (W4A4, W4A4_DYNAMIC, W4A16, AUTO, *fp8.ACTIVATIONS)  # modes of layers that a checkpoint must have
-ACTIVATIONS = "nvfp4_activations"  # load's argument, beside what the checkpoint's configuration has
-
-
-def load(
-    path: str | os.PathLike[str],
-    *,
-    auto_class: Any = AutoModelForCausalLM,
-    activations: str | None = AUTO,
-    batch_invariant: bool = False,
-    **kwargs: Any,
-) -> Any:
-    """Loads an NVFP4 checkpoint of either format, by `auto_class.from_pretrained(path, **kwargs)`.
-
-    Plain from_pretrained does the same, but has no `activations` and no `batch_invariant`, does not read
-    hf_quant_config.json, and leaves configurations without NVFP4 layers to transformers.
-
-    Args:
-        path (str or PathLike): a folder or a name on the Hub.
-            The configuration is `quantization_config` of config.json, with the quant_method "compressed-tensors" or
-            "modelopt", or else hf_quant_config.json (ModelOpt).
-        auto_class (class, optional): a class with from_pretrained, such as AutoModel or LlamaForCausalLM.
-            Default: AutoModelForCausalLM.
-        activations (str, optional): "auto", "nvfp4" or None, as in nvfp4.load. Default: "auto".
-            If the mode differs from the checkpoint's, `save_pretrained` writes a configuration of the model's own
-            layers.
-        batch_invariant (bool, optional): makes the bits of a sequence independent of its batch in all NVFP4 layers, see
-            nvfp4.set_batch_invariant. Default: False.
-        **kwargs: arguments of from_pretrained, such as dtype (float16, bfloat16 or float32) and device_map.
-
-    Returns:
-        The model, in eval mode. Its layers that are NVFP4 in the checkpoint are nvfp4.Linear. On a CPU their weights
-        [N, K/2] uint8 are the bytes of the mapped files, except those that a file does not align to 8 bytes.
-        FP8 layers are nvfp4.Fp8Linear.
-        `model.hf_quantizer.skipped` has the names of the KV cache's scales, which are skipped with a warning.
-        `save_pretrained` writes the format that was read, with these scales.
-
-    Raises:
-        nvfp4.Error: the checkpoint is damaged, is no NVFP4, or does not fit the model, or has a layer that cannot be
-            batch invariant. The message names the tensor or the layer.
-
-    Example:
-        >>> import nvfp4.transformers
-        >>> model = nvfp4.transformers.load("Llama-NVFP4", dtype="bfloat16")  # doctest: +SKIP
-    """
-    check_activations(activations)
-    check_type("batch_invariant", batch_invariant, bool, "a bool")
-    hub = {name: kwargs[name] for name in HUB if kwargs.get(name) is not None}
-    config = kwargs.pop("config", None)
-    if config is None:
-        trust = {name: kwargs[name] for name in ("trust_remote_code", "code_revision") if name in kwargs}
-        config = AutoConfig.from_pretrained(path, **hub, **trust)
-        for name in [name for name in kwargs if hasattr(config, name) and name not in ("dtype", "torch_dtype")]:
-            setattr(config, name, kwargs.pop(name))
-    else:
-        config = copy.deepcopy(config)
-    quantization = _quantization(config, path, hub)
-    method = quantization.get("quant_method")
-    if method not in FORMATS:
-        raise _C.Error(f"{path}: quant_method is {method!r}; must be {' or '.join(FORMATS)}")
-    registered = modelopt.NAME if method == modelopt.NAME else COMPRESSED_TENSORS
-    config.quantization_config = quantization | {"quant_method": registered, ACTIVATIONS: activations}
-    model = auto_class.from_pretrained(path, config=config, **kwargs)
-    if batch_invariant:
-        set_batch_invariant(model)
-    return model
-
-
-def _quantization(config: Any, path: str | os.PathLike[str], hub: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of quantization_config, or of hf_quant_config.json in its form."""
-    for own in (config, config.get_text_config(decoder=True)):
-        given = getattr(own, "quantization_config", None)
-        if given is not None:
-            return dict(given if isinstance(given, Mapping) else given.to_dict())
-    file = cached_file(path, "hf_quant_config.json", _raise_exceptions_for_missing_entries=False, **hub)
-    if file is None:
-        raise _C.Error(f"{path}: has no quantization_config in config.json and no hf_quant_config.json")
-    content = read_json(Path(file))
-    quantization = dict(table(content, "quantization"))
-    ignore = strings(quantization, "exclude_modules")
-    quantization.pop("exclude_modules", None)
-    more = {"producer": content["producer"]} if "producer" in content else {}
-    return quantization | more | {"ignore": ignore, "quant_method": modelopt.NAME}
-
-
-# ---- configurations ----
-
-
-class ModelOptConfig(QuantizationConfigMixin):
-    """`quantization_config` of a ModelOpt checkpoint, kept as it is in config.json.
-
-    Raises:
-        nvfp4.Error: quant_algo is none that has NVFP4 layers, or group_size is not 16.
-    """
-
-    format: ModuleType = modelopt
-
-    def __init__(self, **content: Any) -> None:
-        self.quant_method = content.get("quant_method")
-        self.activations: str | None = content.pop(ACTIVATIONS, AUTO)
-        self.content = content
-        self.recipe()
-
-    def recipe(self) -> Recipe:
-        try:
-            return self.format.recipe(self.content)
-        except _C.Error as error:
-            raise _C.Error(f"quantization_config.{error}") from None
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Reads an entry as transformers reads it of a dict: a loaded model's configuration, used again, has this
-        object.
-        """
-        return self.content.get(key, default)
-
-    def to_dict(self) -> dict[str, Any]:
-        return copy.deepcopy(self.content) | {"quant_method": self.format.NAME}
-
-
-class CompressedTensorsConfig(ModelOptConfig, OriginalConfig):
-    """`quantization_config` of a compressed-tensors checkpoint, kept as it is in config.json.
-
-    It has the name and the base class of transformers' own. from_pretrained then takes one of those beside it, and sets
-    the loading options of that one here.
-    """
-
-    format = compressed_tensors
-
-    def __init__(self, **content: Any) -> None:
-        super().__init__(**content | {"quant_method": COMPRESSED_TENSORS})
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """Makes a configuration of this class if the method is ours or a group of layers is NVFP4, else one of
-        transformers' own class."""
-        ours = config_dict.get("quant_method") == COMPRESSED_TENSORS or compressed_tensors.has_nvfp4(config_dict)
-        make = super().from_dict if ours else OriginalConfig.from_dict
-        return make(config_dict, return_unused_kwargs, **kwargs)
-
-    def get_loading_attributes(self) -> dict[str, Any]:
-        return {}
-
-    @property
-    def dequantize(self) -> bool:
-        return False
-
-    @dequantize.setter
-    def dequantize(self, value: bool) -> None:
-        """Turns this object into one of transformers' own class, with its quantizer. from_pretrained sets the option
-        only if the caller passes a configuration of that class."""
-        original = OriginalConfig.from_dict(self.to_dict())
-        self.__class__, self.__dict__ = OriginalConfig, vars(original)
-        self.dequantize = value
-
-    to_diff_dict = ModelOptConfig.to_dict
-
-
-# ---- quantizers ----
 
 
 def check_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -539,23 +341,5 @@ def attach(model: Any) -> None:
     quantizer.attached, model.hf_quantizer = True, quantizer
 
 
-def register(method: str, config: type[QuantizationConfigMixin], quantizer: type[HfQuantizer]) -> None:
-    """Registers two classes with transformers. A second import of their file (importlib.reload) replaces its own
-    classes, and nobody else's."""
-    for mapping in (AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING):
-        if method in mapping and mapping[method].__module__ == config.__module__:
-            del mapping[method]
-    register_quantization_config(method)(config)
-    register_quantizer(method)(quantizer)
-
-
-def _replace_original() -> None:
-    """Lets from_pretrained ask CompressedTensorsConfig first, unless another package has replaced transformers' own."""
-    current = AUTO_QUANTIZATION_CONFIG_MAPPING.get(compressed_tensors.NAME)
-    if current is OriginalConfig or getattr(current, "__module__", None) == __name__:
-        AUTO_QUANTIZATION_CONFIG_MAPPING[compressed_tensors.NAME] = CompressedTensorsConfig
-
-
 register(modelopt.NAME, ModelOptConfig, ModelOptQuantizer)
 register(COMPRESSED_TENSORS, CompressedTensorsConfig, CompressedTensorsQuantizer)
-_replace_original()

@@ -29,8 +29,9 @@ from vllm.platforms import current_platform
 
 from nvfp4 import _C
 from nvfp4.checkpoints import compressed_tensors, modelopt
-from nvfp4.checkpoints.common import W4A4, W4A16
-from nvfp4.checkpoints.experts.container import DOWN, GATE_UP, UP, Container
+from nvfp4.checkpoints.experts.container import Container
+from nvfp4.checkpoints.experts.naming import DOWN, GATE_UP, UP
+from nvfp4.checkpoints.recipe import W4A4, W4A16
 from nvfp4.layers.experts.mixture import Description
 from nvfp4.layers.experts.module import MOST
 from nvfp4.layers.packed import BLOCK

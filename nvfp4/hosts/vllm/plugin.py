@@ -34,7 +34,7 @@ from torch import Tensor
 
 from nvfp4 import _C, _api
 from nvfp4.checkpoints import compressed_tensors, modelopt
-from nvfp4.checkpoints.common import W4A4, W4A4_DYNAMIC, W4A16
+from nvfp4.checkpoints.recipe import W4A4, W4A4_DYNAMIC, W4A16
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.packed import BLOCK, PackedLinear
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nvfp4 import _C, _api
-from nvfp4.layers.packed import short
+from nvfp4.layers.checks import short
 
 # left [E, N, r] and right [E, r, K], whose product an adapter adds to a stack's weights [E, N, K].
 Adapter: TypeAlias = tuple[Tensor, Tensor]

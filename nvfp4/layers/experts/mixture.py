@@ -1,7 +1,7 @@
-"""Recognises the modules of transformers that hold all experts of a mixture, and quantizes them.
+"""What a module of transformers that holds all experts of a mixture computes, and how it stores them.
 
-What such a module computes between its products is found by trying its own function on random numbers, so that a class
-with another activation is never taken for one that is known.
+Its computation is found by trying the module's own function on random numbers, so that a class with another activation
+is never taken for one that is known.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nvfp4 import _C, _api
+from nvfp4 import _api
 from nvfp4.layers.experts.module import DTYPES, GATED, MOST, PLAIN, Experts
-from nvfp4.layers.packed import BLOCK, LARGEST, invertible
+from nvfp4.layers.packed import BLOCK
 
 LIMITS = ("limit", "swiglu_limit")  # attributes of modules, and of their configurations
 ALPHAS = ("alpha", "swiglu_alpha")
@@ -204,109 +204,3 @@ def divided(t: Tensor, parts: int, interleaved: bool) -> Tensor:
     if interleaved:
         return t.unflatten(1, (rows, parts)).transpose(1, 2)
     return t.unflatten(1, (parts, rows))
-
-
-def quantized(
-    module: torch.nn.Module,
-    about: Description,
-    one_scale: bool,
-    block_scale: str,
-    activations: str | None = None,
-    input_scales: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Experts, float]:
-    """The module's experts in NVFP4, on its device, expert by expert, and |W - W_nvfp4| / |W| of all weights.
-
-    Args:
-        one_scale: whether all experts of a stack share a global scale, as in formats that store whole stacks. Else each
-            expert has its own, which its gate and up share, as vLLM and TensorRT-LLM need it.
-        activations: as of nvfp4.Experts.
-        input_scales: of the inputs of both products, [E]; None: they are dynamic, or there are none.
-    """
-    weights, biases = matrices(module, about)
-    lost = total = torch.zeros((), dtype=torch.float64, device=weights[0].device)
-    made = about.make("meta", biases[0].dtype if biases[0] is not None else weights[0].dtype)
-    made.activations = activations
-    given = (None, None) if input_scales is None else input_scales
-    for stack, weight, bias, own in zip((made.gate_up, made.down), weights, biases, given):
-        if own is not None:
-            own = own.amax().expand(len(own)) if one_scale else own
-            stack.input_global_scale = own.to(weight.device).unsqueeze(1).expand(weight.shape[:2]).contiguous()
-        stack._buffers.update(stack.blank(weight.device))
-        assert stack.weight is not None and stack.weight_scale is not None
-        stack.bias = None if bias is None else bias.contiguous()
-        scales = torch.stack([largest_scale(one, block_scale) for one in weight])
-        if one_scale:
-            scales = scales.amax().expand(len(scales))
-        stack.weight_global_scale = scales.unsqueeze(1).expand(weight.shape[:2]).contiguous()
-        for e, one in enumerate(weight):
-            for p, matrix in enumerate(one.contiguous()):
-                data, scale = _api.quantize(matrix, global_scale=scales[e], block_scale=block_scale)
-                stack.weight[e, p], stack.weight_scale[e, p] = data, scale
-                wide = matrix.float()
-                total = total + wide.square().sum(dtype=torch.float64)
-                wide = wide - torch.as_tensor(_api.dequantize(data, scale, global_scale=scales[e]))
-                lost = lost + wide.square().sum(dtype=torch.float64)
-    error = 0.0 if total.is_meta or not total else float(lost / total) ** 0.5
-    return made.train(module.training), error
-
-
-class Reached:
-    """Which experts of a module have been called, and the largest absolute value of what each product has read."""
-
-    def __init__(self, module: torch.nn.Module, about: Description) -> None:
-        self.module, self.about, self.experts = module, about, about.experts
-        self.counts = torch.zeros(about.experts + 1, dtype=torch.int64)
-        self.amax = torch.zeros(2, about.experts)
-
-    def record(self, module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """A hook before the module's forward."""
-        given = [*arguments, *keywords.values()]
-        index = next((t for t in given[1:] if isinstance(t, Tensor) and not t.is_floating_point()), None)
-        x = given[0].detach().reshape(-1, self.about.hidden)
-        if not len(x):
-            return
-        if index is None:  # rows in the order of their experts; those of zeros stand for none
-            index = torch.arange(self.experts, device=x.device).repeat_interleave(len(x) // self.experts)
-            index = torch.where((x != 0).any(1), index, self.experts)
-        index = index.detach().reshape(len(x), -1)
-        flat = index.flatten().cpu()
-        flat = torch.where((flat < 0) | (flat >= self.experts), self.experts, flat)
-        self.counts += torch.bincount(flat, minlength=self.experts + 1)
-        weights, biases = matrices(self.module, self.about)
-        for e in flat.unique().tolist():
-            if e < self.experts:
-                self.measure(e, x[(index == e).any(1)], weights[0][e], None if biases[0] is None else biases[0][e])
-
-    def measure(self, expert: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        """Notes what an expert's products read: rows x, and what its activation makes of their products."""
-        inner = [x @ part.mT if bias is None else x @ part.mT + bias[p] for p, part in enumerate(weight)]
-        about, up = self.about, inner[1] if self.about.gated else None
-        h = _api.gated(inner[0], up, about.activation, limit=about.limit, alpha=about.alpha, out_dtype=torch.float32)
-        for i, read in enumerate((x, h)):
-            self.amax[i, expert] = self.amax[i, expert].maximum(read.abs().amax().float().cpu())
-
-    def input_scales(self, name: str) -> tuple[Tensor, Tensor] | None:
-        """The global scales of the inputs of both products, [E] each; None where no expert has read a number but zero.
-        An expert that has not takes the largest of all."""
-        if not bool(self.amax.isfinite().all()):
-            raise _C.Error(f"{name}.input: amax is {float(self.amax.amax()):g} while calibrating; must be finite")
-        scales = invertible(self.amax / LARGEST["amax6"])  # by which nvfp4.Experts quantizes inputs
-        if not bool((scales.amax(1) > 0).all()):
-            return None
-        gate_up, down = torch.where(scales > 0, scales, scales.amax(1, keepdim=True))
-        return gate_up, down
-
-    def missed(self) -> list[int]:
-        return [int(e) for e in (self.counts[:-1] == 0).nonzero().flatten()]
-
-
-def largest_scale(one: Tensor, block_scale: str) -> Tensor:
-    """The global scale of one expert's matrices [P, N, K], as each format keeps it."""
-    rows = one.contiguous().reshape(-1, one.shape[-1])
-    return invertible(torch.as_tensor(_api.amax_scale(rows, block_scale=block_scale))).reshape(())
-
-
-def check_finite(name: str, module: torch.nn.Module) -> None:
-    for key, t in module._parameters.items():
-        if t is not None and not t.is_meta and not bool(t.isfinite().all()):
-            raise _C.Error(f"{name}.{key}: has a value that is NaN or infinite; must be finite")

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _api
-from nvfp4.layers.buffers import FixedBuffers
+from nvfp4.layers.buffers import FixedBuffers, aligned, round_up
+from nvfp4.layers.checks import short
 from nvfp4.layers.experts.gradient import Adapter
 from nvfp4.layers.gradient import bf16_parts
-from nvfp4.layers.packed import BLOCK, aligned, round_up, short
+from nvfp4.layers.packed import BLOCK
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -1,0 +1,106 @@
+"""nvfp4.load's result: the layers and tensors of a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from nvfp4 import _C
+from nvfp4._text import unwatched
+from nvfp4.checkpoints.kv_cache import KvCache
+from nvfp4.layers.experts.module import Experts
+from nvfp4.layers.fp8 import Fp8Tensors
+from nvfp4.layers.packed import PackedLinear, check_block_scales
+
+SCALES = {"torchao": "_weight_scale", "GGUF": "weight"}  # the tensors of block scales that are no "weight_scale"
+
+
+@dataclass(repr=False)
+class Checkpoint:
+    """What nvfp4.load read.
+
+    Attributes:
+        format: "compressed-tensors", "modelopt", "torchao", "GGUF" or "comfy-kitchen".
+        layers: the NVFP4 layers by the name of their module.
+        fp8: the FP8 layers by the name of their module.
+        experts: the stacks of experts [E, N, K/2] by the name of their module, each a list of E layers.
+        mixtures: the experts that are one nvfp4.Experts of the model, by its name.
+        containers: their tensors by that name (experts.Container), until the model has them.
+        tensors: all other tensors by name: embeddings, norms, layers that are not quantized or quantized otherwise.
+        skipped: names of tensors, or of layers whose tensors are under `tensors` as they are stored, with the reason.
+        kept: of each tensor of a skipped layer that layer's name.
+        why: of each layer, stack and skipped layer the part of the configuration, or the tensors, that say how to read
+            it.
+        kv_cache: the scales of a KV cache, which are in `skipped` too, and what describes them; None: there are none.
+        dense: the bytes of each parameter of the model, or without a model of each tensor, that is neither NVFP4 nor
+            FP8 and has more than 1 MB, or more than 1 % of the whole.
+        other_bytes: of all parameters and buffers of the model, or tensors, that are in neither kind of layers.
+    """
+
+    format: str
+    layers: dict[str, PackedLinear] = field(default_factory=dict)
+    fp8: dict[str, Fp8Tensors] = field(default_factory=dict)
+    experts: dict[str, list[PackedLinear]] = field(default_factory=dict)
+    mixtures: dict[str, Experts] = field(default_factory=dict)
+    containers: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+    kv_cache: KvCache | None = None
+    dense: dict[str, int] = field(default_factory=dict)
+    other_bytes: int = 0
+
+    @property
+    def packed_bytes(self) -> int:
+        """The bytes of all NVFP4 layers, stacks of experts and experts of the model."""
+        stacks = [packed for experts in self.experts.values() for packed in experts]
+        stacks += self.mixtures.values()
+        return sum(packed.nbytes for packed in (*self.layers.values(), *stacks))
+
+    @property
+    def fp8_bytes(self) -> int:
+        """The bytes of all FP8 layers."""
+        return sum(tensors.nbytes for tensors in self.fp8.values())
+
+    @property
+    def all_layers(self) -> dict[str, PackedLinear | Fp8Tensors]:
+        """The layers of both kinds by the name of their module."""
+        return {**self.layers, **self.fp8}
+
+    def __repr__(self) -> str:
+        counts = {"layers": len(self.layers), "FP8 layers": len(self.fp8), "stacks of experts": len(self.experts)}
+        counts |= {"modules of experts": len(self.mixtures)}
+        counts |= {"other tensors": len(self.tensors), "skipped": len(self.skipped)}
+        rare = ("FP8 layers", "modules of experts")
+        read = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what not in rare)
+        return f"<nvfp4 checkpoint: {self.format}, {read}>"
+
+
+def check_scales(
+    checkpoint: Checkpoint, checked: Collection[str] = (), step: Callable[[str], None] = unwatched
+) -> None:
+    """Rejects damaged block scales of any layer or expert, by the name that their tensor has in the checkpoint, except
+    those of layers that are checked already. Reports each to `step`."""
+    layers = {name: packed for name, packed in checkpoint.layers.items() if name not in checked}
+    for name, experts in checkpoint.experts.items():
+        layers |= {f"{name}[{i}]": packed for i, packed in enumerate(experts)}
+    local = SCALES.get(checkpoint.format, "weight_scale")
+    for name, packed in layers.items():
+        step(f"check {name}")
+        check_block_scales(f"{name}.{local}" if name else local, packed)
+
+
+@contextlib.contextmanager
+def noted(name: str, errors: dict[str, str] | None) -> Iterator[None]:
+    """Puts a layer's error message into `errors`; None: raises it."""
+    try:
+        yield
+    except _C.Error as error:
+        if errors is None:
+            raise
+        errors[name] = str(error)

@@ -1,0 +1,158 @@
+"""The modules of a checkpoint, by its configuration and their tensors: read as layers, skipped by name, or kept."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nvfp4 import _C
+from nvfp4._text import shown
+from nvfp4.checkpoints import compressed_tensors, fp8, kv_cache
+from nvfp4.checkpoints.checkpoint import Checkpoint, noted
+from nvfp4.checkpoints.configuration import FORMATS
+from nvfp4.checkpoints.experts.container import Container
+from nvfp4.checkpoints.experts.naming import Place, place_of
+from nvfp4.checkpoints.grouping import check_unclaimed, grouped, has_scale, keep, other_kind
+from nvfp4.checkpoints.names import Modules
+from nvfp4.checkpoints.recipe import AUTO, W4A4, W4A4_DYNAMIC, W4A16, Recipe
+from nvfp4.checkpoints.stacks import add_layer
+from nvfp4.checkpoints.tensors import chosen
+from nvfp4.layers.checks import prefix_errors
+
+ACTIVATIONS = {W4A4: "nvfp4", W4A4_DYNAMIC: "nvfp4", W4A16: None, AUTO: AUTO}
+
+
+def sort(
+    tensors: Mapping[str, Tensor],
+    recipe: Recipe,
+    errors: dict[str, str] | None = None,
+    wanted: str | None = AUTO,
+    unwanted: Callable[[str], str | None] | None = None,
+    gather: Callable[[Place], str | None] | None = None,
+) -> Checkpoint:
+    """Reads the layers; leaves what is none.
+
+    Args:
+        errors: where the error message of a layer goes, instead of being raised.
+        wanted: load's `activations`.
+        unwanted, gather: as of read; a module whose tensors are all unwanted may be quantized in any way.
+    """
+    checkpoint = Checkpoint(recipe.format, skipped=dict(recipe.options))
+    cache: dict[str, Tensor] = {}
+    modules, names = grouped(tensors)
+    check_marks(recipe, modules, errors)
+    for module, own in modules.items():
+        prefix = f"{module}." if module else ""
+        place = place_of(module) if gather is not None else None
+        target = None if place is None or gather is None else gather(place)
+        reason = unwanted_module(unwanted, [names[module, local] for local in own]) if target is None else None
+        if reason is not None:
+            checkpoint.skipped[module] = reason
+            continue
+        for local in [local for local in own if local in kv_cache.NAMES]:
+            checkpoint.skipped[names[module, local]] = kv_cache.REASON
+            cache[names[module, local]] = own.pop(local)
+        verdict, other, ours = recipe.look(module), other_kind(own), is_layer(recipe.format, own)
+        named = (verdict.subtree if verdict.mode is None else verdict.mode, *verdict.others)
+        if (eight := fp8.chosen(own, named)) is not None:
+            if target is not None:
+                raise _C.Error(f"{module}: is FP8 and one of the experts {target} of the model; must be NVFP4")
+            checkpoint.why[module] = verdict.why
+            with noted(module, errors), prefix_errors(module):
+                checkpoint.fp8[module] = fp8.read(own, recipe.format, eight, wanted is None)
+            continue
+        mode = verdict.subtree if ours and verdict.mode is None and verdict.subtree else verdict.mode
+        excluded = mode is not None and (mode in fp8.ACTIVATIONS or compressed_tensors.contradicts(mode))
+        if ours and excluded and mode not in ACTIVATIONS:
+            mode = next((other for other in verdict.others if other in ACTIVATIONS), None)
+            if mode is None:
+                with noted(module, errors):
+                    raise _C.Error(f"{module}: is {verdict.mode} by the configuration, but its tensors are NVFP4")
+                continue
+        if mode is not None and mode not in ACTIVATIONS:
+            if has_scale(own) or other:  # a target "Linear" also matches the names of other modules
+                checkpoint.skipped[module] = f"is quantized in another way: {mode}"
+                checkpoint.why[module] = verdict.why
+        elif ours:
+            weight = "weight_packed" if "weight_packed" in own else "weight"
+            checkpoint.why[module] = verdict.why
+            if place is not None and target is not None:
+                joined = any(names[module, local] == f"{module}_{local}" for local in own)
+                gather_layer(checkpoint, target, place, own, recipe.format, mode, wanted, joined)
+                continue
+            with noted(module, errors):
+                check_mode(prefix, own, recipe.format, mode, wanted)
+                input_scale = FORMATS[recipe.format].INPUT_SCALE
+                activations = chosen(own, input_scale, ACTIVATIONS[str(mode)], wanted, mode == W4A4_DYNAMIC)
+                read_one = functools.partial(FORMATS[recipe.format].read, activations=activations)
+                add_layer(checkpoint, module, own, weight, read_one, rows=True)
+            continue
+        elif other:
+            checkpoint.skipped[module] = f"is quantized in another way: {other}"
+            checkpoint.why[module] = verdict.why
+        keep(checkpoint, module, own, names)
+    checkpoint.kv_cache = kv_cache.KvCache(recipe.format, cache, recipe.kv_cache)
+    check_unclaimed(checkpoint, errors)
+    return checkpoint
+
+
+def unwanted_module(unwanted: Callable[[str], str | None] | None, names: list[str]) -> str | None:
+    """Why none of a module's tensors is read; None: one is."""
+    if unwanted is None:
+        return None
+    first = unwanted(names[0])
+    return first if first is not None and all(unwanted(name) for name in names[1:]) else None
+
+
+def gather_layer(
+    checkpoint: Checkpoint,
+    target: str,
+    place: Place,
+    own: dict[str, Tensor],
+    format_name: str,
+    mode: str | None,
+    wanted: str | None,
+    joined: bool,
+) -> None:
+    """Adds a layer of an expert, or a stack, to the experts of a module of the model. Some may lack an input scale."""
+    format = FORMATS[format_name]
+    container = checkpoint.containers.setdefault(target, Container(place.container, format, wanted))
+    if container.name != place.container:
+        raise _C.Error(f"{place.container}: and {container.name} are both {target} of the model")
+    check_mode(f"{place.container}.{place.local.format(place.expert)}.", own, format_name, mode, None)
+    dynamic = mode == W4A4_DYNAMIC
+    activations = chosen(own, format.INPUT_SCALE, ACTIVATIONS[str(mode)], wanted, dynamic)
+    container.add(place, own, activations, joined, dynamic)
+
+
+def check_marks(recipe: Recipe, modules: Mapping[str, Any], errors: dict[str, str] | None) -> None:
+    """Rejects a configuration that describes layers which the checkpoint does not have."""
+    found = Modules(modules)
+    for patterns in recipe.names:
+        patterns.bind(found)
+    for patterns in recipe.marks:
+        for pattern in patterns.unmatched(found):
+            with noted(f"{patterns.where}: {pattern}", errors):
+                raise _C.Error(f"{patterns.where}: {shown(pattern)} matches no layer of the checkpoint")
+
+
+def check_mode(prefix: str, own: Mapping[str, Tensor], format_name: str, mode: str | None, wanted: str | None) -> None:
+    input_scale = FORMATS[format_name].INPUT_SCALE
+    if mode is None:
+        raise _C.Error(f"{prefix.rstrip('.')}: the configuration leaves it unquantized, but its tensors are NVFP4")
+    if mode == W4A4 and wanted == AUTO and input_scale not in own:
+        raise _C.Error(f"{prefix}{input_scale}: is missing; the configuration says {mode}")
+
+
+def is_layer(format_name: str, own: Mapping[str, Tensor]) -> bool:
+    """Whether a module's tensors are an NVFP4 layer's, whole or not."""
+    if other_kind(own):
+        return False
+    if format_name == compressed_tensors.NAME:
+        return "weight_packed" in own or "weight_global_scale" in own
+    weight = own.get("weight")
+    return "weight_scale_2" in own or (weight is not None and weight.dtype == torch.uint8 and "weight_scale" in own)

@@ -1,0 +1,85 @@
+"""Configurations of NVFP4 checkpoints, as transformers keeps them in `quantization_config`."""
+
+from __future__ import annotations
+
+import copy
+from types import ModuleType
+from typing import Any
+
+from nvfp4 import _C
+from nvfp4.checkpoints import compressed_tensors, modelopt
+from nvfp4.checkpoints.recipe import AUTO, Recipe
+from nvfp4.hosts.transformers.library import OriginalConfig, QuantizationConfigMixin
+
+# The name of the quantizer in transformers' registry, in which "compressed-tensors" is taken.
+COMPRESSED_TENSORS = "nvfp4-compressed-tensors"
+ACTIVATIONS = "nvfp4_activations"  # load's argument, beside what the checkpoint's configuration has
+
+
+class ModelOptConfig(QuantizationConfigMixin):
+    """`quantization_config` of a ModelOpt checkpoint, kept as it is in config.json.
+
+    Raises:
+        nvfp4.Error: quant_algo is none that has NVFP4 layers, or group_size is not 16.
+    """
+
+    format: ModuleType = modelopt
+
+    def __init__(self, **content: Any) -> None:
+        self.quant_method = content.get("quant_method")
+        self.activations: str | None = content.pop(ACTIVATIONS, AUTO)
+        self.content = content
+        self.recipe()
+
+    def recipe(self) -> Recipe:
+        try:
+            return self.format.recipe(self.content)
+        except _C.Error as error:
+            raise _C.Error(f"quantization_config.{error}") from None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Reads an entry as transformers reads it of a dict: a loaded model's configuration, used again, has this
+        object.
+        """
+        return self.content.get(key, default)
+
+    def to_dict(self) -> dict[str, Any]:
+        return copy.deepcopy(self.content) | {"quant_method": self.format.NAME}
+
+
+class CompressedTensorsConfig(ModelOptConfig, OriginalConfig):
+    """`quantization_config` of a compressed-tensors checkpoint, kept as it is in config.json.
+
+    It has the name and the base class of transformers' own. from_pretrained then takes one of those beside it, and sets
+    the loading options of that one here.
+    """
+
+    format = compressed_tensors
+
+    def __init__(self, **content: Any) -> None:
+        super().__init__(**content | {"quant_method": COMPRESSED_TENSORS})
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """Makes a configuration of this class if the method is ours or a group of layers is NVFP4, else one of
+        transformers' own class."""
+        ours = config_dict.get("quant_method") == COMPRESSED_TENSORS or compressed_tensors.has_nvfp4(config_dict)
+        make = super().from_dict if ours else OriginalConfig.from_dict
+        return make(config_dict, return_unused_kwargs, **kwargs)
+
+    def get_loading_attributes(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def dequantize(self) -> bool:
+        return False
+
+    @dequantize.setter
+    def dequantize(self, value: bool) -> None:
+        """Turns this object into one of transformers' own class, with its quantizer. from_pretrained sets the option
+        only if the caller passes a configuration of that class."""
+        original = OriginalConfig.from_dict(self.to_dict())
+        self.__class__, self.__dict__ = OriginalConfig, vars(original)
+        self.dequantize = value
+
+    to_diff_dict = ModelOptConfig.to_dict

@@ -1,0 +1,38 @@
+"""How classes of nvfp4 come into transformers' registries.
+
+transformers knows "compressed-tensors", and decompresses the weights to bf16. Once a user has imported
+nvfp4.transformers, its registry of configurations has CompressedTensorsConfig instead, whose from_dict makes one of
+transformers' own class where no layer is NVFP4. The registry of quantizers keeps that of transformers: ours has another
+name.
+"""
+
+from __future__ import annotations
+
+from nvfp4.checkpoints import compressed_tensors
+from nvfp4.hosts.transformers.configs import CompressedTensorsConfig
+from nvfp4.hosts.transformers.library import (
+    AUTO_QUANTIZATION_CONFIG_MAPPING,
+    AUTO_QUANTIZER_MAPPING,
+    HfQuantizer,
+    OriginalConfig,
+    QuantizationConfigMixin,
+    register_quantization_config,
+    register_quantizer,
+)
+
+
+def register(method: str, config: type[QuantizationConfigMixin], quantizer: type[HfQuantizer]) -> None:
+    """Registers two classes with transformers, for configurations of this method. A second import of their file
+    (importlib.reload) replaces its own classes, and nobody else's."""
+    for mapping in (AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING):
+        if method in mapping and mapping[method].__module__ == config.__module__:
+            del mapping[method]
+    register_quantization_config(method)(config)
+    register_quantizer(method)(quantizer)
+
+
+def replace_original() -> None:
+    """Lets from_pretrained ask CompressedTensorsConfig first, unless another package has replaced transformers' own."""
+    current = AUTO_QUANTIZATION_CONFIG_MAPPING.get(compressed_tensors.NAME)
+    if current is OriginalConfig or getattr(current, "__module__", None) == CompressedTensorsConfig.__module__:
+        AUTO_QUANTIZATION_CONFIG_MAPPING[compressed_tensors.NAME] = CompressedTensorsConfig

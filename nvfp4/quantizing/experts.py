@@ -1,0 +1,103 @@
+"""The experts of a model of transformers, quantized into nvfp4.Experts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nvfp4 import _C, _api
+from nvfp4.checkpoints.experts.naming import Naming, naming_of
+from nvfp4.layers.experts.mixture import Description, matrices
+from nvfp4.layers.experts.module import Experts
+from nvfp4.layers.hosts import is_pretrained, services
+from nvfp4.layers.packed import invertible
+from nvfp4.layers.traversal import keep_hooks, places_of, put
+from nvfp4.quantizing.report import QuantizedLayer
+
+
+def quantized(
+    module: torch.nn.Module,
+    about: Description,
+    one_scale: bool,
+    block_scale: str,
+    activations: str | None = None,
+    input_scales: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Experts, float]:
+    """The module's experts in NVFP4, on its device, expert by expert, and |W - W_nvfp4| / |W| of all weights.
+
+    Args:
+        one_scale: whether all experts of a stack share a global scale, as in formats that store whole stacks. Else each
+            expert has its own, which its gate and up share, as vLLM and TensorRT-LLM need it.
+        activations: as of nvfp4.Experts.
+        input_scales: of the inputs of both products, [E]; None: they are dynamic, or there are none.
+    """
+    weights, biases = matrices(module, about)
+    lost = total = torch.zeros((), dtype=torch.float64, device=weights[0].device)
+    made = about.make("meta", biases[0].dtype if biases[0] is not None else weights[0].dtype)
+    made.activations = activations
+    given = (None, None) if input_scales is None else input_scales
+    for stack, weight, bias, own in zip((made.gate_up, made.down), weights, biases, given):
+        if own is not None:
+            own = own.amax().expand(len(own)) if one_scale else own
+            stack.input_global_scale = own.to(weight.device).unsqueeze(1).expand(weight.shape[:2]).contiguous()
+        stack._buffers.update(stack.blank(weight.device))
+        assert stack.weight is not None and stack.weight_scale is not None
+        stack.bias = None if bias is None else bias.contiguous()
+        scales = torch.stack([largest_scale(one, block_scale) for one in weight])
+        if one_scale:
+            scales = scales.amax().expand(len(scales))
+        stack.weight_global_scale = scales.unsqueeze(1).expand(weight.shape[:2]).contiguous()
+        for e, one in enumerate(weight):
+            for p, matrix in enumerate(one.contiguous()):
+                data, scale = _api.quantize(matrix, global_scale=scales[e], block_scale=block_scale)
+                stack.weight[e, p], stack.weight_scale[e, p] = data, scale
+                wide = matrix.float()
+                total = total + wide.square().sum(dtype=torch.float64)
+                wide = wide - torch.as_tensor(_api.dequantize(data, scale, global_scale=scales[e]))
+                lost = lost + wide.square().sum(dtype=torch.float64)
+    error = 0.0 if total.is_meta or not total else float(lost / total) ** 0.5
+    return made.train(module.training), error
+
+
+def largest_scale(one: Tensor, block_scale: str) -> Tensor:
+    """The global scale of one expert's matrices [P, N, K], as each format keeps it."""
+    rows = one.contiguous().reshape(-1, one.shape[-1])
+    return invertible(torch.as_tensor(_api.amax_scale(rows, block_scale=block_scale))).reshape(())
+
+
+def check_finite(name: str, module: torch.nn.Module) -> None:
+    for key, t in module._parameters.items():
+        if t is not None and not t.is_meta and not bool(t.isfinite().all()):
+            raise _C.Error(f"{name}.{key}: has a value that is NaN or infinite; must be finite")
+
+
+def quantize_experts(
+    model: torch.nn.Module,
+    name: str,
+    about: Description,
+    block_scale: str,
+    activations: str | None,
+    input_scales: tuple[Tensor, Tensor] | None = None,
+) -> QuantizedLayer:
+    """Puts an nvfp4.Experts in place of a module of experts."""
+    old = model.get_submodule(name)
+    before = sum(t.nbytes for t in old.parameters())
+    naming = naming_in(model, name, about)
+    new, error = quantized(old, about, naming.stacked, block_scale, activations, input_scales)
+    new.naming = naming
+    keep_hooks(old, new)
+    put(places_of(model, {name: old})[name], new)
+    shape = (about.experts, about.hidden, about.intermediate)
+    largest = None if input_scales is None else float(input_scales[0].amax())
+    return QuantizedLayer(name, shape, error, before, new.nbytes, largest)
+
+
+def naming_in(model: torch.nn.Module, name: str, about: Description) -> Naming:
+    """How a checkpoint of this model names and stores the experts of a module."""
+    if not is_pretrained(model):
+        return naming_of(about)
+    try:
+        expert_names = services("transformers").expert_names
+    except ImportError:  # a version that nvfp4.transformers cannot work with
+        return naming_of(about)
+    return naming_of(about, expert_names(model, name, about.gated))

@@ -1,0 +1,100 @@
+"""Which layers of a model become NVFP4: `ignore` and what cannot be quantized."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Collection, Sequence
+
+import torch
+
+from nvfp4 import _C
+from nvfp4.layers.checks import check_type
+from nvfp4.layers.experts.mixture import Description, describe, is_mixture
+from nvfp4.layers.fused import FusedPart
+from nvfp4.layers.linear import Linear
+from nvfp4.layers.packed import BLOCK
+from nvfp4.layers.traversal import as_linear, is_plain
+
+
+def find_mixtures(model: torch.nn.Module, ignore: Sequence[str], skipped: dict[str, str]) -> dict[str, Description]:
+    """The modules of experts to quantize. Adds why others are skipped."""
+    found = {}
+    for name, module in model.named_modules():
+        if not is_mixture(module):
+            continue
+        about = describe(module)
+        pattern = next((pattern for pattern in ignore if matches(name, pattern)), None)
+        if not name:
+            raise _C.Error(f"model: is a {type(module).__name__} itself; must be a module that has it as a child")
+        if pattern is not None:
+            skipped[name] = f"ignore has {pattern!r}"
+        elif isinstance(about, str):
+            skipped[name] = about
+        else:
+            found[name] = about
+    return found
+
+
+def check_ignore(ignore: Sequence[str]) -> None:
+    if isinstance(ignore, str):
+        raise _C.Error(f"ignore: is the string {ignore!r}; must be a sequence of patterns")
+    check_type("ignore", ignore, Collection, "a sequence of patterns")
+    for pattern in ignore:
+        if not isinstance(pattern, str):
+            raise _C.Error(f"ignore: has {pattern!r}; must have strings alone")
+        if pattern.startswith("re:"):
+            try:
+                re.compile(pattern.removeprefix("re:"))
+            except re.error as error:
+                raise _C.Error(f"ignore: {pattern!r} is no regular expression: {error}") from None
+
+
+def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[str, torch.nn.Module], dict[str, str]]:
+    """The linear layers to quantize by name, and why others are skipped."""
+    linears: dict[str, torch.nn.Module] = {}
+    skipped: dict[str, str] = {}
+    unused = {pattern for pattern in ignore if pattern != "lm_head"}
+    own: dict[str, str] = {}  # modules that read their layers' weights, with their type
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found: set[int] = set()
+    ignored = {id(m) for name, m in modules.items() if any(matches(name, pattern) for pattern in ignore)}
+    for name, module in modules.items():
+        unused -= {pattern for pattern in unused if matches(name, pattern)}
+        if isinstance(module, torch.nn.TransformerEncoderLayer):
+            own[f"{name}." if name else ""] = type(module).__name__
+        linear = as_linear(module)
+        if linear is None and not isinstance(module, FusedPart):
+            continue
+        above = name.rpartition(".")[0]
+        if isinstance(modules.get(above), FusedPart):  # the joined layer, which its parts stand for
+            continue
+        reader = next((kind for prefix, kind in own.items() if name.startswith(prefix)), None)
+        if id(module) in ignored:
+            pattern = next((pattern for pattern in ignore if matches(name, pattern)), None)
+            skipped[name] = "is the same layer as an ignored one" if pattern is None else f"ignore has {pattern!r}"
+        elif linear is None or isinstance(linear, Linear):
+            skipped[name] = "is NVFP4 already"
+        elif not is_plain(module):
+            skipped[name] = f"is a {type(module).__name__}, which may have a forward of its own"
+        elif reader is not None:
+            skipped[name] = f"{reader} reads its weight itself"
+        elif linear.in_features == 0 or linear.in_features % BLOCK:
+            skipped[name] = f"in_features is {linear.in_features}, no positive multiple of {BLOCK}"
+        elif id(module) not in found:
+            linears[name] = module
+            found.add(id(module))
+    if unused:
+        raise _C.Error(f"ignore: {sorted(unused)[0]!r} matches no module of the model")
+    return linears, skipped
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a pattern of quantize_model's `ignore` matches a module of this name."""
+    if not name:
+        return False
+    if pattern.startswith("re:"):
+        return re.match(pattern.removeprefix("re:"), name) is not None
+    parts = name.split(".")
+    names = [".".join(parts[: i + 1]) for i in range(len(parts))] + parts
+    return any(fnmatch.fnmatchcase(candidate, pattern) for candidate in names)
