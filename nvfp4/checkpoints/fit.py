@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
+from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4.checkpoints.checkpoint import Checkpoint
-from nvfp4.checkpoints.left_out import left_out
+from nvfp4.checkpoints.experts.targets import described
+from nvfp4.checkpoints.left_out import is_head, left_out
+from nvfp4.layers.checks import short
 from nvfp4.layers.fp8 import Fp8Linear, Fp8Tensors
 from nvfp4.layers.hosts import is_pretrained, services
 from nvfp4.layers.linear import Linear
@@ -70,3 +73,62 @@ def fit(checkpoint: Checkpoint, model: torch.nn.Module, unwanted: Callable[[str]
     strange = any(name not in names for name in checkpoint.all_layers)
     if is_pretrained(model) and (strange or any(name.rpartition(".")[0] not in names for name in checkpoint.tensors)):
         services("transformers").rename(model, checkpoint)
+
+
+def check_layers(checkpoint: Checkpoint, modules: Mapping[str, torch.nn.Module]) -> None:
+    """Rejects layers and experts that the modules of a model cannot take."""
+    for name, experts in checkpoint.experts.items():
+        raise _C.Error(f"{name}: is a stack of {len(experts)} experts, which a model cannot take")
+    for name, packed in checkpoint.all_layers.items():
+        check_layer(name, packed, modules)
+    for name, container in checkpoint.containers.items():
+        about = described(name, modules[name])
+        container.check(about.gated, about.experts)
+
+
+def own_tensors(checkpoint: Checkpoint, modules: Mapping[str, torch.nn.Module]) -> dict[str, Tensor]:
+    """The parameters and buffers of a model by their names, without those of layers and experts that the checkpoint
+    replaces."""
+    replaced = {id(modules[name]) for name in (*checkpoint.all_layers, *checkpoint.containers)}
+    for name in checkpoint.containers:
+        replaced |= {id(child) for child in modules[name].modules()}
+    return {
+        f"{name}.{key}" if name else key: t
+        for name, module in modules.items()
+        if id(module) not in replaced
+        for key, t in (*module._parameters.items(), *module._buffers.items())
+        if t is not None
+    }
+
+
+def check_tensors(checkpoint: Checkpoint, own: Mapping[str, Tensor]) -> None:
+    """Rejects tensors of a checkpoint that the model does not have, or has in another shape or kind of dtype."""
+    for name, t in checkpoint.tensors.items():
+        if (skipped := checkpoint.kept.get(name, name)) in checkpoint.skipped:
+            raise _C.Error(f"{name}: cannot be put into the model: {checkpoint.skipped[skipped]}")
+        if name not in own:
+            raise _C.Error(f"{name}: is in the checkpoint but not in the model")
+        if own[name].shape != t.shape:
+            raise _C.Error(f"{name}: shape is {list(t.shape)}; must be {list(own[name].shape)} for the model")
+        if t.is_floating_point() != own[name].is_floating_point():
+            raise _C.Error(f"{name}: dtype is {short(t.dtype)}; the model has {short(own[name].dtype)}")
+
+
+def missing_heads(
+    checkpoint: Checkpoint, model: torch.nn.Module, modules: Mapping[str, torch.nn.Module], own: Mapping[str, Tensor]
+) -> list[str]:
+    """The names of a model's heads that a checkpoint lacks. Any other parameter or buffer that it lacks is an error,
+    unless a state dict leaves it out."""
+    given = {id(own[name]) for name in checkpoint.tensors}  # a tied parameter has two names
+    heads: set[str] = set()
+    taken = (*checkpoint.all_layers, *checkpoint.containers)
+    filled = {*checkpoint.tensors, *(f"{name}.weight" for name in taken)}
+    for name, t in own.items():
+        module, _, key = name.rpartition(".")
+        if id(t) in given or key in modules[module]._non_persistent_buffers_set:
+            continue
+        if not t.is_meta and is_head(model, module, filled):
+            heads.add(module)
+        else:
+            raise _C.Error(f"{name}: is in the model but not in the checkpoint")
+    return sorted(heads)

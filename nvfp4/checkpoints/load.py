@@ -15,14 +15,21 @@ from nvfp4 import _C
 from nvfp4._text import unwatched, watched
 from nvfp4.checkpoints import comfy_kitchen, kv_cache, modelopt, self_described
 from nvfp4.checkpoints.checkpoint import Checkpoint, check_scales
-from nvfp4.checkpoints.experts.targets import described, gatherer, made
+from nvfp4.checkpoints.experts.targets import gatherer, made
 from nvfp4.checkpoints.files import file_errors
-from nvfp4.checkpoints.fit import check_layer, fit, renaming, unwanted_by
-from nvfp4.checkpoints.left_out import is_head
+from nvfp4.checkpoints.fit import (
+    check_layers,
+    check_tensors,
+    fit,
+    missing_heads,
+    own_tensors,
+    renaming,
+    unwanted_by,
+)
 from nvfp4.checkpoints.read import read, report_dense
 from nvfp4.checkpoints.recipe import AUTO
 from nvfp4.checkpoints.tensors import check_activations
-from nvfp4.layers.checks import check_type, short
+from nvfp4.layers.checks import check_type
 from nvfp4.layers.dense import find_dense
 from nvfp4.layers.experts.stack import Stack
 from nvfp4.layers.fp8 import Fp8Linear, Fp8Tensors
@@ -179,67 +186,54 @@ def put(
     split: tuple[DeviceMesh, Mapping[str, ParallelStyle]] | None = None,
     step: Callable[[str], None] = unwatched,
 ) -> None:
-    """Checks everything first, so that an error changes nothing.
+    """Puts a checkpoint into a model. Checks everything first, so that an error changes nothing.
 
     Args:
         split: load's mesh and plan.
         step: is called with the name of each layer.
     """
-    for name, experts in checkpoint.experts.items():
-        raise _C.Error(f"{name}: is a stack of {len(experts)} experts, which a model cannot take")
     modules = dict(model.named_modules(remove_duplicate=False))
-    for name, packed in checkpoint.all_layers.items():
-        check_layer(name, packed, modules)
-    for name, container in checkpoint.containers.items():
-        about = described(name, modules[name])
-        container.check(about.gated, about.experts)
-    taken = {**checkpoint.all_layers, **checkpoint.containers}
-    replaced = {id(modules[name]) for name in taken}
-    for name in checkpoint.containers:
-        replaced |= {id(child) for child in modules[name].modules()}
-    own = {
-        f"{name}.{key}" if name else key: t
-        for name, module in modules.items()
-        if id(module) not in replaced
-        for key, t in (*module._parameters.items(), *module._buffers.items())
-        if t is not None
-    }
-    for name, t in checkpoint.tensors.items():
-        if (skipped := checkpoint.kept.get(name, name)) in checkpoint.skipped:
-            raise _C.Error(f"{name}: cannot be put into the model: {checkpoint.skipped[skipped]}")
-        if name not in own:
-            raise _C.Error(f"{name}: is in the checkpoint but not in the model")
-        if own[name].shape != t.shape:
-            raise _C.Error(f"{name}: shape is {list(t.shape)}; must be {list(own[name].shape)} for the model")
-        if t.is_floating_point() != own[name].is_floating_point():
-            raise _C.Error(f"{name}: dtype is {short(t.dtype)}; the model has {short(own[name].dtype)}")
-    given = {id(own[name]) for name in checkpoint.tensors}  # a tied parameter has two names
-    heads: set[str] = set()
-    filled = {*checkpoint.tensors, *(f"{name}.weight" for name in taken)}
-    buffers = {name for name, module in modules.items() for key in module._non_persistent_buffers_set}
-    for name, t in own.items():
-        module, _, key = name.rpartition(".")
-        temporary = module in buffers and key in modules[module]._non_persistent_buffers_set
-        if id(t) in given or temporary:
-            continue
-        if not t.is_meta and is_head(model, module, filled):
-            heads.add(module)
-        else:
-            raise _C.Error(f"{name}: is in the model but not in the checkpoint")
-    for name in sorted(heads):
+    check_layers(checkpoint, modules)
+    own = own_tensors(checkpoint, modules)
+    check_tensors(checkpoint, own)
+    for name in missing_heads(checkpoint, model, modules, own):
         warnings.warn(
             f"{name}: is not in the checkpoint and stays as it is in the model", stacklevel=4
         )  # past put, load and file_errors
+    parts, styles = ({}, {}) if split is None else split_layers(checkpoint, model, *split)
+    replace_modules(modules, made_layers(checkpoint, modules, parts, step))
+    with torch.no_grad():
+        fill(checkpoint.tensors, own, modules)
+    if split is not None and styles:
+        from torch.distributed.tensor.parallel import parallelize_module
 
-    parts: dict[str, Linear] = {}
-    styles: dict[str, ParallelStyle] = {}
-    if split is not None:
-        from nvfp4.layers import parallel  # here: imports torch.distributed.tensor, which takes a second
+        parallelize_module(model, split[0], styles, src_data_rank=None)
+    if checkpoint.kv_cache is not None:
+        kv_cache.attach(model, checkpoint.kv_cache)
+    layers_replaced(model)
 
-        parts, styles = parallel.split_layers(checkpoint.layers, model, *split)
-        for name in [name for name in styles if name in checkpoint.fp8]:
+
+def split_layers(
+    checkpoint: Checkpoint, model: torch.nn.Module, mesh: DeviceMesh, plan: Mapping[str, ParallelStyle]
+) -> tuple[Mapping[str, Linear], Mapping[str, ParallelStyle]]:
+    """This rank's parts of the layers that a plan splits, and the plan's styles for dense layers."""
+    from nvfp4.layers import parallel  # here: imports torch.distributed.tensor, which takes a second
+
+    parts, styles = parallel.split_layers(checkpoint.layers, model, mesh, plan)
+    for name in styles:
+        if name in checkpoint.fp8:
             raise _C.Error(f"plan: has {name}, which is FP8 and cannot be split; must name NVFP4 or dense layers")
-        check_scales(checkpoint, parts)
+    check_scales(checkpoint, parts)
+    return parts, styles
+
+
+def made_layers(
+    checkpoint: Checkpoint,
+    modules: Mapping[str, torch.nn.Module],
+    parts: Mapping[str, Linear],
+    step: Callable[[str], None],
+) -> dict[int, torch.nn.Module]:
+    """The layers and the experts of a checkpoint as modules, by the id of the module that each replaces."""
     layers: dict[int, torch.nn.Module] = {}
     for name, container in checkpoint.containers.items():
         step(f"load {name}")
@@ -252,19 +246,15 @@ def put(
         layer = (parts[name] if name in parts else module_of(packed, old)).train(old.training)
         keep_hooks(old, layer)
         layers[id(old)] = layer if name in parts or device.type == "meta" else layer.to(device)
+    return layers
+
+
+def replace_modules(modules: Mapping[str, torch.nn.Module], new: Mapping[int, torch.nn.Module]) -> None:
+    """Puts new modules in place of others, by their ids, wherever the model has them."""
     for module in list(modules.values()):
         for key, child in module._modules.items():
-            if id(child) in layers:
-                setattr(module, key, layers[id(child)])
-    with torch.no_grad():
-        fill(checkpoint.tensors, own, modules)
-    if split is not None and styles:
-        from torch.distributed.tensor.parallel import parallelize_module
-
-        parallelize_module(model, split[0], styles, src_data_rank=None)
-    if checkpoint.kv_cache is not None:
-        kv_cache.attach(model, checkpoint.kv_cache)
-    layers_replaced(model)
+            if id(child) in new:
+                setattr(module, key, new[id(child)])
 
 
 def module_of(packed: PackedLinear | Fp8Tensors, old: torch.nn.Module) -> Linear | Fp8Linear:

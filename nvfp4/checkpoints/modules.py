@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,15 +18,16 @@ from nvfp4.checkpoints.experts.container import Container
 from nvfp4.checkpoints.experts.naming import Place, place_of
 from nvfp4.checkpoints.grouping import check_unclaimed, grouped, has_scale, keep, other_kind
 from nvfp4.checkpoints.names import Modules
-from nvfp4.checkpoints.recipe import AUTO, W4A4, W4A4_DYNAMIC, W4A16, Recipe
+from nvfp4.checkpoints.recipe import AUTO, W4A4, W4A4_DYNAMIC, W4A16, Recipe, Verdict
 from nvfp4.checkpoints.stacks import add_layer
 from nvfp4.checkpoints.tensors import chosen
 from nvfp4.layers.checks import prefix_errors
 
 ACTIVATIONS = {W4A4: "nvfp4", W4A4_DYNAMIC: "nvfp4", W4A16: None, AUTO: AUTO}
+NVFP4, FP8, OTHER, PLAIN = "NVFP4", "FP8", "other", "plain"
 
 
-def sort(
+def read_modules(
     tensors: Mapping[str, Tensor],
     recipe: Recipe,
     errors: dict[str, str] | None = None,
@@ -34,7 +35,7 @@ def sort(
     unwanted: Callable[[str], str | None] | None = None,
     gather: Callable[[Place], str | None] | None = None,
 ) -> Checkpoint:
-    """Reads the layers; leaves what is none.
+    """A checkpoint from all tensors of its files and what its configuration says.
 
     Args:
         errors: where the error message of a layer goes, instead of being raised.
@@ -46,7 +47,6 @@ def sort(
     modules, names = grouped(tensors)
     check_marks(recipe, modules, errors)
     for module, own in modules.items():
-        prefix = f"{module}." if module else ""
         place = place_of(module) if gather is not None else None
         target = None if place is None or gather is None else gather(place)
         reason = unwanted_module(unwanted, [names[module, local] for local in own]) if target is None else None
@@ -56,48 +56,99 @@ def sort(
         for local in [local for local in own if local in kv_cache.NAMES]:
             checkpoint.skipped[names[module, local]] = kv_cache.REASON
             cache[names[module, local]] = own.pop(local)
-        verdict, other, ours = recipe.look(module), other_kind(own), is_layer(recipe.format, own)
-        named = (verdict.subtree if verdict.mode is None else verdict.mode, *verdict.others)
-        if (eight := fp8.chosen(own, named)) is not None:
-            if target is not None:
+        with noted(module, errors):
+            kind = kind_of(recipe, module, own)
+            if kind.name != PLAIN:
+                checkpoint.why[module] = kind.why
+            if kind.name == FP8 and target is None:
+                with prefix_errors(module):
+                    checkpoint.fp8[module] = fp8.read(own, recipe.format, str(kind.mode), wanted is None)
+            elif kind.name == FP8:
                 raise _C.Error(f"{module}: is FP8 and one of the experts {target} of the model; must be NVFP4")
-            checkpoint.why[module] = verdict.why
-            with noted(module, errors), prefix_errors(module):
-                checkpoint.fp8[module] = fp8.read(own, recipe.format, eight, wanted is None)
-            continue
-        mode = verdict.subtree if ours and verdict.mode is None and verdict.subtree else verdict.mode
-        excluded = mode is not None and (mode in fp8.ACTIVATIONS or compressed_tensors.contradicts(mode))
-        if ours and excluded and mode not in ACTIVATIONS:
-            mode = next((other for other in verdict.others if other in ACTIVATIONS), None)
-            if mode is None:
-                with noted(module, errors):
-                    raise _C.Error(f"{module}: is {verdict.mode} by the configuration, but its tensors are NVFP4")
-                continue
-        if mode is not None and mode not in ACTIVATIONS:
-            if has_scale(own) or other:  # a target "Linear" also matches the names of other modules
-                checkpoint.skipped[module] = f"is quantized in another way: {mode}"
-                checkpoint.why[module] = verdict.why
-        elif ours:
-            weight = "weight_packed" if "weight_packed" in own else "weight"
-            checkpoint.why[module] = verdict.why
-            if place is not None and target is not None:
+            elif kind.name == NVFP4 and place is not None and target is not None:
                 joined = any(names[module, local] == f"{module}_{local}" for local in own)
-                gather_layer(checkpoint, target, place, own, recipe.format, mode, wanted, joined)
-                continue
-            with noted(module, errors):
-                check_mode(prefix, own, recipe.format, mode, wanted)
-                input_scale = FORMATS[recipe.format].INPUT_SCALE
-                activations = chosen(own, input_scale, ACTIVATIONS[str(mode)], wanted, mode == W4A4_DYNAMIC)
-                read_one = functools.partial(FORMATS[recipe.format].read, activations=activations)
-                add_layer(checkpoint, module, own, weight, read_one, rows=True)
-            continue
-        elif other:
-            checkpoint.skipped[module] = f"is quantized in another way: {other}"
-            checkpoint.why[module] = verdict.why
-        keep(checkpoint, module, own, names)
+                gather_layer(checkpoint, target, place, own, kind.mode, wanted, joined)
+            elif kind.name == NVFP4:
+                read_layer(checkpoint, module, own, kind.mode, wanted)
+            else:
+                if kind.name == OTHER:
+                    checkpoint.skipped[module] = f"is quantized in another way: {kind.mode}"
+                keep(checkpoint, module, own, names)
     checkpoint.kv_cache = kv_cache.KvCache(recipe.format, cache, recipe.kv_cache)
     check_unclaimed(checkpoint, errors)
     return checkpoint
+
+
+class Kind(NamedTuple):
+    """How a module is quantized.
+
+    Attributes:
+        name: NVFP4, FP8, OTHER or PLAIN (not at all).
+        mode: of an NVFP4 or FP8 layer, by the configuration; how it is quantized otherwise; None: not by that.
+        why: the part of the configuration that says so.
+    """
+
+    name: str
+    mode: str | None
+    why: str
+
+
+def kind_of(recipe: Recipe, module: str, own: Mapping[str, Tensor]) -> Kind:
+    """How a module is quantized, by the configuration and its tensors."""
+    verdict, other, ours = recipe.look(module), other_kind(own), is_layer(recipe.format, own)
+    eight = fp8.chosen(own, (verdict.subtree if verdict.mode is None else verdict.mode, *verdict.others))
+    if eight is not None:
+        return Kind(FP8, eight, verdict.why)
+    mode = nvfp4_mode(module, verdict) if ours else verdict.mode
+    if mode is not None and mode not in ACTIVATIONS:
+        is_quantized = has_scale(own) or other  # the target "Linear" also matches the names of other modules
+        return Kind(OTHER if is_quantized else PLAIN, mode, verdict.why)
+    if ours:
+        return Kind(NVFP4, mode, verdict.why)
+    return Kind(OTHER if other else PLAIN, other, verdict.why)
+
+
+def nvfp4_mode(module: str, verdict: Verdict) -> str | None:
+    """The mode of a layer whose tensors are NVFP4. Where the most specific group of the configuration says FP8, another
+    one must say NVFP4."""
+    mode = verdict.subtree if verdict.mode is None and verdict.subtree else verdict.mode
+    if mode is None or mode in ACTIVATIONS or not (mode in fp8.ACTIVATIONS or compressed_tensors.contradicts(mode)):
+        return mode
+    ours = next((other for other in verdict.others if other in ACTIVATIONS), None)
+    if ours is None:
+        raise _C.Error(f"{module}: is {verdict.mode} by the configuration, but its tensors are NVFP4")
+    return ours
+
+
+def read_layer(
+    checkpoint: Checkpoint, module: str, own: dict[str, Tensor], mode: str | None, wanted: str | None
+) -> None:
+    """Adds an NVFP4 layer, or a stack of experts."""
+    format = FORMATS[checkpoint.format]
+    check_mode(f"{module}." if module else "", own, checkpoint.format, mode, wanted)
+    activations = chosen(own, format.INPUT_SCALE, ACTIVATIONS[str(mode)], wanted, mode == W4A4_DYNAMIC)
+    weight = "weight_packed" if "weight_packed" in own else "weight"
+    add_layer(checkpoint, module, own, weight, functools.partial(format.read, activations=activations), rows=True)
+
+
+def gather_layer(
+    checkpoint: Checkpoint,
+    target: str,
+    place: Place,
+    own: dict[str, Tensor],
+    mode: str | None,
+    wanted: str | None,
+    joined: bool,
+) -> None:
+    """Adds a layer of an expert, or a stack, to the experts of a module of the model. Some may lack an input scale."""
+    format = FORMATS[checkpoint.format]
+    container = checkpoint.containers.setdefault(target, Container(place.container, format, wanted))
+    if container.name != place.container:
+        raise _C.Error(f"{place.container}: and {container.name} are both {target} of the model")
+    check_mode(f"{place.container}.{place.local.format(place.expert)}.", own, checkpoint.format, mode, None)
+    dynamic = mode == W4A4_DYNAMIC
+    activations = chosen(own, format.INPUT_SCALE, ACTIVATIONS[str(mode)], wanted, dynamic)
+    container.add(place, own, activations, joined, dynamic)
 
 
 def unwanted_module(unwanted: Callable[[str], str | None] | None, names: list[str]) -> str | None:
@@ -106,27 +157,6 @@ def unwanted_module(unwanted: Callable[[str], str | None] | None, names: list[st
         return None
     first = unwanted(names[0])
     return first if first is not None and all(unwanted(name) for name in names[1:]) else None
-
-
-def gather_layer(
-    checkpoint: Checkpoint,
-    target: str,
-    place: Place,
-    own: dict[str, Tensor],
-    format_name: str,
-    mode: str | None,
-    wanted: str | None,
-    joined: bool,
-) -> None:
-    """Adds a layer of an expert, or a stack, to the experts of a module of the model. Some may lack an input scale."""
-    format = FORMATS[format_name]
-    container = checkpoint.containers.setdefault(target, Container(place.container, format, wanted))
-    if container.name != place.container:
-        raise _C.Error(f"{place.container}: and {container.name} are both {target} of the model")
-    check_mode(f"{place.container}.{place.local.format(place.expert)}.", own, format_name, mode, None)
-    dynamic = mode == W4A4_DYNAMIC
-    activations = chosen(own, format.INPUT_SCALE, ACTIVATIONS[str(mode)], wanted, dynamic)
-    container.add(place, own, activations, joined, dynamic)
 
 
 def check_marks(recipe: Recipe, modules: Mapping[str, Any], errors: dict[str, str] | None) -> None:

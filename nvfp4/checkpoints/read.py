@@ -15,7 +15,7 @@ from nvfp4.checkpoints.comfy_kitchen import swap_nibbles
 from nvfp4.checkpoints.configuration import read_recipe
 from nvfp4.checkpoints.experts.naming import Place
 from nvfp4.checkpoints.grouping import grouped
-from nvfp4.checkpoints.modules import sort
+from nvfp4.checkpoints.modules import read_modules
 from nvfp4.checkpoints.nibble_order import order_of
 from nvfp4.checkpoints.recipe import AUTO, Recipe, Verdict
 from nvfp4.checkpoints.shards import read_files, unread_files
@@ -70,7 +70,7 @@ def read(
             recipe = Recipe(name, lambda module: Verdict(AUTO, f"its tensors have the names of {name}{why}"))
         if format not in (None, recipe.format):
             raise _C.Error(f"format: is {format!r}, but {where} is a checkpoint of {recipe.format}")
-        checkpoint = sort(tensors, recipe, errors, activations, unwanted, gather)
+        checkpoint = read_modules(tensors, recipe, errors, activations, unwanted, gather)
         if why and errors is None and order_of(checkpoint) == "reversed":
             raise _C.Error(f"{where}: has the names of ModelOpt, but the nibbles of each byte look reversed; {HINT}")
     checkpoint.skipped |= unread

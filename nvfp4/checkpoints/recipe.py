@@ -41,7 +41,7 @@ class Recipe:
     Attributes:
         format: "compressed-tensors" or "modelopt".
         look: what it says of a layer of this name.
-        names: all its patterns, which `sort` tells the checkpoint's modules.
+        names: all its patterns; read_modules binds them to the modules of the checkpoint.
         marks: places of the configuration of which at least one pattern must mean a module of the checkpoint.
         options: options that nvfp4 does not know, with a text for `skipped`.
         kv_cache: the entries that describe a KV cache.

@@ -154,10 +154,10 @@ def test_layers_that_are_quantized_otherwise_are_kept_as_they_are() -> None:
     tensors |= {f"mx.{name}": t for name, t in mxfp8.items()}
     layers = {"block.up": "NVFP4", "block.down": "NVFP4", "mx": "MXFP8", "w4a8": "W4A8_NVFP4_FP8"}
     layers = {name: {"quant_algo": algorithm} for name, algorithm in layers.items()}
-    from nvfp4.checkpoints.modules import sort
+    from nvfp4.checkpoints.modules import read_modules
 
     recipe = modelopt.recipe({"quant_algo": "MIXED_PRECISION", "quantized_layers": layers})
-    checkpoint = sort(tensors, recipe)
+    checkpoint = read_modules(tensors, recipe)
     assert set(checkpoint.layers) == {"block.up", "block.down"}
     assert checkpoint.skipped == {
         "w4a8": "is quantized in another way: W4A8_NVFP4_FP8",

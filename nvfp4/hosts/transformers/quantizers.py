@@ -29,7 +29,7 @@ from nvfp4.checkpoints.experts.targets import described, gatherer, placeholder
 from nvfp4.checkpoints.files import check_file
 from nvfp4.checkpoints.fit import check_layer
 from nvfp4.checkpoints.left_out import is_head, left_out
-from nvfp4.checkpoints.modules import sort
+from nvfp4.checkpoints.modules import read_modules
 from nvfp4.checkpoints.recipe import AUTO, W4A4, W4A4_DYNAMIC, W4A16
 from nvfp4.checkpoints.save import is_under, routers
 from nvfp4.checkpoints.shards import read_tensors
@@ -175,7 +175,7 @@ class ModelOptQuantizer(HfQuantizer):
             check_file(Path(file))
         tensors, _ = read_tensors(map(Path, files))
         config = self.quantization_config
-        return sort(tensors, config.recipe(), wanted=config.activations, unwanted=unwanted, gather=gather)
+        return read_modules(tensors, config.recipe(), wanted=config.activations, unwanted=unwanted, gather=gather)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         for name, module in model.named_modules():
