@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4.layers.experts.gradient import Adapter
+from nvfp4.layers.experts.training import Adapter
 from nvfp4.layers.experts.mixture import divided
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.experts.stack import Stack

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +103,51 @@ def test_another_packages_configuration_is_kept(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
     module = importlib.reload(nvfp4.transformers)
     assert AUTO_QUANTIZATION_CONFIG_MAPPING["compressed-tensors"] is module.CompressedTensorsConfig
+
+
+SAVE_AND_LOAD = """
+import sys
+import torch, transformers, nvfp4
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as CONFIGS
+
+sizes = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+ids = torch.arange(9)[None]
+folder = sys.argv[1]
+
+
+def make():
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=100, **sizes)).eval()
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(ids).logits
+
+
+first = make()
+nvfp4.quantize_model(first, calibrate=CALIBRATE)
+first.save_pretrained(folder + "/first")
+second = make()
+nvfp4.load(folder + "/first", second)
+second.save_pretrained(folder + "/second")
+assert torch.equal(logits(first), logits(second))
+assert "nvfp4.transformers" not in sys.modules
+assert CONFIGS["compressed-tensors"] is transformers.CompressedTensorsConfig
+assert "nvfp4-on-load" not in CONFIGS
+
+import nvfp4.transformers
+
+assert CONFIGS["compressed-tensors"] is nvfp4.transformers.CompressedTensorsConfig
+assert "nvfp4-on-load" in CONFIGS
+third = transformers.AutoModelForCausalLM.from_pretrained(folder + "/second")
+assert torch.equal(logits(first), logits(third))
+"""
+
+
+@pytest.mark.parametrize("calibrate", ["None", "lambda model: model(ids)"])  # compressed-tensors, ModelOpt
+def test_saving_needs_no_import_of_ours(calibrate: str, tmp_path: Path) -> None:
+    """What is imported for save_pretrained replaces no reader of transformers; the user's import does."""
+    program = SAVE_AND_LOAD.replace("CALIBRATE", calibrate)
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

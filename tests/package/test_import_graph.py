@@ -1,5 +1,5 @@
-"""Imports go one way. Each arrow between modules of nvfp4/ ends in a lower layer, or in the same one without closing a
-circle; csrc/ follows the table of docs/life-of-a-call.md."""
+"""Imports go one way: between the rooms of nvfp4/, by the table of docs/life-of-a-call.md, and between the folders of
+csrc/, by the table before it. Inside a room there is no circle."""
 
 from __future__ import annotations
 
@@ -11,40 +11,25 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-# From the lowest layer to the highest. A name stands for the package's module; cli and what is left of checkpoints for
-# all modules of that folder.
-LAYERS = (
-    ("_C", "_types", "_text", "reference"),
-    ("torch_ops",),
-    ("_products",),
-    ("_api",),
-    ("_info", "_tuning"),
-    ("packed", "buffers"),
-    ("gradient",),
-    ("linear", "fp8", "experts_gradient"),
-    ("experts_stack",),
-    ("experts_w4a4",),
-    ("experts",),
-    ("mixture", "invariance"),
-    ("modules", "report"),
-    ("dense", "parallel", "peft"),
-    ("_adapters",),
-    ("checkpoints",),
-    ("checkpoints.reader",),
-    ("checkpoints.save",),
-    ("_vllm_experts",),
-    ("_renaming",),
-    ("_pretrained", "vllm"),
-    ("_saving",),
-    ("model", "checkpoints.loader"),
-    ("_on_load",),
-    ("transformers",),
-    ("checkpoints.convert", "checkpoints.inspect"),
-    ("",),  # nvfp4/__init__.py, the public face
-    ("cli",),
-    ("__main__",),
-)
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+import nvfp4
+
+
+def rooms() -> dict[str, int]:
+    """The rooms of nvfp4/, from the lowest on. A room is a folder, but for the root, public modules and __main__."""
+    page = (ROOT / "docs" / "life-of-a-call.md").read_text(encoding="utf-8").split("## Which room of nvfp4/")[1]
+    names = [line.split("|")[1].strip(" `") for line in page.splitlines() if line.startswith("| ")][1:]
+    return {name: level for level, name in enumerate(names)}
+
+
+ROOMS = rooms()
+PUBLIC = ("", "linear", "experts", "fp8", "packed", "parallel", "transformers", "peft", "vllm", "_moved")
+
+
+def room(module: str) -> str:
+    top = module.partition(".")[0]
+    if top in ROOMS:
+        return top
+    return "public" if top in PUBLIC else "main" if top == "__main__" else "root"
 
 
 def modules_of(folder: Path) -> dict[str, Path]:
@@ -79,11 +64,6 @@ def imports_of(module: str, path: Path, known: dict[str, Path]) -> set[str]:
     return found - {module}
 
 
-def level(module: str) -> int:
-    """The layer of a module, or of the folder that stands for it."""
-    return LEVEL[module] if module in LEVEL else LEVEL[module.partition(".")[0]]
-
-
 def arrows(folder: Path) -> set[tuple[str, str]]:
     known = modules_of(folder)
     return {(name, other) for name, path in known.items() for other in imports_of(name, path, known)}
@@ -91,7 +71,7 @@ def arrows(folder: Path) -> set[tuple[str, str]]:
 
 def climbs(found: set[tuple[str, str]]) -> list[str]:
     """The arrows that run up."""
-    up = sorted((name, other) for name, other in found if level(other) > level(name))
+    up = sorted((name, other) for name, other in found if ROOMS[room(other)] > ROOMS[room(name)])
     return [f"{name or 'nvfp4'} imports {other or 'nvfp4'}" for name, other in up]
 
 
@@ -113,34 +93,39 @@ def test_no_import_runs_up() -> None:
     assert not circle(found)
 
 
-def test_every_layer_is_there() -> None:
-    known = modules_of(ROOT / "nvfp4")
-    assert set(LEVEL) <= {*known}
-    assert all(name in LEVEL or name.partition(".")[0] in ("checkpoints", "cli") for name in known)
+def test_every_room_is_there() -> None:
+    assert {room(module) for module in modules_of(ROOT / "nvfp4")} == ROOMS.keys()
+
+
+def test_names() -> None:
+    """No room has the name of a public function, and no two files of a room one name."""
+    assert ROOMS.keys().isdisjoint({*nvfp4.__all__, *nvfp4._LAZY})
+    for folder in ROOMS:
+        files = [path.name for path in (ROOT / "nvfp4" / folder).rglob("*.py") if path.name != "__init__.py"]
+        assert len(files) == len({*files}), folder
 
 
 @pytest.mark.parametrize(
     ("module", "text", "found"),
     [
-        ("linear", "import nvfp4", "linear imports nvfp4"),
-        ("linear", "from nvfp4 import gemm", "linear imports nvfp4"),
-        (
-            "checkpoints.common",
-            "from nvfp4.quantizing.quantize_model import quantize_model",
-            "checkpoints.common imports model",
-        ),
-        ("linear", "def f():\n    from nvfp4.cli import show", "linear imports cli.show"),
-        ("linear", "from .cli.show import plain", "linear imports cli.show"),
-        ("linear", "import nvfp4.quantizing.quantize_model as m", "linear imports model"),
-        ("checkpoints.common", "from .. import gemm", "checkpoints.common imports nvfp4"),
-        ("checkpoints.common", "from . import loader", "checkpoints.common imports checkpoints.loader"),
-        ("model", "from nvfp4 import _api\nimport os", ""),
+        ("layers.linear", "import nvfp4", "layers.linear imports nvfp4"),
+        ("layers.linear", "from nvfp4 import gemm", "layers.linear imports nvfp4"),
+        ("layers.linear", "from nvfp4 import linear", "layers.linear imports linear"),
+        ("checkpoints.read", "from nvfp4.quantizing import report", "checkpoints.read imports quantizing.report"),
+        ("layers.linear", "def f():\n    from nvfp4.cli import show", "layers.linear imports cli.show"),
+        ("layers.linear", "from ..cli.show import plain", "layers.linear imports cli.show"),
+        ("layers.hosts", "import nvfp4.hosts.peft as m", "layers.hosts imports hosts.peft"),
+        ("checkpoints.read", "from .. import gemm", "checkpoints.read imports nvfp4"),
+        ("_api", "from nvfp4.layers.linear import Linear", "_api imports layers.linear"),
+        ("hosts.peft", "from nvfp4 import peft", "hosts.peft imports peft"),
+        ("cli.show", "from nvfp4.bench import report", "cli.show imports bench.report"),
+        ("quantizing.report", "from nvfp4 import _api\nimport os", ""),
     ],
 )
 def test_what_runs_up_is_found(module: str, text: str, found: str, tmp_path: Path) -> None:
     for name in modules_of(ROOT / "nvfp4"):
         path = tmp_path.joinpath(*name.split(".")) if name else tmp_path
-        is_folder = name in ("", "checkpoints", "cli")
+        is_folder = (ROOT / "nvfp4").joinpath(*name.split(".")).is_dir() if name else True
         (path if is_folder else path.parent).mkdir(parents=True, exist_ok=True)
         file = path / "__init__.py" if is_folder else path.with_suffix(".py")
         file.write_text(text if name == module else "")

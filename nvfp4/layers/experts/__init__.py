@@ -3,7 +3,7 @@
     module     Experts, the module that stands in place of one of transformers
     stack      the matrices of all experts, and their products (W4A16)
     w4a4       products with quantized inputs
-    gradient   gradients, and low-rank adapters
+    training   gradients, and low-rank adapters
     mixture    what a module of transformers computes, and how it stores its experts
 
 quantizing/experts.py quantizes such modules, and checkpoints/experts reads and writes them.

@@ -11,7 +11,7 @@ from torch import Tensor
 from nvfp4 import _C, _api
 from nvfp4.layers.checks import check_type, short
 from nvfp4.layers.experts import w4a4
-from nvfp4.layers.experts.gradient import Adapter, Gradient, adapters, low_rank
+from nvfp4.layers.experts.training import Adapter, Gradient, adapters, low_rank
 from nvfp4.layers.experts.stack import Stack, is_constant
 from nvfp4.layers.gradient import WITH_GRADIENT, NoGradient, as_gemm_takes_it, is_transformed
 from nvfp4.layers.packed import ACTIVATIONS, BLOCK

@@ -12,7 +12,7 @@ from torch import Tensor
 from nvfp4 import _api
 from nvfp4.layers.buffers import FixedBuffers, aligned, round_up
 from nvfp4.layers.checks import short
-from nvfp4.layers.experts.gradient import Adapter
+from nvfp4.layers.experts.training import Adapter
 from nvfp4.layers.gradient import bf16_parts
 from nvfp4.layers.packed import BLOCK
 
