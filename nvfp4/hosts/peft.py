@@ -24,10 +24,9 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4.layers.experts.training import Adapter
 from nvfp4.layers.experts.mixture import divided
 from nvfp4.layers.experts.module import Experts
-from nvfp4.layers.experts.stack import Stack
+from nvfp4.layers.experts.stack import Adapter, Stack
 from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.traversal import keep_hooks

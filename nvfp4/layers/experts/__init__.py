@@ -1,7 +1,8 @@
 """nvfp4.Experts: the experts of a mixture.
 
     module     Experts, the module that stands in place of one of transformers
-    stack      the matrices of all experts, and their products (W4A16)
+    stack      the matrices of all experts
+    w4a16      products with inputs as they are
     w4a4       products with quantized inputs
     training   gradients, and low-rank adapters
     mixture    what a module of transformers computes, and how it stores its experts

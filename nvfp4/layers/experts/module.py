@@ -10,9 +10,9 @@ from torch import Tensor
 
 from nvfp4 import _C, _api
 from nvfp4.layers.checks import check_type, short
-from nvfp4.layers.experts import w4a4
-from nvfp4.layers.experts.training import Adapter, Gradient, adapters, low_rank
-from nvfp4.layers.experts.stack import Stack, is_constant
+from nvfp4.layers.experts import w4a4, w4a16
+from nvfp4.layers.experts.stack import Adapter, Stack, is_constant
+from nvfp4.layers.experts.training import Gradient, adapters, low_rank
 from nvfp4.layers.gradient import WITH_GRADIENT, NoGradient, as_gemm_takes_it, is_transformed
 from nvfp4.layers.packed import ACTIVATIONS, BLOCK
 
@@ -270,9 +270,9 @@ class Experts(torch.nn.Module):
         first: Adapter | None,
         second: Adapter | None,
     ) -> Tensor:
-        if first is None and self.activations is None and self.gate_up.activates(x.dtype):
+        if first is None and self.activations is None and w4a16.activates(self.gate_up, x.dtype):
             gating = self.activation, self.limit, self.alpha
-            h = self.gate_up.activated(as_gemm_takes_it(x), ends, rows, self.batch_invariant, *gating)
+            h = w4a16.activated(self.gate_up, as_gemm_takes_it(x), ends, rows, self.batch_invariant, *gating)
             y = self._down(h, ends, second)
         else:
             y = self._outputs(self._inner(x, rows, ends, first), ends, second)
@@ -285,7 +285,7 @@ class Experts(torch.nn.Module):
             a = w4a4.quantized(self.gate_up, x, ends, rows)
             y = w4a4.product(self.gate_up, a, ends, x.dtype, self.batch_invariant, is_constant())
         else:
-            y = self.gate_up.product(as_gemm_takes_it(x), ends, rows, self.batch_invariant)
+            y = w4a16.product(self.gate_up, as_gemm_takes_it(x), ends, rows, self.batch_invariant)
         return y if adapter is None else y + low_rank(x.index_select(0, rows), *adapter, ends)
 
     def _hidden(self, inner: Tensor) -> Tensor:
@@ -301,7 +301,7 @@ class Experts(torch.nn.Module):
         return y if adapter is None else y + low_rank(self._hidden(inner), *adapter, ends)
 
     def _down(self, h: Tensor, ends: Tensor, adapter: Adapter | None) -> Tensor:
-        y = self.down.product(h, ends, None, self.batch_invariant)
+        y = w4a16.product(self.down, h, ends, None, self.batch_invariant)
         return y if adapter is None else y + low_rank(h, *adapter, ends)
 
     def _activated(self, inner: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""The matrices of nvfp4.Experts: a stack of those of all experts, and their products."""
+"""The matrices of nvfp4.Experts: a stack of those of all experts, and the global scales of their inputs."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,12 +12,13 @@ from torch import Tensor
 from nvfp4 import _api
 from nvfp4.layers.buffers import FixedBuffers, aligned, round_up
 from nvfp4.layers.checks import short
-from nvfp4.layers.experts.training import Adapter
-from nvfp4.layers.gradient import bf16_parts
 from nvfp4.layers.packed import BLOCK
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+# left [E, N, r] and right [E, r, K], whose product an adapter adds to a stack's weights [E, N, K].
+Adapter: TypeAlias = tuple[Tensor, Tensor]
 
 
 class Stack(FixedBuffers):
@@ -215,54 +216,6 @@ class Stack(FixedBuffers):
         self._known_scales = None
         self._known_scales = (self.input_global_scale, self.weight_global_scale, None, self.input_scales())
 
-    def product(self, a: Tensor, ends: Tensor, rows: Tensor | None, batch_invariant: bool) -> Tensor:
-        """a [R, K] times each group's matrices, [T, P * N], in the dtype of a: rounded once. For float32 it is the sum
-        of the products of three bfloat16 parts, which are exact."""
-        if self.kept is None:
-            return self._product(
-                a, self.weight, self.weight_scale, self.weight_global_scale, self.bias, ends, rows, batch_invariant
-            )
-        used, ends = self.used(ends)
-        results = []
-        for p in range(self.shape[1]):
-            bias = None if self.bias is None else self.bias[used, p]
-            values, scales = ([tensors[e] for e in used] for tensors in self.kept[p])
-            alpha = self.weight_global_scale[used, p]
-            results.append(self._product(a, values, scales, alpha, bias, ends, rows, batch_invariant))
-        return results[0] if len(results) == 1 else torch.cat(results, 1)
-
-    def activates(self, dtype: torch.dtype) -> bool:
-        """Whether `activated` takes rows of this dtype: the products of float32 are sums of several."""
-        return self.kept is None and dtype != torch.float32
-
-    def activated(
-        self,
-        a: Tensor,
-        ends: Tensor,
-        rows: Tensor | None,
-        batch_invariant: bool,
-        activation: str,
-        limit: float | None,
-        alpha: float | None,
-    ) -> Tensor:
-        """nvfp4.gated of the parts of `product`, [T, N], in one call with the same bits."""
-        result: Tensor = _api.gated_grouped_gemm(
-            a,
-            self.weight,
-            None,
-            self.weight_scale,
-            ends,
-            activation,
-            limit=limit,
-            activation_alpha=alpha,
-            rows=rows,
-            alpha=self.weight_global_scale,
-            bias=as_grouped_gemm_takes_it(self.bias, a.dtype),
-            batch_invariant=batch_invariant,
-            constant_b=is_constant(),
-        )
-        return result
-
     def used(self, ends: Tensor) -> tuple[list[int], Tensor]:
         """The experts that have rows, and their ends. Lists are read on the host, so a call passes no more than it
         needs: few of many experts for a single token."""
@@ -271,90 +224,6 @@ class Stack(FixedBuffers):
         used = ends.diff(prepend=ends.new_zeros(1)).nonzero().flatten()
         used = used if used.numel() else used.new_zeros(1)
         return used.tolist(), ends[used].contiguous()
-
-    @staticmethod
-    def _product(
-        a: Tensor,
-        weight: Any,
-        scale: Any,
-        alpha: Tensor,
-        bias: Tensor | None,
-        ends: Tensor,
-        rows: Tensor | None,
-        batch_invariant: bool,
-        transpose_b: bool = True,
-        out_dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """grouped_gemm, of float32 by parts, the smallest first."""
-        bias = as_grouped_gemm_takes_it(bias, a.dtype)
-        total = None
-        parts = [a] if a.dtype != torch.float32 else [*bf16_parts(a)][::-1]
-        for i, part in enumerate(parts):
-            y: Tensor = _api.grouped_gemm(
-                part,
-                weight,
-                None,
-                scale,
-                ends,
-                rows=rows,
-                alpha=alpha,
-                bias=bias if i == len(parts) - 1 else None,
-                out_dtype=a.dtype if out_dtype is None else out_dtype,
-                scale_layout="128x4" if isinstance(scale, Tensor) else "linear",
-                transpose_b=transpose_b,
-                batch_invariant=batch_invariant,
-                constant_b=is_constant(),
-            )
-            total = y if total is None else total + y
-        assert total is not None
-        return total
-
-    def transposed(self, dy: Tensor, ends: Tensor, batch_invariant: bool) -> Tensor:
-        """The gradient with respect to the rows of a, [T, K] float32, of one with respect to the product, [T, P * N].
-
-        grouped_gemm computes it of one part. In a stack with two parts each expert counts as two groups, whose rows
-        follow one another: those of gate, then those of up.
-        """
-        experts, parts, size, _ = self.shape
-        if self.kept is not None:
-            used, ends = self.used(ends)
-            total = None
-            for p, each in enumerate(dy.split(size, 1)):
-                values, scales = ([tensors[e] for e in used] for tensors in self.kept[p])
-                alpha = self.weight_global_scale[used, p]
-                dx = self._gradient(each.contiguous(), values, scales, alpha, ends, None, batch_invariant)
-                total = dx if total is None else total + dx
-            assert total is not None
-            return total
-        assert self.weight is not None
-        weight, alpha = self.weight.flatten(0, 1), self.weight_global_scale.flatten()
-        if parts == 1:
-            return self._gradient(dy, weight, self.weight_scale, alpha, ends, None, batch_invariant)
-        slots = dy.shape[0]
-        dy = dy.reshape(slots, 2, -1).transpose(0, 1).reshape(2 * slots, -1)
-        slot = torch.arange(slots, device=dy.device, dtype=torch.int32)
-        starts = torch.cat((ends.new_zeros(1), ends, ends.new_full((1,), slots)))
-        expert = torch.searchsorted(ends, slot, right=True)  # E at and past the last end
-        first, second = (slot + starts[expert]).long(), (slot + starts[expert + 1]).long()
-        rows = torch.empty(2 * slots, device=dy.device, dtype=torch.int32)
-        rows[first], rows[second] = slot, slot + slots
-        ends = torch.stack((starts[:-2] + ends, 2 * ends), 1).flatten()
-        dx = self._gradient(dy, weight, self.weight_scale, alpha, ends, rows, batch_invariant)
-        return dx[first] + dx[second]
-
-    def _gradient(
-        self,
-        dy: Tensor,
-        weight: Any,
-        scale: Any,
-        alpha: Tensor,
-        ends: Tensor,
-        rows: Tensor | None,
-        batch_invariant: bool,
-    ) -> Tensor:
-        return self._product(
-            dy, weight, scale, alpha, None, ends, rows, batch_invariant, transpose_b=False, out_dtype=torch.float32
-        )
 
 
 def as_grouped_gemm_takes_it(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from nvfp4 import _C, _api
 from nvfp4.layers.checks import short
+from nvfp4.layers.experts import w4a16
+from nvfp4.layers.experts.stack import Adapter
 
-# left [E, N, r] and right [E, r, K], whose product an adapter adds to a stack's weights [E, N, K].
-Adapter: TypeAlias = tuple[Tensor, Tensor]
 ALIGNMENT = 16  # bytes: torch.nn.functional.grouped_mm wants them of the strides of its operands
 
 
@@ -81,7 +81,7 @@ class Gradient(torch.autograd.Function):
             _, of_second = torch.func.vjp(partial(low_rank, ends=ends), experts._hidden(inner), *second)
             dh, *dfactors[2:] = of_second(dout)
         if ctx.needs_input_grad[1] or first is not None:
-            through = experts.down.transposed(dout, ends, experts.batch_invariant)
+            through = w4a16.transposed(experts.down, dout, ends, experts.batch_invariant)
             dh = through if dh is None else through + dh
             with torch.enable_grad():
                 given = inner.detach().float().requires_grad_()
@@ -91,7 +91,7 @@ class Gradient(torch.autograd.Function):
             if first is not None:
                 each, *dfactors[:2] = of_first(dinner)
             if ctx.needs_input_grad[1]:
-                through = experts.gate_up.transposed(dinner, ends, experts.batch_invariant)
+                through = w4a16.transposed(experts.gate_up, dinner, ends, experts.batch_invariant)
                 each = through if each is None else through + each
                 dx = _api.moe_combine(each, backward_places(places, x), None, out_dtype=x.dtype)
         return None, dx, dweights, None, None, None, *dfactors
