@@ -13,7 +13,7 @@ from bounds import U
 from torch import Tensor, nn
 
 import nvfp4
-from nvfp4.checkpoints import save
+from nvfp4.checkpoints import write
 from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.packed import PackedLinear
 
@@ -197,7 +197,7 @@ def test_shards_are_those_of_huggingface_hub(generator: torch.Generator) -> None
             limit = max(limit, *sizes)
         tensors = {f"t{k}": torch.empty(size, dtype=torch.uint8) for k, size in enumerate(sizes)}
         theirs = hub.split_torch_state_dict_into_shards(tensors, max_shard_size=limit).filename_to_tensors
-        ours = save.split(tensors, limit)
+        ours = write.split(tensors, limit)
         if limit >= max(sizes):
             assert ours == theirs
         else:
@@ -206,10 +206,10 @@ def test_shards_are_those_of_huggingface_hub(generator: torch.Generator) -> None
                 assert sum(tensors[name].nbytes for name in names) <= limit or len(names) == 1
     for size in ("5GB", "20KB", "1.5MB", "0.001GB", 4000):
         for more in (0, 1):  # than fits into one file
-            rows = (save.shard_bytes(size) - 1 + more, 1)
+            rows = (write.shard_bytes(size) - 1 + more, 1)
             tensors = {str(k): torch.empty(n, dtype=torch.uint8, device="meta") for k, n in enumerate(rows)}
             theirs = hub.split_torch_state_dict_into_shards(tensors, max_shard_size=size).filename_to_tensors
-            assert len(theirs) == 1 + more and save.split(tensors, save.shard_bytes(size)) == theirs
+            assert len(theirs) == 1 + more and write.split(tensors, write.shard_bytes(size)) == theirs
 
 
 def test_the_model_keeps_its_configuration(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ import nvfp4
 from nvfp4 import _C, reference
 from nvfp4.__main__ import main
 from nvfp4._tuning import SETTINGS
-from nvfp4.bench import command, timing, tune
+from nvfp4.bench import command, plans, timing, tune, verdict
 from nvfp4.bench.shapes import Shape
 from nvfp4.cli import machine, show
 
@@ -54,10 +54,10 @@ def test_rank_correlation_is_spearmans(dice: random.Random) -> None:
         x, y = dice.sample(range(1000), count), dice.sample(range(1000), count)
         ranks = [[sorted(values).index(value) for value in values] for values in (x, y)]
         squares = sum((i - j) ** 2 for i, j in zip(*ranks))
-        assert tune.rank_correlation(x, y) == pytest.approx(1 - 6 * squares / (count * (count**2 - 1)))
-    assert tune.ranks([5, 1, 5, 3]) == [3.5, 1, 3.5, 2]
-    assert tune.rank_correlation([1, 2, 3], [10, 20, 400]) == pytest.approx(1)
-    assert tune.rank_correlation([1, 2, 3], [4, 4, 4]) is None
+        assert verdict.rank_correlation(x, y) == pytest.approx(1 - 6 * squares / (count * (count**2 - 1)))
+    assert verdict.ranks([5, 1, 5, 3]) == [3.5, 1, 3.5, 2]
+    assert verdict.rank_correlation([1, 2, 3], [10, 20, 400]) == pytest.approx(1)
+    assert verdict.rank_correlation([1, 2, 3], [4, 4, 4]) is None
 
 
 def result_of(points: Sequence[tuple[float, float]]) -> dict[str, Any]:
@@ -69,46 +69,46 @@ def test_the_fit_finds_a_line(dice: random.Random) -> None:
     offset, scale = dice.uniform(-1, 3), dice.uniform(0.5, 2)
     modelled = [dice.uniform(3, 40) for _ in range(30)]
     results = [result_of([(x, offset + scale * x) for x in part]) for part in (modelled[:10], modelled[10:])]
-    fitted = tune.fit(results)
+    fitted = verdict.fit(results)
     assert fitted is not None and fitted["plans"] == 30
     assert (fitted["offset_us"], fitted["scale"]) == (pytest.approx(offset), pytest.approx(scale))
     assert fitted["relative_error"] < 1e-9
-    assert tune.fit([result_of([(1, 2), (1, 3), (2, 3)])]) is None
+    assert verdict.fit([result_of([(1, 2), (1, 3), (2, 3)])]) is None
 
 
-def with_samples(*samples: list[float], wrong: int | None = None) -> list[tune.Candidate]:
+def with_samples(*samples: list[float], wrong: int | None = None) -> list[plans.Candidate]:
     plan = dict.fromkeys((*SETTINGS, "tile_m", "tile_n", "stages"), 1) | {"kernel": "k", "swap_ab": False}
-    made = [tune.Candidate(i, plan | {"grid": 1, "modelled_us": float(i)}, "", list(s)) for i, s in enumerate(samples)]
+    made = [plans.Candidate(i, plan | {"grid": 1, "modelled_us": float(i)}, "", list(s)) for i, s in enumerate(samples)]
     if wrong is not None:
         made[wrong].wrong = "every value"
     return made
 
 
 def test_the_fastest_is_selected_on_even_rounds_and_compared_on_odd_ones() -> None:
-    verdict = tune.judge(with_samples([10, 10] * 10, [8, 9] * 10, [9, 5] * 10))
-    assert verdict["fastest"] == verdict["selected"] == 1
-    assert verdict["loss"] == {"median": 10 / 9, "p10": 10 / 9, "p90": 10 / 9, "samples": 10}
-    assert verdict["rank_correlation"] == pytest.approx(-1)
+    found = verdict.judge(with_samples([10, 10] * 10, [8, 9] * 10, [9, 5] * 10))
+    assert found["fastest"] == found["selected"] == 1
+    assert found["loss"] == {"median": 10 / 9, "p10": 10 / 9, "p90": 10 / 9, "samples": 10}
+    assert found["rank_correlation"] == pytest.approx(-1)
 
 
 def test_the_models_choice_stays_unless_it_is_slower_in_nine_rounds_of_ten() -> None:
-    lucky = tune.judge(with_samples([10, 10] * 10, [8, 9, 8, 9, 8, 11] * 3 + [8, 9]))
+    lucky = verdict.judge(with_samples([10, 10] * 10, [8, 9, 8, 9, 8, 11] * 3 + [8, 9]))
     assert (lucky["fastest"], lucky["selected"]) == (1, 0)
-    equal = tune.judge(with_samples([10, 10] * 10, [8, 10] * 10))
+    equal = verdict.judge(with_samples([10, 10] * 10, [8, 10] * 10))
     assert (equal["fastest"], equal["selected"]) == (1, 0)
 
 
 def test_a_wrong_plan_is_neither_fastest_nor_compared_with() -> None:
-    assert tune.judge(with_samples([10, 10], [1, 1], [9, 9], wrong=1))["fastest"] == 2
-    without_choice = tune.judge(with_samples([1, 1], [9, 9], wrong=0))
+    assert verdict.judge(with_samples([10, 10], [1, 1], [9, 9], wrong=1))["fastest"] == 2
+    without_choice = verdict.judge(with_samples([1, 1], [9, 9], wrong=0))
     assert (without_choice["fastest"], without_choice["selected"], without_choice["loss"]) == (1, 1, None)
-    assert tune.judge(with_samples([1, 1], wrong=0))["selected"] is None
+    assert verdict.judge(with_samples([1, 1], wrong=0))["selected"] is None
 
 
 # --- the clock's logic, on a fake GPU -------------------------------------------------------------------------------
 
 
-def graph_clock(monkeypatch: pytest.MonkeyPatch, late: int) -> tuple[tune.GraphClock, list[str]]:
+def graph_clock(monkeypatch: pytest.MonkeyPatch, late: int) -> tuple[plans.GraphClock, list[str]]:
     """A clock whose GPU completes the first event too early `late` times, and its log, without captured calls."""
     log: list[str] = []
     pairs = iter(range(10**6))
@@ -143,7 +143,7 @@ def graph_clock(monkeypatch: pytest.MonkeyPatch, late: int) -> tuple[tune.GraphC
 
     cuda = SimpleNamespace(Event=Event, CUDAGraph=Graph, graph=capture, synchronize=lambda: log.append("wait"))
     monkeypatch.setattr(timing, "need_torch", lambda: SimpleNamespace(cuda=cuda))
-    clock = object.__new__(tune.GraphClock)
+    clock = object.__new__(plans.GraphClock)
     clock.clock = object.__new__(timing.DeviceClock)
     clock.clock.flush = SimpleNamespace(fill_=lambda value: log.append("write"), numel=lambda: 2**29)
     clock.clock.torch, clock.clock.value, clock.clock.writes = SimpleNamespace(cuda=cuda), 0, 1
@@ -169,8 +169,8 @@ ON_CPU = machine.Target(torch.device("cpu"), torch.device("cpu"), None)
 def test_inputs_have_exact_sums(dice: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
     scales_by_k = {}
     for k in (16, 1024, 16384, 1 << 17):
-        monkeypatch.setattr(tune, "WIDE_BYTES", 8 * k * dice.randint(1, 3))  # the expected results in 1 to 3 parts
-        products = tune.Products(Shape(2, 3, k), ON_CPU, CALLS, dice.randrange(2**31))
+        monkeypatch.setattr(plans, "WIDE_BYTES", 8 * k * dice.randint(1, 3))  # the expected results in 1 to 3 parts
+        products = plans.Products(Shape(2, 3, k), ON_CPU, CALLS, dice.randrange(2**31))
         for (a, b, scale_a, scale_b), expected in zip(products.inputs, products.expected):
             wide = [reference.operand(x, scale, "128x4")[0] for x, scale in ((a, scale_a), (b, scale_b))]
             assert reference.sums_are_exact(*wide)
@@ -181,7 +181,7 @@ def test_inputs_have_exact_sums(dice: random.Random, monkeypatch: pytest.MonkeyP
         assert not torch.equal(first, second) or k == 16
     assert scales_by_k[16384] == {0, 0x38, 0x40, 0x44} and scales_by_k[1 << 17] == {0, 0x38}
     with pytest.raises(show.CommandError, match="K is too large"):
-        tune.Products(Shape(1, 1, 1 << 21), ON_CPU, 1, 0)
+        plans.Products(Shape(1, 1, 1 << 21), ON_CPU, 1, 0)
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------
@@ -308,13 +308,13 @@ def test_tunable_times_every_plan_and_finds_the_fastest(tunable: machine.Target,
 def test_tunable_plans_give_equal_bits(tunable: machine.Target, dice: random.Random) -> None:
     """Also with unaligned scales and partial tiles."""
     for shape in (SMALL, UNALIGNED):
-        products = tune.Products(shape, tunable, 1, dice.randrange(2**31))
-        for candidate in tune.candidates(shape, 0):
-            with tune.forced(candidate.rank):
+        products = plans.Products(shape, tunable, 1, dice.randrange(2**31))
+        for candidate in plans.candidates(shape, 0):
+            with plans.forced(candidate.rank):
                 assert plan_of(shape) == candidate.plan
                 products.outputs[0].fill_(float("nan"))
                 products.calls()[0]()
-            tune.wait(tunable.tensors)
+            plans.wait(tunable.tensors)
             bits = [x.view(torch.int16) for x in (products.outputs[0], products.expected[0])]
             assert torch.equal(*bits), candidate
 
@@ -327,7 +327,7 @@ def test_tunable_plans_that_are_wrong_are_reported_and_not_timed(
     tmp_path: Path,
 ) -> None:
     """One is wrong in one value of one call, one writes nothing, one raises."""
-    found = tune.candidates(SMALL, 0)
+    found = plans.candidates(SMALL, 0)
     wrong, idle, rejected = dice.sample(found, 3)
     count = 0
 
@@ -344,7 +344,7 @@ def test_tunable_plans_that_are_wrong_are_reported_and_not_timed(
                 result[3, 5] += 1
         return result
 
-    monkeypatch.setattr(tune, "gemm", gemm)
+    monkeypatch.setattr(plans, "gemm", gemm)
     monkeypatch.chdir(tmp_path)
     args = argparse.Namespace(backend=None, repeat=2, seed=1, json=True, markdown=False)
     assert tune.run(args, tunable, [SMALL], FakeClock(1, SMALL), CALLS) == 1
@@ -424,7 +424,7 @@ def test_tunable_uses_a_tuning_file(tunable: machine.Target, tuning: Path, dice:
     assert plan_of(UNALIGNED) == model[UNALIGNED]
     assert _C.plan(0, family(), None, 16, 128, 512, 2, 0) == batched
 
-    a, b, scale_a, scale_b = tune.Products(SMALL, tunable, 1, dice.randrange(2**31)).inputs[0]
+    a, b, scale_a, scale_b = plans.Products(SMALL, tunable, 1, dice.randrange(2**31)).inputs[0]
     linear = [nvfp4.unswizzle(s.flatten(), rows, 32) for s, rows in ((scale_a, 16), (scale_b, 128))]
     for out_dtype in (torch.float16, torch.float32):
         expected = nvfp4.gemm(a.cpu(), b.cpu(), scale_a.cpu(), scale_b.cpu(), out_dtype=out_dtype, backend="cpu")
@@ -432,7 +432,7 @@ def test_tunable_uses_a_tuning_file(tunable: machine.Target, tuning: Path, dice:
         by_linear = nvfp4.gemm(a, b, *linear, out_dtype=out_dtype, scale_layout="linear", backend=family())
         assert torch.equal(product.cpu(), expected) and torch.equal(by_linear.cpu(), expected)
 
-    with tune.forced(1):  # the other plans keep the model's order
+    with plans.forced(1):  # the other plans keep the model's order
         assert settings(plan_of(SMALL)) == settings(model[SMALL])
     assert nvfp4.use_tuning(None) == [] and plan_of(SMALL) == model[SMALL]
 
