@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402, F401  (DTensor imports it at its first use: a second in each rank)
 import torch.distributed as dist  # noqa: E402
-from bounds import gamma, roundings  # noqa: E402
-from guarded import PROT_NONE, protect  # noqa: E402
+from error_bounds import gamma, roundings  # noqa: E402
+from guarded_memory import PROT_NONE, protect  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: E402
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard  # noqa: E402

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from buffers import Guarded
 from conftest import Backend
-from interpreter import python
+from guarded_buffers import Guarded
+from python_server import python
 from small_product import K, M, N, bits
 
 import nvfp4

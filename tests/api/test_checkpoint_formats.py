@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bounds import U
 from conftest import FULL
+from error_bounds import U
 from torch import Tensor
 
 import nvfp4

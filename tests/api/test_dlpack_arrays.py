@@ -1,4 +1,4 @@
-"""Arrays of other libraries than torch and NumPy, by __dlpack__: a fake one (tests/array_library.py), JAX and
+"""Arrays of other libraries than torch and NumPy, by __dlpack__: a fake one (support/fake_array_library.py), JAX and
 array-api-strict where they are installed. What is asked of them, what is rejected, and results of their own type."""
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import array_library as library
+import fake_array_library as library
 import numpy as np
 import pytest
 import torch
-from array_library import Array, Buffer, OldArray, OldBuffer
-from emulated import driver
-from interpreter import python
-from paths import TESTS
+from emulated_runs import driver
+from fake_array_library import Array, Buffer, OldArray, OldBuffer
+from paths import SUPPORT
+from python_server import python
 from small_product import K, M, N
 
 import nvfp4
@@ -252,8 +252,8 @@ def test_host_results_outlive_what_made_them(arrays: list[np.ndarray], monkeypat
 # ---- on a GPU ----
 
 ON_GPU = """
-import array_library as library, ctypes, numpy as np, nvfp4, os
-from array_library import CUDA, Array, OldArray
+import fake_array_library as library, ctypes, numpy as np, nvfp4, os
+from fake_array_library import CUDA, Array, OldArray
 random = np.random.default_rng(0)
 cpu = [random.integers(0, 256, (rows, {k} // 2), dtype=np.uint8) for rows in (3, 40)]
 cpu += [random.choice(np.uint8([0x38, 0x40, 0x48]), (128, {k} // 16)) for _ in "ab"]  # 1, 2, 4: sums are exact
@@ -267,7 +267,7 @@ def asked(call):
 
 def on_gpu(program: str, k: int = 64, **environment: str) -> str:
     """Returns what the program prints, on a GPU that is not torch's."""
-    done = python("-c", ON_GPU.format(k=k) + program, library="numpy", env={**os.environ, **environment}, cwd=TESTS)
+    done = python("-c", ON_GPU.format(k=k) + program, library="numpy", env={**os.environ, **environment}, cwd=SUPPORT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -340,7 +340,7 @@ assert not library.exports
 def test_launches_and_workspace_are_the_librarys(tmp_path: Path) -> None:
     """A split along K makes two launches on the stream and takes a workspace from the library's allocator."""
     fake, log = tmp_path / "libcuda_fake.so", tmp_path / "log"
-    source = TESTS / "fake_driver/libcuda.c"
+    source = SUPPORT / "fake_libcuda.c"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", fake, source], check=True)
     program = """
 made, empty = [], library.empty

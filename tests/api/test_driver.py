@@ -1,5 +1,5 @@
-"""The host's side of a GPU call, on a libcuda that runs nothing (tests/fake_driver): what is refused, in which words,
-and what is launched. test_driver_families.py has what is particular to sm90, sm100 and sm120."""
+"""The host's side of a GPU call, on a libcuda that runs nothing (support/fake_libcuda.c): what is refused, in which
+words, and what is launched. test_driver_families.py has what is particular to sm90, sm100 and sm120."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import sys
 from pathlib import Path
 
 import call_cost
+import exact_products
 import pytest
-import ragged
 import sanitize
-from driver_calls import called, launches, run
+from fake_driver_calls import called, launches, run
 from family_table import LISTED, ON_GPU, OWN, ROWS, runs_on
 from harness.headers import family
-from interpreter import python
 from paths import CSRC, TESTS
+from python_server import python
 from test_c_core import CORE, WARNINGS, WRAPPED
 
 import nvfp4
@@ -489,7 +489,7 @@ def test_without_code_for_the_device_another_family_runs(fake_driver: Path, tmp_
 
 
 RAGGED = {
-    "exact": [(case.m, case.n, case.k, case.l or 1) for case in ragged.cases() if not case.a],
+    "exact": [(case.m, case.n, case.k, case.l or 1) for case in exact_products.cases() if not case.a],
     "sanitized": sanitize.SHAPES,
 }
 

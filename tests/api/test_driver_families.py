@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from driver_calls import called, launches, run
+from fake_driver_calls import called, launches, run
 from family_table import LISTED
 from harness.headers import family
 

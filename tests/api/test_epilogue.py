@@ -7,8 +7,8 @@ import math
 
 import pytest
 import torch
-from buffers import Guarded
 from conftest import Backend
+from guarded_buffers import Guarded
 
 import nvfp4
 from nvfp4 import reference

@@ -248,7 +248,7 @@ def test_repr_and_arguments(generator: torch.Generator) -> None:
 # ---- checkpoints ----
 
 transformers = pytest.importorskip("transformers")
-from mixtures import FORMATS, IDS, MODELS, Mixture, content  # noqa: E402
+from moe_models import FORMATS, IDS, MODELS, Mixture, content  # noqa: E402
 
 import nvfp4.transformers  # noqa: E402
 

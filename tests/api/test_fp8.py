@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from bounds import U, gamma
 from conftest import NO_GPU, gpu
+from error_bounds import U, gamma
 from fp8_definition import HALF, bound_of, defined, quantized, scale_shape, values, weight_of
 from torch import Tensor
 

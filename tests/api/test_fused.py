@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from buffers import Guarded
 from conftest import FULL, Backend
+from guarded_buffers import Guarded
 
 import nvfp4
 from nvfp4 import reference

@@ -1,5 +1,5 @@
 """gated_grouped_gemm has the bits of grouped_gemm and gated, whichever kernels run, in guarded memory
-(tests/grouped.py): the routings and the named calls of test_grouped_gemm.py. Its rules are theirs."""
+(support/generated_grouped_gemm.py): the routings and the named calls of test_grouped_gemm.py. Its rules are theirs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from call_workers import Workers
 from conftest import Backend, one_in
 from family_table import ROWS
-from grouped import ACTIVATIONS, FAMILY, A, Grouped, groups_of_rows
-from problems import FAMILIES
+from generated_calls import FAMILIES
+from generated_grouped_gemm import ACTIVATIONS, FAMILY, A, Grouped, groups_of_rows
 from test_experts import H, make, routing
 from test_grouped_errors import BAD, INT32, NVFP4_A, UINT8, E, K, N, P, R, T, operands
 from test_grouped_gemm import CASES, NAMED, SLOW, SMALL, drawn, is_whole, verdicts
 from torch._subclasses.fake_tensor import FakeTensorMode
-from worker import Workers
 
 import nvfp4
 from nvfp4 import _C
@@ -93,7 +93,7 @@ def test_every_tensor_is_guarded(target: str, workers: Workers) -> None:
         pytest.skip("plain allocations have no guard")
     case = Grouped(9, 40, 64, 2, 2, activation="silu", backend=FAMILY if target in FAMILIES else None)
     for name in ("b", "out"):
-        verdict = workers.ask(target, "grouped.without", target, name, case)
+        verdict = workers.ask(target, "generated_grouped_gemm.without", target, name, case)
         assert "which it may not access, of " + name in verdict
 
 

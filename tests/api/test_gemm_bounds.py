@@ -29,8 +29,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from bounds import U, gamma, roundings
 from conftest import Backend, is_emulated, one_in
+from error_bounds import U, gamma, roundings
 from family_table import ON_GPU
 
 import nvfp4

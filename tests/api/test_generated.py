@@ -1,8 +1,9 @@
-"""Calls in guarded memory (guarded.py), generated (problems.py), on every CPU kernel and on the emulated GPUs.
+"""Calls in guarded memory (guarded_memory.py), generated (generated_calls.py), on every CPU kernel and on the emulated
+GPUs.
 
 The sequence of generated calls follows from NVFP4_TEST_SEED; the time says how many of them run. Half a minute in all
 by default, with CI_FULL=1 a minute; NVFP4_GENERATED_SECONDS=3600 is an hour for each target. A failure prints the
-smallest call that fails, which `python tests/problems.py TARGET 'CALL'` repeats.
+smallest call that fails, which `python tests/support/generated_calls.py TARGET 'CALL'` repeats.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import random
 import time
 
 import pytest
+from call_workers import Workers
 from conftest import FULL
-from converted import Conversion, conversions
-from grouped import Grouped, groupeds
+from generated_calls import Gemm, gemms
+from generated_conversions import Conversion, conversions
+from generated_grouped_gemm import Grouped, groupeds
+from generated_grouped_quantize import Sorted, sorteds
+from generated_moe import Step, steps
+from generated_quantize_gemm import Layer, layers
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from moe_problems import Step, steps
-from problems import Gemm, gemms
-from quantized_products import Layer, layers
-from sorted_rows import Sorted, sorteds
-from worker import Workers
 
 SECONDS = 10.0 if FULL else 5.0  # of an emulated GPU; a third of that of a CPU kernel
 VOLUME = {"cpu-reference": 5e5, "cpu-portable": 2e6}  # M * N * K * L; of others 4e6
@@ -45,7 +46,7 @@ def test_generated(target: str, workers: Workers) -> None:
         count += 1
         verdict = workers.run(target, case)
         failed = failed or bool(verdict)
-        assert not verdict, f"{verdict}\n  python tests/problems.py {target} {str(case)!r}"
+        assert not verdict, f"{verdict}\n  python tests/support/generated_calls.py {target} {str(case)!r}"
 
     while time.monotonic() < end:
         draw = random.Random(f"{os.environ['NVFP4_TEST_SEED']} {target} {rounds}").getrandbits(62)

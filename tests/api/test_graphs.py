@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Backend
-from interpreter import python
+from python_server import python
 
 import nvfp4
 from nvfp4 import reference

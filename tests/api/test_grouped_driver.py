@@ -1,5 +1,5 @@
-"""grouped_gemm on a libcuda that runs nothing (tests/fake_driver): what it launches, and that the host reads neither
-`ends` nor what else the kernel reads."""
+"""grouped_gemm on a libcuda that runs nothing (support/fake_libcuda.c): what it launches, and that the host reads
+neither `ends` nor what else the kernel reads."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from driver_calls import launches, run
-from interpreter import python
+from fake_driver_calls import launches, run
+from python_server import python
 
 import nvfp4
 

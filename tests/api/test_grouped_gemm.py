@@ -1,6 +1,6 @@
-"""Products of groups of rows, in guarded memory, by every CPU kernel and on the emulated GPUs (tests/grouped.py):
-ragged routings, and named calls. test_generated.py draws others; the promises are in test_grouped_promises.py, the
-messages in test_grouped_errors.py."""
+"""Products of groups of rows, in guarded memory, by every CPU kernel and on the emulated GPUs
+(support/generated_grouped_gemm.py): ragged routings, and named calls. test_generated.py draws others; the promises are
+in test_grouped_promises.py, the messages in test_grouped_errors.py."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from call_workers import Workers
 from conftest import FULL, one_in
 from family_table import device_of
-from grouped import (
+from generated_calls import DTYPES, FAMILIES, At, up
+from generated_grouped_gemm import (
     ALPHAS,
     BIASES,
     ENDS,
@@ -26,8 +28,6 @@ from grouped import (
     own_family,
     takes,
 )
-from problems import DTYPES, FAMILIES, At, up
-from worker import Workers
 
 import nvfp4
 from nvfp4 import reference
@@ -360,5 +360,5 @@ def test_every_tensor_is_guarded(name: str, target: str, workers: Workers) -> No
     case = Grouped(9, 40, 64, 2, rows="permuted", row_scale=True, alpha="matrix", bias="out", backend=backend)
     if name in ("scale_a", "scale_rows"):
         case = replace(case, a="nvfp4", rows=None)
-    verdict = workers.ask(target, "grouped.without", target, name, case)
+    verdict = workers.ask(target, "generated_grouped_gemm.without", target, name, case)
     assert "which it may not access, of " + name in verdict and ("a fault" in verdict or "not mapped" in verdict)

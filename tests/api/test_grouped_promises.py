@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import Backend, in_full, is_emulated
 from family_table import ON_GPU, OWN, ROWS
-from interpreter import python
+from python_server import python
 
 import nvfp4
 from nvfp4 import _C, reference

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from buffers import Guarded
 from conftest import FULL, Backend
-from sorted_rows import (
+from generated_grouped_quantize import (
     ENDS,
     by_definition,
     ends_of,
@@ -24,6 +23,7 @@ from sorted_rows import (
     scales_of,
     sorted_rows,
 )
+from guarded_buffers import Guarded
 
 import nvfp4
 from nvfp4 import _C, reference

@@ -1,12 +1,12 @@
-"""The quantizers of groups and rows on a libcuda that runs nothing (tests/fake_driver): what they launch, and that the
-host reads none of their tensors."""
+"""The quantizers of groups and rows on a libcuda that runs nothing (support/fake_libcuda.c): what they launch, and
+that the host reads none of their tensors."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from driver_calls import launches
+from fake_driver_calls import launches
 from test_grouped_driver import HIDDEN
 
 import nvfp4

@@ -7,13 +7,13 @@ from itertools import product
 from typing import Any
 
 import pytest
+from call_workers import Workers
 from conftest import FULL, one_in
-from converted import CONVERSIONS, Conversion
 from family_table import device_of, takes
-from moe_problems import ACTIVATIONS, STEPS, Step
-from problems import DTYPES, FAMILIES, At, Gemm, up
-from sorted_rows import Sorted
-from worker import Workers
+from generated_calls import DTYPES, FAMILIES, At, Gemm, up
+from generated_conversions import CONVERSIONS, Conversion
+from generated_grouped_quantize import Sorted
+from generated_moe import ACTIVATIONS, STEPS, Step
 
 from nvfp4._tuning import SETTINGS
 

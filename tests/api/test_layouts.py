@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from buffers import Guarded
 from conftest import Backend
+from guarded_buffers import Guarded
 
 import nvfp4
 from nvfp4 import reference

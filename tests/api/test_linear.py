@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from bounds import gamma, roundings
 from conftest import in_full
+from error_bounds import gamma, roundings
 from linear_layers import DTYPES, MODES, K, N, dense, exact_layer, expected, integers, same
 from torch.utils.checkpoint import checkpoint
 

@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 import torch
-from bounds import U
 from conftest import FULL, NO_GPU, gpu
+from error_bounds import U
 from linear_layers import DTYPES, MODES, K, N, exact_layer, same
 from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from bounds import U, gamma
-from mapped import mapping
+from error_bounds import U, gamma
+from memory_maps import mapping
 from paths import ROOT
 from torch import Tensor, nn
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with transformers")
-from mixtures import FORMATS, HIDDEN, INNER, content, other_tensors  # noqa: E402
+from moe_models import FORMATS, HIDDEN, INNER, content, other_tensors  # noqa: E402
 
 import nvfp4  # noqa: E402
 from nvfp4.checkpoints import modelopt  # noqa: E402

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with transformers")
 import transformers  # noqa: E402
-from mapped import mapping  # noqa: E402
-from mixtures import COMMON, FORMATS, HIDDEN, IDS, INNER, MODELS, E, Mixture, content  # noqa: E402
+from memory_maps import mapping  # noqa: E402
+from moe_models import COMMON, FORMATS, HIDDEN, IDS, INNER, MODELS, E, Mixture, content  # noqa: E402
 from paths import ROOT  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from interpreter import python
 from paths import ROOT
+from python_server import python
 
 pytest.importorskip("safetensors.torch", reason="comes with the extra `test`")
 

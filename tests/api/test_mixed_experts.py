@@ -17,8 +17,8 @@ from torch import Tensor
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors.torch", reason="comes with transformers")
 from fp8_models import CT, OPT, check_layers, eight_bits, eights, logits  # noqa: E402
-from mixed_models import Mixed, with_plain_attention  # noqa: E402
-from mixtures import IDS, MODELS, Mixture, content  # noqa: E402
+from mixed_precision_models import Mixed, with_plain_attention  # noqa: E402
+from moe_models import IDS, MODELS, Mixture, content  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 

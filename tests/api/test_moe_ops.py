@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from array_library import Array
-from buffers import Guarded
 from conftest import Backend
+from fake_array_library import Array
+from guarded_buffers import Guarded
 
 import nvfp4
 from nvfp4 import reference

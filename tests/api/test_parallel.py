@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import gpu
-from interpreter import python
+from python_server import python
 
 PROGRAM = Path(__file__).with_name("parallel_checks.py")
 CHECKS = [
@@ -25,7 +25,7 @@ def run(folder: Path, device: str, ranks: int) -> dict[str, list[str]]:
     """Runs all checks and returns what every rank says of each."""
     if device == "cpu":
         done = python(PROGRAM, folder, device, str(ranks), timeout=300)
-    else:  # from tests/interpreter.py it failed twice on two H200s, for a reason that is not known
+    else:  # from tests/support/python_server.py it failed twice on two H200s, for a reason that is not known
         command = [sys.executable, PROGRAM, folder, device, str(ranks)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     print(done.stderr[-6000:])  # shown if a test fails

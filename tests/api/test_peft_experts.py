@@ -18,7 +18,7 @@ import nvfp4
 pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 import transformers  # noqa: E402
-from mixtures import IDS, MODELS, Mixture  # noqa: E402
+from moe_models import IDS, MODELS, Mixture  # noqa: E402
 from paths import ROOT  # noqa: E402
 from peft import LoraConfig, PeftModel, get_peft_model  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402

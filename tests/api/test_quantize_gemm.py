@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Backend
-from driver_calls import launches, run
+from fake_driver_calls import launches, run
 
 import nvfp4
 

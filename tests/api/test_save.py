@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from bounds import U
+from error_bounds import U
 from torch import Tensor, nn
 
 import nvfp4

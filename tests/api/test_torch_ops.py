@@ -16,7 +16,7 @@ import pytest
 import torch
 from conftest import Backend, in_full, one_in
 from family_table import QUOTED
-from interpreter import python
+from python_server import python
 from small_product import K, M, N
 from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -16,7 +16,7 @@ import pytest
 import tiny_models
 import torch
 from conftest import NO_GPU, gpu
-from mapped import mapping
+from memory_maps import mapping
 from paths import ROOT
 from torch import Tensor, nn
 

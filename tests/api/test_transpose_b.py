@@ -9,8 +9,8 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from bounds import U, gamma, roundings
 from conftest import Backend, in_full, one_in
+from error_bounds import U, gamma, roundings
 from family_table import takes
 from torch._subclasses.fake_tensor import FakeTensorMode
 

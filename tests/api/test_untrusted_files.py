@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mapped import mapping
+from memory_maps import mapping
 from torch import Tensor
 
 import nvfp4

@@ -20,8 +20,8 @@ from nvfp4.packed import PackedLinear
 
 pytest.importorskip("transformers", reason="comes with vLLM")
 
-from mixed_models import Mixed  # noqa: E402
-from mixtures import VOCABULARY, Mixture  # noqa: E402
+from mixed_precision_models import Mixed  # noqa: E402
+from moe_models import VOCABULARY, Mixture  # noqa: E402
 from vllm.config import KernelConfig, ParallelConfig, VllmConfig, get_current_vllm_config  # noqa: E402
 from vllm.model_executor.layers import activation as activations  # noqa: E402
 from vllm.model_executor.layers.fused_moe import config as moe_config  # noqa: E402

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import emulate
 import pytest
 from conftest import FULL
-from emulated import driver, emulated
+from emulated_runs import driver, emulated
 from family_table import ON_GPU, OWN, ROWS, device_of, families_of
-from interpreter import python
 from paths import KERNELS, TESTS
+from python_server import python
 
 import nvfp4
 

@@ -16,7 +16,7 @@ import pytest
 from emulate import Emulator, EmulatorError, build
 from harness import watchdog
 from harness.launch import Generator, compile_ptx
-from paths import CSRC, EMULATOR, KERNELS, ROOT, TESTS
+from paths import CSRC, EMULATOR, KERNELS, ROOT, SUPPORT
 from sm90.gemm import CONFIGS, Product
 
 import nvfp4
@@ -214,7 +214,7 @@ def test_the_harness_for_hardware_names_the_wait(tmp_path: Path) -> None:
     source.write_text(HANG)
     options = ["-ptx", "-arch=compute_90a", f"-I{CSRC}", "-DNVFP4_WATCHDOG"]
     subprocess.run(["nvcc", *options, "-o", made, source], check=True)
-    paths = os.pathsep.join(map(str, (KERNELS, EMULATOR, TESTS)))
+    paths = os.pathsep.join(map(str, (KERNELS, EMULATOR, SUPPORT)))
     environment = os.environ | {"PYTHONPATH": paths, "LD_LIBRARY_PATH": str(build().parent), "EMULATE_DEVICE": "sm_90"}
     done = subprocess.run(
         [sys.executable, "-c", ON_HARDWARE, made], env=environment, capture_output=True, text=True, timeout=60

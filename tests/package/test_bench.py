@@ -22,7 +22,7 @@ import fake_gpu
 import goals  # benchmarks/goals.py
 import pytest
 import torch
-from interpreter import python
+from python_server import python
 
 from nvfp4.__main__ import main
 from nvfp4.cli import baselines, bench, limits, machine, report, shapes, show, timing

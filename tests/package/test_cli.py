@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 from family_table import ON_GPU
-from interpreter import python
 from paths import ROOT
+from python_server import python
 
 import nvfp4
 from nvfp4 import reference

@@ -20,8 +20,8 @@ import torch
 from contest import measure as contest
 from contest import method as measuring
 from contest.__main__ import main
-from interpreter import python
 from paths import TOOLS
+from python_server import python
 
 import nvfp4
 from nvfp4 import reference

@@ -15,8 +15,8 @@ from pathlib import Path
 import family_table
 import goals  # benchmarks/goals.py
 import hopper  # benchmarks/hopper.py
-from interpreter import python
 from paths import ROOT
+from python_server import python
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FORMAT = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import fake_gpu
 import pytest
-from interpreter import python
 from paths import ROOT, module_at
+from python_server import python
 
 from nvfp4.__main__ import main, parser
 from nvfp4.cli import plot, report, show

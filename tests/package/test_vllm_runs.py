@@ -36,7 +36,7 @@ VOCABULARY, TOKENS = 32, 9
 
 
 class Host:
-    """tests/vllm_host.py with a model whose log probabilities are given. `moved` is how far attention moves them."""
+    """support/vllm_host.py with a model whose log probabilities are given. `moved` is how far attention moves them."""
 
     def __init__(self, moved: float) -> None:
         self.moved = moved

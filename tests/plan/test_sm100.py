@@ -3,8 +3,8 @@ split-K, launched by the package. All give the same bits."""
 
 from __future__ import annotations
 
+import exact_products
 import pytest
-import ragged
 import torch
 from conftest import Backend
 from harness.headers import family
@@ -13,18 +13,18 @@ import nvfp4
 from nvfp4 import _C
 
 CASES = [
-    ragged.Case(9, 200, 1088, 2, out_dtype=torch.float32, alpha="vector", bias="out", c="c", pitched=True),
-    ragged.Case(131, 70, 2112, alpha="float", c="out"),
-    ragged.Case(260, 140, 320, bias="fp32", typed=True),
-    ragged.Case(300, 7, 528, 2, layout="linear", out_dtype=torch.bfloat16, alpha="one"),
-    ragged.Case(35, 150, 1072, pitched=True),
-    ragged.Case(40, 24, 1152, out_dtype=torch.float32, bias="fp32"),
-    ragged.Case(24, 40, 0, bias="fp32", c="c"),
+    exact_products.Case(9, 200, 1088, 2, out_dtype=torch.float32, alpha="vector", bias="out", c="c", pitched=True),
+    exact_products.Case(131, 70, 2112, alpha="float", c="out"),
+    exact_products.Case(260, 140, 320, bias="fp32", typed=True),
+    exact_products.Case(300, 7, 528, 2, layout="linear", out_dtype=torch.bfloat16, alpha="one"),
+    exact_products.Case(35, 150, 1072, pitched=True),
+    exact_products.Case(40, 24, 1152, out_dtype=torch.float32, bias="fp32"),
+    exact_products.Case(24, 40, 0, bias="fp32", c="c"),
 ]
 DEVICE = 0
 
 
-def plan(case: ragged.Case) -> dict[str, object]:
+def plan(case: exact_products.Case) -> dict[str, object]:
     """The plan for dense, aligned operands in the 128x4 layout; cases for cp.async kernels have other candidates."""
     return nvfp4.info(case.m, case.n, case.k, case.l or 1, device=DEVICE, backend="sm100")["plan"]
 
@@ -47,12 +47,12 @@ def test_every_instantiation_is_among_them(sm100: Backend, candidate: None) -> N
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_equal_bits(case: ragged.Case, sm100: Backend, candidate: None) -> None:
+def test_equal_bits(case: exact_products.Case, sm100: Backend, candidate: None) -> None:
     """An index beyond the last candidate selects the last one, so counting too far is no error."""
     for i in range(96):
         _C.set_candidate(i)
         if i and i >= plan(case)["candidates"]:
             break
-        assert ragged.run(case, "sm100", sm100.device) == "", f"candidate {i}: {plan(case)}"
+        assert exact_products.run(case, "sm100", sm100.device) == "", f"candidate {i}: {plan(case)}"
     else:
         pytest.fail("more plans than this test tries")

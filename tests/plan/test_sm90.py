@@ -11,9 +11,9 @@ import re
 import shutil
 from collections.abc import Sequence
 
+import exact_products
 import fit_sm90
 import pytest
-import ragged
 import torch
 from conftest import Backend
 from harness.headers import family
@@ -25,34 +25,34 @@ from nvfp4 import _C, reference
 from nvfp4._tuning import SETTINGS
 
 CASES = [
-    ragged.Case(9, 200, 1088, 2, out_dtype=torch.float32, alpha="vector", bias="out", c="c", pitched=True),
-    ragged.Case(131, 70, 2112, alpha="float", c="out"),
-    ragged.Case(260, 140, 320, bias="fp32", typed=True),
-    ragged.Case(300, 7, 528, 2, layout="linear", out_dtype=torch.bfloat16, alpha="one"),
-    ragged.Case(35, 150, 1072, pitched=True),
-    ragged.Case(40, 24, 1152, out_dtype=torch.float32, bias="fp32"),
-    ragged.Case(24, 40, 0, bias="fp32", c="c"),
-    ragged.Case(14, 290, 1040, out_dtype=torch.bfloat16, alpha="float", pitched=True),
-    ragged.Case(290, 27, 1088, 2, c="out"),
-    ragged.Case(1, 300, 1600, 2, alpha="vector", bias="out", out_dtype=torch.float32),
-    ragged.Case(2, 130, 1040, layout="linear", c="out"),
-    ragged.Case(4, 77, 48, c="c", pitched=True),
-    ragged.Case(300, 1, 1600, 2, alpha="vector", c="c", out_dtype=torch.float32),
-    ragged.Case(77, 1, 528, 3, layout="linear", alpha="one", c="out", out_dtype=torch.bfloat16),
-    ragged.Case(131, 1, 2064, bias="out", c="c"),
-    ragged.Case(300, 280, 1152, 2, alpha="vector", out_dtype=torch.bfloat16),
-    ragged.Case(520, 270, 192, layout="linear", bias="out", c="c"),
-    ragged.Case(30, 270, 4128, alpha="vector", c="c"),
-    ragged.Case(390, 60, 4160, out_dtype=torch.bfloat16, bias="out", pitched=True),
-    ragged.Case(100, 140, 4096, 2, out_dtype=torch.float32),
+    exact_products.Case(9, 200, 1088, 2, out_dtype=torch.float32, alpha="vector", bias="out", c="c", pitched=True),
+    exact_products.Case(131, 70, 2112, alpha="float", c="out"),
+    exact_products.Case(260, 140, 320, bias="fp32", typed=True),
+    exact_products.Case(300, 7, 528, 2, layout="linear", out_dtype=torch.bfloat16, alpha="one"),
+    exact_products.Case(35, 150, 1072, pitched=True),
+    exact_products.Case(40, 24, 1152, out_dtype=torch.float32, bias="fp32"),
+    exact_products.Case(24, 40, 0, bias="fp32", c="c"),
+    exact_products.Case(14, 290, 1040, out_dtype=torch.bfloat16, alpha="float", pitched=True),
+    exact_products.Case(290, 27, 1088, 2, c="out"),
+    exact_products.Case(1, 300, 1600, 2, alpha="vector", bias="out", out_dtype=torch.float32),
+    exact_products.Case(2, 130, 1040, layout="linear", c="out"),
+    exact_products.Case(4, 77, 48, c="c", pitched=True),
+    exact_products.Case(300, 1, 1600, 2, alpha="vector", c="c", out_dtype=torch.float32),
+    exact_products.Case(77, 1, 528, 3, layout="linear", alpha="one", c="out", out_dtype=torch.bfloat16),
+    exact_products.Case(131, 1, 2064, bias="out", c="c"),
+    exact_products.Case(300, 280, 1152, 2, alpha="vector", out_dtype=torch.bfloat16),
+    exact_products.Case(520, 270, 192, layout="linear", bias="out", c="c"),
+    exact_products.Case(30, 270, 4128, alpha="vector", c="c"),
+    exact_products.Case(390, 60, 4160, out_dtype=torch.bfloat16, bias="out", pitched=True),
+    exact_products.Case(100, 140, 4096, 2, out_dtype=torch.float32),
 ]
 # The pre-pass of some large products ends during their first wave. On an emulated GPU test_sm90_prefill.py has that.
-LARGE = ragged.Case(1540, 1530, 832, alpha="vector", bias="out")
+LARGE = exact_products.Case(1540, 1530, 832, alpha="vector", bias="out")
 DEVICE = 0
 EMULATED_SAMPLE = 3  # plans of a case
 
 
-def plan(case: ragged.Case) -> dict[str, object]:
+def plan(case: exact_products.Case) -> dict[str, object]:
     """The plan for contiguous, aligned data in the 128x4 layout; there are about as many plans as the case has."""
     return nvfp4.info(case.m, case.n, case.k, case.l or 1, device=DEVICE, backend="sm90")["plan"]
 
@@ -87,13 +87,13 @@ def test_every_instantiation_is_among_them(sm90: Backend, candidate: None) -> No
 
 
 @pytest.mark.parametrize("case", [*CASES, LARGE], ids=str)
-def test_equal_bits(case: ragged.Case, sm90: Backend, candidate: None, request: pytest.FixtureRequest) -> None:
+def test_equal_bits(case: exact_products.Case, sm90: Backend, candidate: None, request: pytest.FixtureRequest) -> None:
     """A candidate past the end selects the last one, so counting too far is no error."""
     if case is LARGE and sm90.emulated:
         pytest.skip("takes a GPU")
     for i in sample(range(plan(case)["candidates"]), sm90, request):
         _C.set_candidate(i)
-        assert ragged.run(case, "sm90", sm90.device) == "", f"candidate {i}: {plan(case)}"
+        assert exact_products.run(case, "sm90", sm90.device) == "", f"candidate {i}: {plan(case)}"
 
 
 def test_one_row_of_b_streams_a(sm90: Backend) -> None:
@@ -133,7 +133,9 @@ def streamk_bytes(found: dict[str, int], m: int, n: int) -> int:
 
 
 @pytest.mark.parametrize("case", CASES[-3:], ids=str)
-def test_streamk_plans(case: ragged.Case, sm90: Backend, candidate: None, request: pytest.FixtureRequest) -> None:
+def test_streamk_plans(
+    case: exact_products.Case, sm90: Backend, candidate: None, request: pytest.FixtureRequest
+) -> None:
     """Each of them twice in one workspace: the second call starts with the flags of the first."""
     places = []
     for i in range(plan(case)["candidates"]):
@@ -143,7 +145,7 @@ def test_streamk_plans(case: ragged.Case, sm90: Backend, candidate: None, reques
     assert len(places) > 1
     for i in sample(places, sm90, request):
         _C.set_candidate(i)
-        assert not any(ragged.run(case, "sm90", sm90.device) for _ in range(2)), f"candidate {i}: {plan(case)}"
+        assert not any(exact_products.run(case, "sm90", sm90.device) for _ in range(2)), f"candidate {i}: {plan(case)}"
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(300, 280, 1152), (12, 280, 1152)])
@@ -205,8 +207,8 @@ def test_logged_regrets_are_those_of_the_model() -> None:
 @pytest.mark.parametrize("shared", [0, 1], ids=["a", "b"])
 def test_values_for_all_batches(shared: int, sm90: Backend, candidate: None, request: pytest.FixtureRequest) -> None:
     """The tensor map of an operand in the user's memory then has a batch stride of 0."""
-    case = ragged.Case(40, 300, 576, 3)
-    call = ragged.Call(case, ragged.generator(case, shared), sm90.device)
+    case = exact_products.Case(40, 300, 576, 3)
+    call = exact_products.Call(case, exact_products.generator(case, shared), sm90.device)
     given = list(call.operands)
     given[shared] = given[shared][:1].expand(3, *given[shared].shape[1:])  # values; scales must be contiguous
     expected = reference.gemm(*given, scale_layout=case.layout, out_dtype=case.out_dtype)

@@ -1,5 +1,5 @@
-"""Calls of gated, moe_route and moe_combine in guarded memory, as problems.py has them of the other operations: a
-hypothesis strategy, and the verdict on one call, whose results have the bits of reference.py."""
+"""Calls of gated, moe_route and moe_combine in guarded memory, as generated_calls.py has them of the other operations:
+a hypothesis strategy, and the verdict on one call, whose results have the bits of reference.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
-from problems import (
+from generated_calls import (
     DTYPES,
     At,
     Draw,
@@ -23,6 +22,7 @@ from problems import (
     prepare,
     wrongly_written,
 )
+from hypothesis import strategies as st
 
 import nvfp4
 from nvfp4 import reference

@@ -1,6 +1,6 @@
 /* A libcuda that runs nothing: it answers the entry points that csrc/driver/driver.c asks for and logs every launch.
  *
- *     gcc -shared -fPIC -o libcuda_fake.so tests/fake_driver/libcuda.c
+ *     gcc -shared -fPIC -o libcuda_fake.so tests/support/fake_libcuda.c
  *     NVFP4_LIBCUDA=./libcuda_fake.so FAKE_LOG=launches.txt python ...
  *
  * With it the host's side of a GPU call (opening, errors, launch shapes, cost) is tested where there is no GPU.

@@ -1,4 +1,4 @@
-"""Valid calls of every public function for fuzz.py: a function make_NAME draws one, with its definition."""
+"""Valid calls of every public function for fuzzed_calls.py: a function make_NAME draws one, with its definition."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from buffers import Guarded
-from grouped import definition, groups_of_rows
-from sorted_rows import by_definition, scale_of_each, sorted_rows
+from generated_grouped_gemm import definition, groups_of_rows
+from generated_grouped_quantize import by_definition, scale_of_each, sorted_rows
+from guarded_buffers import Guarded
 
 import nvfp4
 from nvfp4 import reference

@@ -1,10 +1,10 @@
 """Calls of every kind, where each tensor has a layout of its own in guarded memory, and the verdict on one of them.
 
-`gemms` is a hypothesis strategy. `run_gemm` makes the tensors, calls and judges, in a child of worker.py. The
-definition is reference.py: equal bits where sums are exact, else the bound of bounds.py. Other modules have the same of
-other operations (converted.py, quantized_products.py, grouped.py ...).
+`gemms` is a hypothesis strategy. `run_gemm` makes the tensors, calls and judges, in a child of call_workers.py. The
+definition is reference.py: equal bits where sums are exact, else the bound of error_bounds.py. Other modules have the
+same of other operations (generated_conversions.py, generated_quantize_gemm.py, generated_grouped_gemm.py ...).
 
-    python tests/problems.py sm_90 'Gemm(3, 40, 96, seed=5)'      # one call again, as a failure prints it
+    python tests/support/generated_calls.py sm_90 'Gemm(3, 40, 96, seed=5)'  # one call again, as a failure prints it
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from bounds import Bounded, roundings
+from error_bounds import Bounded, roundings
 from family_table import ON_GPU, device_of, families_of, takes
-from guarded import Memory
+from guarded_memory import Memory
 from hypothesis import strategies as st
 
 import nvfp4
@@ -540,12 +540,12 @@ def without(target: str, name: str, case: Gemm) -> str:
 
 
 def main(target: str, text: str) -> int:
-    from converted import Conversion
-    from grouped import Grouped
-    from moe_problems import Step
-    from quantized_products import Layer
-    from sorted_rows import Sorted
-    from worker import Workers
+    from call_workers import Workers
+    from generated_conversions import Conversion
+    from generated_grouped_gemm import Grouped
+    from generated_grouped_quantize import Sorted
+    from generated_moe import Step
+    from generated_quantize_gemm import Layer
 
     kinds = (Gemm, Conversion, Grouped, Step, Sorted, Layer, At)
     case = eval(text, {kind.__name__: kind for kind in kinds})
@@ -560,6 +560,6 @@ if __name__ == "__main__":
     from paths import EMULATOR
 
     sys.path.append(str(EMULATOR))
-    import problems  # whose classes the worker can unpickle, as it cannot those of __main__
+    import generated_calls  # whose classes the worker can unpickle, as it cannot those of __main__
 
-    sys.exit(problems.main(*sys.argv[1:]))
+    sys.exit(generated_calls.main(*sys.argv[1:]))

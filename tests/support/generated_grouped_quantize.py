@@ -1,6 +1,6 @@
 """Quantizers of rows in the order of their groups (nvfp4.quantize with ends or rows, nvfp4.gated_quantize): their
-definition from quantize of each row by itself, and generated calls in guarded memory, as problems.py has them of the
-other operations."""
+definition from quantize of each row by itself, and generated calls in guarded memory, as generated_calls.py has them of
+the other operations."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
-from problems import (
+from generated_calls import (
     DTYPES,
     At,
     Draw,
@@ -25,6 +24,7 @@ from problems import (
     tensors,
     wrongly_written,
 )
+from hypothesis import strategies as st
 
 import nvfp4
 from nvfp4 import reference

@@ -1,4 +1,4 @@
-"""Generated calls of nvfp4.quantize_gemm in guarded memory, as problems.py has them of the other operations. The
+"""Generated calls of nvfp4.quantize_gemm in guarded memory, as generated_calls.py has them of the other operations. The
 definition is nvfp4.quantize and nvfp4.gemm of the same tensors: equal bits, or the same error."""
 
 from __future__ import annotations
@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from guarded import Memory
-from hypothesis import strategies as st
-from problems import (
+from generated_calls import (
     DTYPES,
     At,
     Draw,
@@ -25,6 +23,8 @@ from problems import (
     tensors,
     wrongly_written,
 )
+from guarded_memory import Memory
+from hypothesis import strategies as st
 
 import nvfp4
 from nvfp4 import _C

@@ -1,10 +1,11 @@
 """Products of groups of rows (nvfp4.grouped_gemm), some with an activation (nvfp4.gated_grouped_gemm), in guarded
 memory: calls, their definition, and the verdict on one.
 
-`groupeds` is a hypothesis strategy; `run_grouped` makes the tensors, calls and judges, in a child of worker.py. As in
-problems.py, whose tools these are, results have equal bits where sums are exact, else they are within a bound.
+`groupeds` is a hypothesis strategy; `run_grouped` makes the tensors, calls and judges, in a child of call_workers.py.
+As in generated_calls.py, whose tools these are, results have equal bits where sums are exact, else they are within a
+bound.
 
-    python tests/grouped.py sm_80 'Grouped(9, 40, 96, 4, seed=5)'      # one call again, as a failure prints it
+    python tests/support/generated_grouped_gemm.py sm_80 'Grouped(9, 40, 96, 4, seed=5)'  # one call again
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from typing import Any
 
 import family_table
 import torch
-from bounds import Bounded, roundings
-from hypothesis import strategies as st
-from problems import (
+from error_bounds import Bounded, roundings
+from generated_calls import (
     DTYPES,
     At,
     Draw,
@@ -35,6 +35,7 @@ from problems import (
     tensors,
     wrongly_written,
 )
+from hypothesis import strategies as st
 
 import nvfp4
 from nvfp4 import _C, reference
@@ -520,6 +521,6 @@ if __name__ == "__main__":
     from paths import EMULATOR
 
     sys.path.append(str(EMULATOR))
-    import problems
+    import generated_calls
 
-    sys.exit(problems.main(*sys.argv[1:]))
+    sys.exit(generated_calls.main(*sys.argv[1:]))

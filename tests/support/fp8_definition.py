@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from bounds import U, gamma
+from error_bounds import U, gamma
 from torch import Tensor
 
 import nvfp4

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from fp8_models import CT, KINDS, OPT, Plain, eight_bits
-from mixtures import Mixture
+from moe_models import Mixture
 from torch import Tensor, nn
 
 from nvfp4.experts import Experts

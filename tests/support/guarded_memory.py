@@ -5,7 +5,7 @@
 
 `slack` places a tensor whose size is no multiple of the wanted alignment. Everything but the tensor holds random bytes.
 The emulated GPU checks addresses of host memory, so that its kernels fault too. On a real GPU the same layout lies in a
-plain allocation: compute-sanitizer checks that one. A fault ends the process: worker.py reports it.
+plain allocation: compute-sanitizer checks that one. A fault ends the process: call_workers.py reports it.
 
 A tensor of gigabytes, because its rows or batches lie far apart, has memory in the pages of its rows alone: an access
 to others is a fault too.

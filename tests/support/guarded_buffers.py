@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from guarded import Memory, extent
+from guarded_memory import Memory, extent
 
 ALIGNMENT = 16  # bytes; kernels have paths for data that lie so
 POISON = 0xFF  # a NaN in fp16, bf16, fp32 and e4m3

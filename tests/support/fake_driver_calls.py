@@ -1,12 +1,12 @@
-"""Programs on a libcuda that runs nothing (tests/fake_driver): what they print, launch and call. Each is a process of
-its own, since the driver is opened once a process."""
+"""Programs on a libcuda that runs nothing (support/fake_libcuda.c): what they print, launch and call. Each is a process
+of its own, since the driver is opened once a process."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from interpreter import python
+from python_server import python
 
 CALL = """
 import numpy as np, nvfp4

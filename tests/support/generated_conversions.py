@@ -1,4 +1,4 @@
-"""Generated calls of the quantizers and of what changes a layout, in guarded memory, as problems.py has them of
+"""Generated calls of the quantizers and of what changes a layout, in guarded memory, as generated_calls.py has them of
 products. The definition is reference.py: equal bytes."""
 
 from __future__ import annotations
@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
-from problems import (
+from generated_calls import (
     DTYPES,
     At,
     Draw,
@@ -24,6 +23,7 @@ from problems import (
     up,
     wrongly_written,
 )
+from hypothesis import strategies as st
 
 import nvfp4
 from nvfp4 import reference

@@ -43,7 +43,7 @@ class Server:
     def receive(self) -> int:
         answer = self.requests.recv(MOST)
         if not answer:
-            raise RuntimeError("interpreter.py has ended")
+            raise RuntimeError("python_server.py has ended")
         return pickle.loads(answer)
 
     def run(

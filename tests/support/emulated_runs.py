@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import emulate
-from interpreter import python
 from paths import TESTS
+from python_server import python
 
 
 def driver() -> dict[str, str]:

@@ -4,7 +4,7 @@ The data are random 4-bit values with scales 0, 1, 2 and 3: sums are multiples o
 order. What is around the operands is adversarial: NaN bytes in the padding of the scales, random bytes between rows, an
 output of NaN inside random bytes.
 
-`python tests/ragged.py [BACKEND]` runs all of it: tests do so once for each instruction set of the CPU.
+`python tests/support/exact_products.py [BACKEND]` runs all of it: tests do so once for each instruction set of the CPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import family_table
 import torch
-from buffers import Guarded
+from guarded_buffers import Guarded
 
 import nvfp4
 from nvfp4 import reference

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CSRC, BENCHMARKS, EMULATOR, TESTS = ROOT / "csrc", ROOT / "benchmarks", ROOT / "emulator", ROOT / "tests"
-KERNELS, TOOLS = TESTS / "kernels", ROOT / "tools"
+SUPPORT, KERNELS, TOOLS = TESTS / "support", TESTS / "kernels", ROOT / "tools"
 
 
 def families() -> list[str]:

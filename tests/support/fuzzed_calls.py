@@ -3,7 +3,7 @@ names the argument, and nothing is written; or it is accepted and the result is 
 
 A call starts valid, with each tensor between guard bytes, and gets one to three mutations. A seed draws all of it.
 
-    python tests/fuzz.py gemm 5      # one call again, as a failure prints it
+    python tests/support/fuzzed_calls.py gemm 5      # one call again, as a failure prints it
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import family_table
 import numpy as np
 import torch
-from fuzz_calls import CALLS, Arguments, Call, Maker, as_torch, small_copy
+from valid_calls import CALLS, Arguments, Call, Maker, as_torch, small_copy
 
 import nvfp4
 from nvfp4 import reference
@@ -325,7 +325,7 @@ def judge(name: str, seed: int) -> None:
 
 
 def verdict(name: str, seed: int) -> str:
-    """For worker.py, which answers with the traceback of an exception."""
+    """For call_workers.py, which answers with the traceback of an exception."""
     judge(name, seed)
     return ""
 
@@ -344,7 +344,7 @@ def describe(name: str, seed: int) -> str:
     call, touched = mutated(name, seed)
     expected = {arg: f" ({verdict})" for arg, verdict in touched}
     lines = [f"  {arg} = {shown(x)}{expected.get(arg, '')}" for arg, x in call.arguments.items()]
-    return "\n".join([f"python tests/fuzz.py {name} {seed}", *lines])
+    return "\n".join([f"python tests/support/fuzzed_calls.py {name} {seed}", *lines])
 
 
 if __name__ == "__main__":

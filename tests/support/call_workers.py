@@ -1,5 +1,5 @@
-"""Runs problems (problems.py, fuzz.py) in processes that may die: a page fault becomes a verdict, and the next one
-starts a new process.
+"""Runs calls (generated_calls.py, fuzzed_calls.py) in processes that may die: a page fault becomes a verdict, and the
+next one starts a new process.
 
 `Workers` starts one process that imports torch, 2.5 s, and calls nothing. It forks a child for each target ("cpu-avx2",
 "sm_90", "cuda"), and another one when a child dies; a fork takes some 10 ms. The child imports the package, which reads
@@ -67,8 +67,8 @@ class Workers:
         )
 
     def ask(self, target: str, function: str, *arguments: Any) -> Any:
-        """The result, not None, of a function of problems.py in the target's child ("fuzz.verdict": of another module,
-        without the target); a string that says how the child died."""
+        """The result, not None, of a function of generated_calls.py in the target's child ("fuzzed_calls.verdict": of
+        another module, without the target); a string that says how the child died."""
         send(self.process.stdin.fileno(), (target, pickle.dumps((function, arguments))))
         reply = self.process.stdout.fileno()
         if not select.select([reply], [], [], PATIENCE)[0]:
@@ -76,14 +76,13 @@ class Workers:
             return f"no answer after {PATIENCE:.0f} s"
         answer = receive(reply)
         if answer is None:
-            raise RuntimeError("worker.py has ended")
+            raise RuntimeError("call_workers.py has ended")
         return answer
 
     def run(self, target: str, case: Any) -> str:
-        """The verdict on a problems.Gemm, a converted.Conversion, a grouped.Grouped, a moe_problems.Step, a
-        sorted_rows.Sorted or a quantized_products.Layer: "" if it is right."""
+        """The verdict on a Gemm, Conversion, Grouped, Step, Sorted or Layer (generated_*.py): "" if it is right."""
         module, function = type(case).__module__, f"run_{type(case).__name__.lower()}"
-        if module == "problems":
+        if module == "generated_calls":
             return self.ask(target, function, case)
         return self.ask(target, f"{module}.{function}", target, case)
 
@@ -137,14 +136,14 @@ def serve(target: str, library: str, requests: int, replies: int) -> None:
     if target.startswith("cpu-"):
         os.environ["NVFP4_CPU"] = target.removeprefix("cpu-")
     assert "nvfp4" not in sys.modules, "it has read another child's environment"
-    import problems
+    import generated_calls
 
     named = target.removeprefix("cpu-")
-    if named != target and problems.nvfp4.info()["cpu_kernel"] != named:
-        raise AssertionError(f"{target}: the package runs {problems.nvfp4.info()['cpu_kernel']}")
+    if named != target and generated_calls.nvfp4.info()["cpu_kernel"] != named:
+        raise AssertionError(f"{target}: the package runs {generated_calls.nvfp4.info()['cpu_kernel']}")
 
     def report(address: int) -> None:
-        send(replies, f"a fault at {address:#x}, {problems.where(address)}")
+        send(replies, f"a fault at {address:#x}, {generated_calls.where(address)}")
 
     handler = on_fault(report)
     while (request := receive(requests)) is not None:
@@ -154,7 +153,7 @@ def serve(target: str, library: str, requests: int, replies: int) -> None:
             if module:
                 result = getattr(importlib.import_module(module), name)(*arguments)
             else:
-                result = getattr(problems, name)(target, *arguments)
+                result = getattr(generated_calls, name)(target, *arguments)
         except Exception:
             result = traceback.format_exc()
         send(replies, result)
