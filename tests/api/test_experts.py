@@ -11,55 +11,16 @@ from typing import Any
 import pytest
 import torch
 from conftest import NO_GPU, gpu
+from expert_layers import INNER, KINDS, TOKENS, E, H, keep, make, routing
 from torch import Tensor
 
 import nvfp4
 from nvfp4.experts import Experts
 from nvfp4.experts_stack import Stack
 
-E, H, INNER, TOKENS = 5, 64, 48, 9
-KINDS = [("silu", True), ("gelu_tanh", True), ("swiglu", True), ("silu", False), ("gelu_tanh", False), ("relu2", False)]
 # Relative error of the result in the Frobenius norm. fp32: sums of at most 64 + 48 products, each rounded to 2^-24.
 # 16 bits: the results of gate and up, of the activation, of each expert and of the sum are rounded, to 2^-11 or 2^-8.
 BOUNDS = {torch.float32: 112 * 2.0**-24, torch.float16: 4 * 2.0**-11, torch.bfloat16: 4 * 2.0**-8}
-
-
-def filled(stack: Stack, generator: torch.Generator, integers: bool = False) -> None:
-    """Random values; or 0, 1 and -1 with scales that are powers of 2."""
-    shape = stack.weight.shape
-    if integers:
-        nibbles = torch.tensor([0x0, 0x2, 0xA])[torch.randint(3, (*shape, 2), generator=generator)]
-        stack.weight = (nibbles[..., 0] | nibbles[..., 1] << 4).to(torch.uint8)
-        scales = torch.tensor([1.0, 2.0])[torch.randint(2, stack.weight_scale.shape, generator=generator)]
-        stack.weight_global_scale = torch.tensor([0.5, 1.0])[torch.randint(2, shape[:2], generator=generator)]
-    else:
-        stack.weight = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
-        scales = torch.rand(stack.weight_scale.shape, generator=generator) + 0.5
-        stack.weight_global_scale = (torch.rand(shape[:2], generator=generator) + 0.5) / 16
-    stack.weight_scale = scales.to(torch.float8_e4m3fn)
-    used = nvfp4.swizzle(torch.ones(shape[2], shape[3] // 8, dtype=torch.uint8))  # its padding may hold anything
-    stack.weight_scale.view(torch.uint8)[..., used.reshape(stack.weight_scale.shape[2:]) == 0] = 0x7F
-    if stack.bias is not None:
-        stack.bias = torch.randn(stack.bias.shape, generator=generator)
-
-
-def keep(experts: Experts) -> Experts:
-    """The same experts with a tensor for each matrix, as in mapped files."""
-    kept = copy.deepcopy(experts)
-    for stack in (kept.gate_up, kept.down):
-        get, (count, parts, _, _) = stack.matrices(), stack.shape
-        pairs = [[tuple(t.clone() for t in get(e, p)) for e in range(count)] for p in range(parts)]
-        for p, row in enumerate(pairs):
-            stack.keep(p, [data for data, _ in row], [scale for _, scale in row])
-    return kept
-
-
-def make(generator: torch.Generator, activation: str = "silu", gated: bool = True, **more: Any) -> Experts:
-    integers, inner = more.pop("integers", False), more.pop("inner", INNER)
-    experts = Experts(E, H, inner, activation, gated, **more)
-    for stack in (experts.gate_up, experts.down):
-        filled(stack, generator, integers)
-    return experts.eval()
 
 
 def values(stack: Stack) -> Tensor:
@@ -114,13 +75,6 @@ def loop(experts: Experts, hidden: Tensor, index: Tensor, weights: Tensor, facto
             total = total + (y if experts.apply_router_weight_on_input else y * factor)
         result.append(total)
     return torch.stack(result)
-
-
-def routing(generator: torch.Generator, tokens: int = TOKENS, k: int = 3) -> tuple[Tensor, Tensor]:
-    """Experts with duplicates, and some that are elsewhere; expert 0 is never called."""
-    index = torch.randint(1, E + 2, (tokens, k), generator=generator)
-    index[0, 0] = -1
-    return index, torch.rand(tokens, k, generator=generator)
 
 
 def error(y: Tensor, wanted: Tensor) -> float:

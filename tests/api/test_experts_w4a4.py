@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import Backend
+from expert_layers import INNER, KINDS, E, H, keep, make, routing
 from family_table import ROWS
-from test_experts import INNER, KINDS, E, H, keep, make, routing
 from torch import Tensor
 
 import nvfp4

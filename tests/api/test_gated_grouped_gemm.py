@@ -11,10 +11,10 @@ import pytest
 import torch
 from call_workers import Workers
 from conftest import Backend, one_in
+from expert_layers import H, make, routing
 from family_table import ROWS
 from generated_calls import FAMILIES
 from generated_grouped_gemm import ACTIVATIONS, FAMILY, A, Grouped, groups_of_rows
-from test_experts import H, make, routing
 from test_grouped_errors import BAD, INT32, NVFP4_A, UINT8, E, K, N, P, R, T, operands
 from test_grouped_gemm import CASES, NAMED, SLOW, SMALL, drawn, is_whole, verdicts
 from torch._subclasses.fake_tensor import FakeTensorMode
