@@ -92,19 +92,19 @@ def pytest_configure(config: pytest.Config) -> None:
 # test and by build; of every other file the tests stay together, since module fixtures do work for all of them.
 LONGEST = [
     "kernels/test_emulated.py",
-    "api/test_c_core.py",
+    "core/test_c_core.py",
     "kernels/test_proof.py",
-    "package/test_submission.py",
-    "api/test_generated.py",
+    "tools/test_submission.py",
+    "ops/test_generated_calls.py",
     "kernels/sm100/test_sm100_gemm.py",
-    "api/test_torch_ops.py",
-    "api/test_binding.py",
-    "api/test_guarded.py",
-    "api/test_grouped_gemm.py",
-    "api/test_driver.py",
+    "bindings/test_torch_ops.py",
+    "bindings/test_python_module.py",
+    "ops/test_guarded_calls.py",
+    "ops/test_grouped_gemm.py",
+    "core/test_driver.py",
     "kernels/sm100/test_sm100_stages.py",
     "kernels/sm90/test_sm90_gemm.py",
-    "api/test_gemm_exact.py",
+    "ops/test_gemm_exact.py",
 ]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from paths import CSRC, ROOT
 
-PROGRAM = ROOT / "tests/c/sm100_plan_bytes.c"
+PROGRAM = ROOT / "tests/plan/sm100_plan_bytes.c"
 HEADERS = (
     "plan/launch_plan.h",
     "plan/traits.h",

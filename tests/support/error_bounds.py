@@ -1,4 +1,4 @@
-"""How far a product in fp32 may be off, by kernel: derived in api/test_gemm_bounds.py."""
+"""How far a product in fp32 may be off, by kernel: derived in ops/test_gemm_bounds.py."""
 
 from __future__ import annotations
 

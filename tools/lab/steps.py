@@ -231,8 +231,8 @@ def ragged(setting: Setting) -> list[str]:
 
 
 def groups(setting: Setting) -> list[str]:
-    others = [in_tree(f"tests/api/test_{name}.py")(setting) for name in ("gated_grouped_gemm", "grouped_promises")]
-    return [*pytest(setting, "tests/api/test_grouped_gemm.py", f"cuda or {setting.family}"), *others]
+    others = [in_tree(f"tests/ops/test_{name}.py")(setting) for name in ("gated_grouped_gemm", "grouped_invariance")]
+    return [*pytest(setting, "tests/ops/test_grouped_gemm.py", f"cuda or {setting.family}"), *others]
 
 
 def sanitizer(setting: Setting) -> list[str]:

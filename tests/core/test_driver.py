@@ -324,7 +324,7 @@ def test_c_callers(
     """The rules of a caller's workspace, also on a second GPU, what an allocation that fails leaves, and the launch of
     an operation that is added by a row."""
     binary, wrapped = tmp_path / program, WRAPPED.get(program, [])
-    subprocess.run([*core_with_driver, TESTS / f"c/{program}.c", *wrapped, "-o", binary], check=True)
+    subprocess.run([*core_with_driver, TESTS / f"core/{program}.c", *wrapped, "-o", binary], check=True)
     environment = os.environ | {"NVFP4_LIBCUDA": str(fake_driver), "FAKE_CC": "90"}
     environment |= {"FAKE_DEVICES": "2", "FAKE_DEVICE": arguments[0]} if arguments else {}
     done = subprocess.run([binary, *arguments], env=environment, capture_output=True, text=True, timeout=60)
@@ -342,7 +342,7 @@ def test_plans_are_steered_while_others_plan(tmp_path: Path, empty_fatbins: Path
         pytest.skip("no ThreadSanitizer that runs here")
     # Functions of the CPU that are chosen as the program is loaded (target_clones) run before the sanitizer does.
     subprocess.run([*plain, *(path for path in CORE if path.parent.name == "cpu"), "-r", "-o", cpu], check=True)
-    sources = [cpu, *(path for path in CORE if path.parent.name != "cpu"), TESTS / "c/plan_threads.c"]
+    sources = [cpu, *(path for path in CORE if path.parent.name != "cpu"), TESTS / "plan/plan_threads.c"]
     subprocess.run([*sanitized, *sources, "-lm", "-ldl", "-lpthread", "-o", binary], check=True)
     environment = os.environ | {"NVFP4_LIBCUDA": str(fake_driver), "FAKE_CC": "90"}
     done = subprocess.run([binary], env=environment, capture_output=True, text=True, timeout=300)
@@ -355,7 +355,7 @@ def test_a_context_opens_the_driver_once_and_lets_it_go(
 ) -> None:
     """The program starts two of three devices, the first in four threads at once."""
     binary, log = tmp_path / "open_driver", tmp_path / "calls"
-    subprocess.run([*core_with_driver, TESTS / "c/open_driver.c", "-o", binary], check=True)
+    subprocess.run([*core_with_driver, TESTS / "core/open_driver.c", "-o", binary], check=True)
     variables = {"NVFP4_LIBCUDA": fake_driver, "FAKE_CALLS": log, "FAKE_SLOW": slow, "FAKE_DEVICES": "3"}
     h200 = {"FAKE_CC": "90", "FAKE_CLOCK_KHZ": "1980000", "FAKE_MEMORY_KHZ": "3201000", "FAKE_BUS_BITS": "6144"}
     environment = os.environ | {key: str(value) for key, value in (variables | h200).items()}

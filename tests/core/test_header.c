@@ -1,5 +1,5 @@
-/* The public header as a user's program has it: C11 here, C++17 as tests/c/test_header.cpp includes this text, both
- * with -Wall -Wextra -Wpedantic -Werror (tests/api/test_c_core.py). Every initializer gives a struct that begins with
+/* The public header as a user's program has it: C11 here, C++17 by the same text, both
+ * with -Wall -Wextra -Wpedantic -Werror (tests/core/test_c_core.py). Every initializer gives a struct that begins with
  * its size and has the documented defaults; an older program, whose structs lack the last fields, is served; sizes that
  * no version had are rejected; an error is data. Prints "N passed, N failed". */
 #include <stdio.h>

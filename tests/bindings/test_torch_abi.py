@@ -12,7 +12,7 @@ from paths import ROOT
 
 INCLUDE = Path(torch.__file__).parent / "include"
 BINDINGS = Path("csrc/bindings")
-SOURCE = Path("tests/api/torch_abi.cpp")
+SOURCE = Path("tests/bindings/torch_abi.cpp")
 
 
 def compiles(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -22,7 +22,7 @@ def compiles(folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """tests/api/torch_abi.cpp and what it includes of ours, to be changed."""
+    """tests/bindings/torch_abi.cpp and what it includes of ours, to be changed."""
     if shutil.which("g++") is None or not (INCLUDE / "torch/csrc/stable/c/shim.h").exists():
         pytest.skip("needs g++ and torch's headers")
     for name in (SOURCE, BINDINGS / "torch/shim.h", BINDINGS / "dlpack.h"):

@@ -1,6 +1,6 @@
 // Our words for torch's C interfaces against torch's own headers: compiles where both say the same.
 //
-// The one file of the project that includes torch. tests/api/test_torch_abi.py compiles it and runs nothing.
+// The one file of the project that includes torch. tests/bindings/test_torch_abi.py compiles it and runs nothing.
 #define USE_CUDA // declares aoti_torch_get_current_cuda_stream
 #include <ATen/dlpack.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

@@ -1,5 +1,5 @@
 /* The pool of csrc/cpu/threads.c, with pauses where a thread has just released the lock or is about to wait: what
- * another one may do there happens often. tests/api/test_c_core.py builds it under ThreadSanitizer too.
+ * another one may do there happens often. tests/core/test_c_core.py builds it under ThreadSanitizer too.
  *
  * test_threads [SEED [ROUNDS / 20]] */
 #define _GNU_SOURCE

@@ -1,6 +1,6 @@
 """Products of groups of rows, in guarded memory, by every CPU kernel and on the emulated GPUs
-(support/generated_grouped_gemm.py): ragged routings, and named calls. test_generated.py draws others; the promises are
-in test_grouped_promises.py, the messages in test_grouped_errors.py."""
+(support/generated_grouped_gemm.py): ragged routings, and named calls. test_generated_calls.py draws others; the
+promises are in test_grouped_invariance.py, the messages in test_grouped_errors.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 /* The CPU backend against its definition.
  *
- * gcc -O3 -Icsrc tests/c/test_cpu.c csrc/cpu/(all).c csrc/common/error.c -lpthread -lm && ./a.out [seed]
+ * gcc -O3 -Icsrc tests/core/test_cpu.c csrc/cpu/(all).c csrc/common/error.c -lpthread -lm && ./a.out [seed]
  *
  * Inputs end at a page that cannot be read; padding is NaN; outputs are poisoned and checked around the edges. Data
  * whose sums are integers below 2^24 must give the same bits in every kernel, with any number of threads; other data

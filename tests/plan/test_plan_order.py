@@ -1,6 +1,6 @@
 """The cache of plan_choose (csrc/plan/choose.c) answers the query that was asked: the plan of a product is the same
 whatever the thread has planned before, products of the same sizes with an operand for all batches included. That every
-field of a query counts is tested by tests/c/test_plan_cache.c."""
+field of a query counts is tested by tests/plan/test_plan_cache.c."""
 
 from __future__ import annotations
 

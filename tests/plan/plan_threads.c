@@ -1,6 +1,6 @@
 /* Planning beside the calls that steer it, on a libcuda that runs nothing (NVFP4_LIBCUDA): some threads ask for plans
  * of two shapes while others put plans first, remove them and choose a rank. Every plan is one of its shape, and the
- * override is the one that was given. tests/api/test_driver.py builds it under ThreadSanitizer. Prints "done". */
+ * override is the one that was given. tests/core/test_driver.py builds it under ThreadSanitizer. Prints "done". */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-"""The C core without Python: each program in tests/c is built against the C files alone, which is also what nvfp4.h
-promises, and run under AddressSanitizer and UBSan, and as aarch64 code under qemu.
+"""The C core without Python: each program here and in tests/plan is built against the C files alone, which is also what
+nvfp4.h promises, and run under AddressSanitizer and UBSan, and as aarch64 code under qemu.
 
 CI_FULL=1 draws more shapes, runs them a third time as optimized code, which is how the package is built, and runs as
 aarch64 code also what takes 60 s there: test_cpu and the planners."""
@@ -17,7 +17,7 @@ import pytest
 from conftest import FULL
 from paths import BENCHMARKS, CSRC, TESTS
 
-PROGRAMS = sorted([*(TESTS / "c").glob("test_*.c"), TESTS / "c/example.c"])
+PROGRAMS = sorted([*TESTS.glob("core/test_*.c"), *TESTS.glob("plan/test_*.c"), TESTS / "core/example.c"])
 NOT_CORE = ("bindings", "contest")  # need Python.h, torch or CUDA
 CORE = sorted(path for path in CSRC.rglob("*.c") if path.relative_to(CSRC).parts[0] not in NOT_CORE)
 OWN_TABLE = ("test_new_family", "test_plan_cache")  # programs with families of their own
@@ -108,7 +108,7 @@ def test_program(core: tuple[Build, list[Path]], program: Path, tmp_path: Path) 
 
 
 def test_example_prints_the_product_and_the_error(core: tuple[Build, list[Path]], tmp_path: Path) -> None:
-    lines = build_and_run(core, TESTS / "c/example.c", tmp_path).stdout.splitlines()
+    lines = build_and_run(core, TESTS / "core/example.c", tmp_path).stdout.splitlines()
     assert lines[:2] == ["4 0 2", "8 0 4"]
     status, message = lines[2].split(": ", 1)
     assert status == "status 1"
@@ -118,12 +118,12 @@ def test_example_prints_the_product_and_the_error(core: tuple[Build, list[Path]]
 
 @pytest.mark.parametrize("compiler", [["gcc", "-std=c11"], ["g++", "-x", "c++", "-std=c++17"]], ids=["C11", "C++17"])
 def test_public_header(compiler: list[str], core: tuple[Build, list[Path]], tmp_path: Path) -> None:
-    """tests/c/test_header.c as a user's program in either language, with every warning."""
+    """tests/core/test_header.c as a user's program in either language, with every warning."""
     build, objects = core
     if build.runner:
         pytest.skip("test_program runs it as C11")
     strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", *build.flags, f"-I{CSRC}"]
-    source = [*compiler, *strict, "-c", str(TESTS / "c/test_header.c"), "-o", str(tmp_path / "header.o")]
+    source = [*compiler, *strict, "-c", str(TESTS / "core/test_header.c"), "-o", str(tmp_path / "header.o")]
     link = [compiler[0], *build.flags, str(tmp_path / "header.o"), *map(str, objects), "-lm", "-ldl", "-lpthread"]
     for command in (source, [*link, "-o", str(tmp_path / "header")]):
         done = subprocess.run(command, capture_output=True, text=True)
@@ -136,7 +136,7 @@ def test_pool_under_thread_sanitizer(tmp_path: Path) -> None:
     command = ["gcc", *WARNINGS, "-O1", "-g", "-fsanitize=thread"]
     empty = tmp_path / "empty.c"
     empty.write_text("int main(void) { return 0; }\n")
-    for source in (empty, TESTS / "c/test_threads.c"):
+    for source in (empty, TESTS / "core/test_threads.c"):
         binary = tmp_path / source.stem
         built = subprocess.run(
             [*command, f"-I{CSRC}", str(source), "-lpthread", "-o", str(binary)], capture_output=True
@@ -157,7 +157,7 @@ def test_benchmark_of_the_cpu_kernels_compiles() -> None:
 
 def test_only_the_public_header() -> None:
     """The example is a user's program: it sees nvfp4.h and the standard library."""
-    includes = [line for line in (TESTS / "c/example.c").read_text().splitlines() if line.startswith("#include")]
+    includes = [line for line in (TESTS / "core/example.c").read_text().splitlines() if line.startswith("#include")]
     assert [line for line in includes if '"' in line] == ['#include "nvfp4.h"']
 
 
@@ -175,7 +175,7 @@ def test_driver_prototypes_equal_the_toolkits(tmp_path: Path) -> None:
     nvcc = os.environ.get("NVFP4_NVCC") or shutil.which("nvcc")
     if not nvcc:
         pytest.skip("nvcc not installed: no cuda.h to compare with")
-    source = TESTS / "c/cuda_abi.c"
+    source = TESTS / "core/cuda_abi.c"
     command = [nvcc, "-c", f"-I{CSRC}", "-Xcompiler", ",".join(WARNINGS), str(source), "-o", str(tmp_path / "abi.o")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

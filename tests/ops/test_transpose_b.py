@@ -1,5 +1,5 @@
-"""gemm(..., transpose_b=False), A . B: its rules, fakes, plans and orders of additions. test_guarded.py and
-test_generated.py compare its results with the definition, test_linear.py the gradients of a layer."""
+"""gemm(..., transpose_b=False), A . B: its rules, fakes, plans and orders of additions. test_guarded_calls.py and
+test_generated_calls.py compare its results with the definition, test_linear.py the gradients of a layer."""
 
 from __future__ import annotations
 
