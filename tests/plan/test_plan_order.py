@@ -8,59 +8,23 @@ import random
 import subprocess
 from pathlib import Path
 
-from paths import CSRC
+from paths import CSRC, TESTS
 
 SOURCES = (
+    TESTS / "plan/h200_planner.c",
     *sorted(CSRC.glob("kernels/sm*/*.c")),
     CSRC / "plan/choose.c",
     CSRC / "plan/reject.c",
     CSRC / "common/error.c",
 )
-# Reads "M N K L shared", shared: 0, or 1 or 2 where A or B serves all batches; properties of an H200.
-PLANNER = r"""
-#include <stdio.h>
-#include "plan/choose.h"
-
-extern const gemm_family sm80_family, sm90_family;
-const gemm_family *const gemm_families[GEMM_FAMILIES] = {
-    [NVFP4_BACKEND_SM80] = &sm80_family, [NVFP4_BACKEND_SM90] = &sm90_family};
-
-static int64_t scale_bytes(int64_t rows, int64_t k) {
-    return (rows + 127) / 128 * (k / 64) * 512;
-}
-
-int main(void) {
-    long long m, n, k, l;
-    int shared;
-    while (scanf("%lld %lld %lld %lld %d", &m, &n, &k, &l, &shared) == 5) {
-        const gemm_problem p = {.m = m, .n = n, .k = k, .l = l, .a_pitch = k / 2, .b_pitch = k / 2,
-                                .a_batch = shared == 1 ? 0 : m * k / 2, .b_batch = shared == 2 ? 0 : n * k / 2,
-                                .sfa_pitch = k / 64 * 512, .sfb_pitch = k / 64 * 512,
-                                .sfa_batch = shared == 1 ? 0 : scale_bytes(m, k),
-                                .sfb_batch = shared == 2 ? 0 : scale_bytes(n, k),
-                                .out_type = NVFP4_FP16, .out_pitch = n * 2, .out_batch = m * n * 2, .aligned16 = 1};
-        plan_query query;
-        memset(&query, 0, sizeof query);
-        query.traits = traits_of(&p);
-        query.props = (device_props){.compute_capability = 90, .sm_count = 132, .shared_per_block = 232448,
-                                     .shared_per_sm = 233472, .l2_bytes = 50 << 20};
-        query.families = 1u << NVFP4_BACKEND_SM80 | 1u << NVFP4_BACKEND_SM90;
-        const plan_choice *choice = plan_choose(&query);
-        const gemm_candidate *c = &choice->taken;
-        if (choice->candidates == 0) return 1;
-        printf("%s %d %d %lld %d\n", c->name, c->swap_ab, c->split_k, (long long)c->workspace, choice->candidates);
-    }
-}
-"""
 
 
 def test_plan_does_not_depend_on_what_was_planned_before(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     draw = random.Random(seed)
-    (tmp_path / "planner.c").write_text(PLANNER)
     binary = tmp_path / "planner"
     flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}"]
-    subprocess.run(["gcc", *flags, tmp_path / "planner.c", *SOURCES, "-lm", "-o", binary], check=True)
+    subprocess.run(["gcc", *flags, *SOURCES, "-lm", "-o", binary], check=True)
 
     def plans(questions: list[str]) -> list[str]:
         result = subprocess.run([binary], input="\n".join(questions), capture_output=True, text=True, check=True)
