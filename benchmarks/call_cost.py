@@ -2,12 +2,12 @@
 
     python benchmarks/call_cost.py [--json] [--real] [--backend sm100]
 
-The calls go to tests/fake_driver, a libcuda that launches nothing. The time is that of nvfp4 and Python: the frame, the
-tensors' attributes, all checks, the plan and the arguments of the launch. Most rows are of a product with one launch on
-each backend and no workspace. If torch has a GPU, the tensors are on it, on the given or the default backend, and there
-are rows for two launches with a workspace: split-K on sm80, a dequantize pre-pass on sm90. Else the tensors are on the
-CPU, the backend is sm80 or the given one, and the time includes a wait that returns at once. --real keeps the machine's
-own driver, to show its cost. Needs a build with GPU code, and gcc for the fake driver.
+The calls go to tests/support/fake_libcuda.c, which launches nothing. The time is that of nvfp4 and Python: the frame,
+the tensors' attributes, all checks, the plan and the arguments of the launch. Most rows are of a product with one
+launch on each backend and no workspace. If torch has a GPU, the tensors are on it, on the given or the default backend,
+and there are rows for two launches with a workspace: split-K on sm80, a dequantize pre-pass on sm90. Else the tensors
+are on the CPU, the backend is sm80 or the given one, and the time includes a wait that returns at once. --real keeps
+the machine's own driver, to show its cost. Needs a build with GPU code, and gcc for the fake driver.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import tempfile
 import timeit
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parent.parent / "tests" / "fake_driver" / "libcuda.c"
+SOURCE = Path(__file__).resolve().parent.parent / "tests" / "support" / "fake_libcuda.c"
 ONE_LAUNCH = (16, 32768, 256)  # without a workspace: a tile for each SM, too few rows for a dequantize pre-pass
 TWO_LAUNCHES = {"sm80": (128, 4096, 7168), "sm90": (128, 4096, 7168)}  # with a workspace, by backend
 WHY_TWO = {"sm80": "split-K", "sm90": "dequantize pre-pass"}

@@ -15,7 +15,7 @@ those that are modelled to take at most 1.12 times as long as the chosen one, sm
 A rate is the floor (minimum traffic at READ, or products at MULTIPLY, whichever takes longer) over the time in a graph.
 Pairs are two following M of an N and K, of which the larger must not be over 5 % slower by its rate; an M and the
 fastest larger M, which must not be over 5 % faster; and a ranked N and K with those near them, which must not be over
-5 % slower. A pair is avoidable if the fastest measured plans of both keep the rule. tests/package/test_neighbours.py
+5 % slower. A pair is avoidable if the fastest measured plans of both keep the rule. tests/tools/test_neighbours.py
 holds the stored run against the log: a pair that the log does not have fails it.
 """
 

@@ -7,7 +7,7 @@ dynamic input scale, torch's own styles in bf16, and the block's two all-reduces
 each, split by columns; o and down are split by rows. A CUDA graph holds the block BLOCKS times: it reads more than any
 L2 holds in between. Every layer reads an input of its own; quantization is in the time, attention is not. Figures are
 medians of rank 0. First each layer is compared with one GPU's: equal bits on integers, on random numbers the bound of
-fp32 sums (tests/bounds.py). Exits with 1 if a layer differs.
+fp32 sums (tests/support/error_bounds.py). Exits with 1 if a layer differs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ import nvfp4
 from nvfp4.layers import parallel
 from nvfp4.layers.packed import PackedLinear
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
-from bounds import gamma, roundings  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+from error_bounds import gamma, roundings  # noqa: E402
 
 # name, rows of each part, K, whether it is split by columns
 LAYERS = [

@@ -4,13 +4,13 @@
  * The public C interface. It knows no Python and no torch. A program is compiled with the C files of this folder but
  * those of bindings/ and contest/. In a checkout, for the CPU alone:
  *
- *   gcc -std=c11 -O3 -Icsrc tests/c/example.c \
+ *   gcc -std=c11 -O3 -Icsrc tests/core/example.c \
  *       $(find csrc/api csrc/common csrc/cpu csrc/driver csrc/kernels csrc/plan -name '*.c') \
  *       -lm -ldl -lpthread -o example
  *
  * With GPU code, which `pip install .` leaves in build/cuda and which becomes part of the program:
  *
- *   gcc -std=c11 -O3 -DNVFP4_CUDA -Icsrc -Ibuild/cuda tests/c/example.c \
+ *   gcc -std=c11 -O3 -DNVFP4_CUDA -Icsrc -Ibuild/cuda tests/core/example.c \
  *       $(find csrc/api csrc/common csrc/cpu csrc/driver csrc/kernels csrc/plan -name '*.c') \
  *       -lm -ldl -lpthread -o example
  *

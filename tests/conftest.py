@@ -22,14 +22,17 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from paths import BENCHMARKS, CSRC, EMULATOR, KERNELS, TESTS, TOOLS, families  # noqa: E402
+
+sys.path.insert(1, str(Path(__file__).with_name("support")))
+
+from paths import BENCHMARKS, CSRC, EMULATOR, KERNELS, SUPPORT, TESTS, TOOLS, families  # noqa: E402
 
 sys.path[1:1] = map(str, (KERNELS, EMULATOR, BENCHMARKS, TOOLS))
 
 import emulate  # noqa: E402  (the project in emulator/)
-import interpreter  # noqa: E402
+import python_server  # noqa: E402
 import small_product  # noqa: E402
-from worker import TARGETS, Workers  # noqa: E402
+from call_workers import TARGETS, Workers  # noqa: E402
 
 NO_GPU = "needs an NVIDIA GPU that PyTorch can use"
 FULL = bool(os.environ.get("CI_FULL"))  # of .ci/full: what an ordinary run has no time for
@@ -89,19 +92,19 @@ def pytest_configure(config: pytest.Config) -> None:
 # test and by build; of every other file the tests stay together, since module fixtures do work for all of them.
 LONGEST = [
     "kernels/test_emulated.py",
-    "api/test_c_core.py",
+    "core/test_c_core.py",
     "kernels/test_proof.py",
-    "package/test_submission.py",
-    "api/test_generated.py",
+    "tools/test_submission.py",
+    "ops/test_generated_calls.py",
     "kernels/sm100/test_sm100_gemm.py",
-    "api/test_torch_ops.py",
-    "api/test_binding.py",
-    "api/test_guarded.py",
-    "api/test_grouped_gemm.py",
-    "api/test_driver.py",
+    "bindings/test_torch_ops.py",
+    "bindings/test_python_module.py",
+    "ops/test_guarded_calls.py",
+    "ops/test_grouped_gemm.py",
+    "core/test_driver.py",
     "kernels/sm100/test_sm100_stages.py",
     "kernels/sm90/test_sm90_gemm.py",
-    "api/test_gemm_exact.py",
+    "ops/test_gemm_exact.py",
 ]
 
 
@@ -139,7 +142,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    interpreter.close()
+    python_server.close()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -228,7 +231,7 @@ def workers() -> Iterator[Workers]:
 
 @pytest.fixture(params=TARGETS)
 def target(request: pytest.FixtureRequest, workers: Workers) -> str:
-    """The target on which problems.py runs in a process of its own: a CPU kernel, an emulated GPU, or the GPU."""
+    """The target on which generated calls run in a process of their own: a CPU kernel, an emulated GPU, or the GPU."""
     target, emulate = request.param, request.config.getoption("--emulate")
     if emulate and emulate != target:
         pytest.skip("is not what --emulate asks for")
@@ -285,7 +288,7 @@ def operands(generator: torch.Generator) -> list[torch.Tensor]:
 def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A libcuda that launches nothing."""
     library = tmp_path_factory.mktemp("fake") / "libcuda_fake.so"
-    source = TESTS / "fake_driver" / "libcuda.c"
+    source = SUPPORT / "fake_libcuda.c"
     command = ["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", str(library), str(source)]
     subprocess.run(command, check=True)
     return library

@@ -2,7 +2,7 @@
  *
  * A tensor library publishes one exchange table, as the attribute __dlpack_c_exchange_api__ of its tensor type, or
  * gives each array a method __dlpack__, which returns a capsule with a managed tensor. The major version of either is
- * checked before use; tests/api/torch_abi.cpp asserts that torch's structs equal these. */
+ * checked before use; tests/bindings/torch_abi.cpp asserts that torch's structs equal these. */
 #ifndef NVFP4_DLPACK_H
 #define NVFP4_DLPACK_H
 

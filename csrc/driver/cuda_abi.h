@@ -1,5 +1,5 @@
-/* The part of the CUDA driver API that driver.c uses, as cuda.h of CUDA 13.0 declares it. tests/c/cuda_abi.c compiles
- * this beside that header and compares sizes, offsets and numbers. */
+/* The part of the CUDA driver API that driver.c uses, as cuda.h of CUDA 13.0 declares it. tests/core/cuda_abi.c
+ * compiles this beside that header and compares sizes, offsets and numbers. */
 #ifndef NVFP4_DRIVER_CUDA_ABI_H
 #define NVFP4_DRIVER_CUDA_ABI_H
 

@@ -1,5 +1,5 @@
 /* The CUDA driver, opened at first use. Types and numbers below are the driver API's (cuda.h of CUDA 13.0), declared
- * here so that the package builds where no toolkit is; tests/c/cuda_abi.c holds them against the real header. */
+ * here so that the package builds where no toolkit is; tests/core/cuda_abi.c holds them against the real header. */
 #include "driver/driver.h"
 
 #include <dlfcn.h>

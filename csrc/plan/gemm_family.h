@@ -51,7 +51,7 @@ typedef struct gemm_planner {
 enum { TAKES_E2M1 = 1 << VALUES_E2M1, TAKES_16_BIT = 1 << NVFP4_FP16 | 1 << NVFP4_BF16 }; /* for a_types */
 
 /* Roundings to fp32 that a sum of k products has at most, each of half a unit in the last place of the sum of absolute
- * values so far: per_block * (k / block_k) + constant (tests/api/test_gemm_bounds.py derives them). */
+ * values so far: per_block * (k / block_k) + constant (tests/ops/test_gemm_bounds.py derives them). */
 typedef struct rounding_bound {
     int32_t per_block, block_k, constant; /* block_k = 0: each kernel has a bound of its own */
 } rounding_bound;

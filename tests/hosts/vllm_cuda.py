@@ -47,7 +47,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).resolve().parents[1]
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
 ROW = "ROW "  # begins a line of a worker's output that is a row
 DENSE_WEIGHTS = "dense"  # in place of a format: the dequantized values
 NVFP4, VLLM, INVARIANT = "nvfp4", "vLLM", "nvfp4, VLLM_BATCH_INVARIANT=1"
@@ -154,7 +154,7 @@ def planned(only: str, gpus: int) -> list[list[Cell]]:
 
 
 def work(folder: Path) -> None:
-    sys.path.insert(0, str(TESTS))
+    sys.path.insert(0, str(SUPPORT))
     import torch
     import vllm_host
 
@@ -175,7 +175,7 @@ class Checkpoint:
         self.host, self.device = host, "cuda" if torch.cuda.is_available() else "cpu"
         self.folder = Path(tempfile.mkdtemp(dir=folder))
         if cell.model in MIXTURES:
-            from mixtures import Mixture
+            from moe_models import Mixture
 
             changes = SIZES | MIXTURES[cell.model]
             made = Mixture(cell.model, cell.mode, self.folder, **changes)

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-sys.path[1:1] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2] / "emulator")]
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[1:1] = [str(TESTS / "support"), str(TESTS.parent / "emulator")]
 
 from harness import mutations, verify  # noqa: E402
 from paths import proven_families  # noqa: E402

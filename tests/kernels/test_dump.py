@@ -18,10 +18,10 @@ from emulate import Emulator, build
 from harness.headers import Config, Struct, family
 from harness.launch import compile_ptx, only_entry, ptx_of
 from harness.values import decode
-from interpreter import python
 from lab import dump
 from lab.__main__ import main
 from paths import CSRC, TOOLS
+from python_server import python
 from sm100.gemm import CONFIGS, Product, cluster, mma_tile_m
 
 import nvfp4

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import emulate
 import pytest
 from conftest import FULL
-from emulated import driver, emulated
+from emulated_runs import driver, emulated
 from family_table import ON_GPU, OWN, ROWS, device_of, families_of
-from interpreter import python
 from paths import KERNELS, TESTS
+from python_server import python
 
 import nvfp4
 
@@ -36,16 +36,16 @@ class Run:
 
 def ragged(device: str, family: str) -> Run:
     """A ninth of 335 ragged shapes, layouts, types and epilogues, equal to the CPU's to the bit."""
-    arguments = ("api/test_gemm_exact.py", "-k", f"equal_bits and {family}")
+    arguments = ("ops/test_gemm_exact.py", "-k", f"equal_bits and {family}")
     return Run(f"ragged products of {family}", device, arguments, 300 if FULL else 35)
 
 
 def one_of_each_kind(device: str) -> Run:
     """GPUs with a family of their own run that; others sm80's, which differ from sm_80's in how they decode e2m1. Of
     the kernels for every GPU, quantizers among them, all newer emulated GPUs run one PTX, compute_90's: here sm_90
-    tests it, and on the others test_guarded.py and test_generated.py do."""
+    tests it, and on the others test_guarded_calls.py and test_generated_calls.py do."""
     family = families_of(device)[0]
-    files, chosen = ("layouts", "batch_invariant"), family
+    files, chosen = ("scale_layouts", "batch_invariant"), family
     if device == "sm_90" or FULL:
         files += ("quantize", "fused")
         chosen = f"{family} or (sm80 and test_decode)"
@@ -54,20 +54,20 @@ def one_of_each_kind(device: str) -> Run:
     files += importlib.import_module(f"{family}.family").ALSO_EMULATED
     if FULL:
         files += ("transpose_b",)
-    arguments = ("kernels/test_decode.py", *(f"api/test_{name}.py" for name in files), "-k", chosen)
+    arguments = ("kernels/test_decode.py", *(f"ops/test_{name}.py" for name in files), "-k", chosen)
     return Run(f"one of each kind on {device}", device, arguments, 50)
 
 
 def bounds(device: str, family: str) -> Run:
     """Sums that round, of up to 16384 products."""
-    return Run(f"bounds of {family}", device, ("api/test_gemm_bounds.py", "-k", family), 18)
+    return Run(f"bounds of {family}", device, ("ops/test_gemm_bounds.py", "-k", family), 18)
 
 
 def promises_of_groups(family: str) -> Run:
     """Products that every kernel adds in one order, and experts, also of quantized inputs if it takes those."""
     chosen = f"{family} and not bfloat16 and (plans or size or other or without or every_backend)"
-    experts = ("api/test_experts_w4a4.py",) if "uint8" in ROWS[family]["operations"]["grouped_gemm"] else ()
-    arguments = ("api/test_grouped_promises.py", "api/test_gated_grouped_gemm.py", *experts, "-k", chosen)
+    experts = ("models/test_experts_w4a4.py",) if "uint8" in ROWS[family]["operations"]["grouped_gemm"] else ()
+    arguments = ("ops/test_grouped_invariance.py", "ops/test_gated_grouped_gemm.py", *experts, "-k", chosen)
     least = 17 if family == "sm80" else 10 if experts else 3
     return Run(f"promises of groups of {family}", device_of(family), arguments, least)
 

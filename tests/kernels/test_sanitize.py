@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import sanitize
-from emulated import driver
-from interpreter import python
+from emulated_runs import driver
+from python_server import python
 
 import nvfp4
 

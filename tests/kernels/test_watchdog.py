@@ -16,7 +16,7 @@ import pytest
 from emulate import Emulator, EmulatorError, build
 from harness import watchdog
 from harness.launch import Generator, compile_ptx
-from paths import CSRC, EMULATOR, KERNELS, ROOT, TESTS
+from paths import CSRC, EMULATOR, KERNELS, ROOT, SUPPORT
 from sm90.gemm import CONFIGS, Product
 
 import nvfp4
@@ -41,20 +41,6 @@ WAIT_CLUSTER = lines_of("barrier_cluster_wait()")
 
 # --- without the flag -----------------------------------------------------------------------------------------------
 
-WAITS = """
-#include "kernels/common/cluster.cuh"
-#include "kernels/common/flags.cuh"
-#include "kernels/common/mbarrier.cuh"
-
-extern "C" __global__ void waits(uint32_t barrier, uint32_t *flag) {
-    griddepcontrol_wait();
-    mbarrier_wait(barrier, 0);
-    mbarrier_wait_cluster(barrier, 1);
-    flag_wait(flag, 5);
-    barrier_cluster_arrive();
-    barrier_cluster_wait();
-}
-"""
 HOOKS = (
     (r"#ifdef NVFP4_WATCHDOG\n.*?#else\n(.*?)#endif\n", r"\1"),
     (r'#include "kernels/common/watchdog.cuh"\n', ""),
@@ -71,9 +57,9 @@ def without_hooks(text: str) -> str:
 
 
 def ptx_of_waits(folder: Path, include: Path, *options: str) -> str:
-    source, made = folder / "waits.cu", folder / "waits.ptx"
-    source.write_text(WAITS)
-    subprocess.run(["nvcc", "-ptx", "-arch=compute_90a", f"-I{include}", *options, "-o", made, source], check=True)
+    made = folder / "waits.ptx"
+    command = ["nvcc", "-ptx", "-arch=compute_90a", f"-I{include}", *options, "-o", made, KERNELS / "waits.cu"]
+    subprocess.run(command, check=True)
     return made.read_text()
 
 
@@ -182,16 +168,6 @@ def test_without_a_record_nothing_gives_up(tmp_path: Path, random: Generator) ->
         watched.run(random, 3 * CONFIG.stages)
 
 
-HANG = """
-#include "kernels/common/mbarrier.cuh"
-
-extern "C" __global__ void hang() {
-    __shared__ __align__(8) uint64_t barrier;
-    uint32_t address = (uint32_t)__cvta_generic_to_shared(&barrier);
-    mbarrier_init(address, 1);
-    mbarrier_wait(address, 0);
-}
-"""
 ON_HARDWARE = """
 import sys
 from pathlib import Path
@@ -210,11 +186,10 @@ except EmulatorError as error:
 
 def test_the_harness_for_hardware_names_the_wait(tmp_path: Path) -> None:
     """harness/hardware.py, with the emulated driver as libcuda."""
-    source, made = tmp_path / "hang.cu", tmp_path / "hang.ptx"
-    source.write_text(HANG)
+    made = tmp_path / "hang.ptx"
     options = ["-ptx", "-arch=compute_90a", f"-I{CSRC}", "-DNVFP4_WATCHDOG"]
-    subprocess.run(["nvcc", *options, "-o", made, source], check=True)
-    paths = os.pathsep.join(map(str, (KERNELS, EMULATOR, TESTS)))
+    subprocess.run(["nvcc", *options, "-o", made, KERNELS / "hang.cu"], check=True)
+    paths = os.pathsep.join(map(str, (KERNELS, EMULATOR, SUPPORT)))
     environment = os.environ | {"PYTHONPATH": paths, "LD_LIBRARY_PATH": str(build().parent), "EMULATE_DEVICE": "sm_90"}
     done = subprocess.run(
         [sys.executable, "-c", ON_HARDWARE, made], env=environment, capture_output=True, text=True, timeout=60

@@ -15,8 +15,8 @@ from pathlib import Path
 import family_table
 import goals  # benchmarks/goals.py
 import hopper  # benchmarks/hopper.py
-from interpreter import python
 from paths import ROOT
+from python_server import python
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FORMAT = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
@@ -41,7 +41,7 @@ def pages() -> list[Path]:
 
 
 def test_the_product_prints_what_the_readme_prints() -> None:
-    """tests/api/test_transformers.py runs the other example, which loads a checkpoint."""
+    """tests/hosts/test_transformers.py runs the other example, which loads a checkpoint."""
     _, example = blocks(README, "python")
     done = python("-c", example, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -50,7 +50,7 @@ def test_the_product_prints_what_the_readme_prints() -> None:
 
 
 def test_the_first_example_of_checkpoints_runs() -> None:
-    """The others, of transformers and PEFT, run in tests/api: test_invariance.py, test_load.py, test_load_experts.py,
+    """The others, of transformers and PEFT, run elsewhere: test_invariance.py, test_load.py, test_load_experts.py,
     test_on_load.py, test_peft.py, test_peft_experts.py and test_transformers.py."""
     example, *others = blocks(CHECKPOINTS, "python")
     assert len(others) == 7

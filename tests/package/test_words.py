@@ -19,7 +19,7 @@ SUBJECT, SPELLING = "say first what the thing is, in a sentence with subject and
         ("csrc/api/plan.c", "/* ", "Those families of a mask that take the operation. */", SUBJECT),
         ("csrc/kernels/sm90/nn.cu", "    // ", "Of a group of 8 rows", SUBJECT),
         ("nvfp4/linear.py", "    x = 1  # ", "As gemm takes it", SUBJECT),
-        ("tests/paths.py", '    """', 'Of GPU kernels, oldest first."""', SUBJECT),
+        ("tests/support/paths.py", '    """', 'Of GPU kernels, oldest first."""', SUBJECT),
         ("tools/build_wheels.sh", "#", "Of both wheels", SUBJECT),
         ("nvfp4/linear.py", "# Quantis", "ation and back", SPELLING),
         ("csrc/cpu/quantize.c", "int initialis", "ed;", SPELLING),

@@ -145,30 +145,6 @@ def test_every_candidate_has_a_range() -> None:
 
 # ---- the planner ----
 
-# Prints the plan that plan_choose takes with the sm100 family alone, on the B200 of the model, at a rank.
-PLANNER = r"""
-#include <stdio.h>
-#include "plan/choose.h"
-extern const gemm_family sm100_family;
-const gemm_family *const gemm_families[GEMM_FAMILIES] = {[NVFP4_BACKEND_SM100] = &sm100_family};
-extern const device_props b200_props;
-void contiguous_traits(int64_t m, int64_t n, int64_t k, int64_t l, gemm_traits *out);
-int main(void) {
-    long long m, n, k, l;
-    int rank;
-    while (scanf("%lld %lld %lld %lld %d", &m, &n, &k, &l, &rank) == 5) {
-        plan_query query;
-        memset(&query, 0, sizeof query);
-        query.props = b200_props;
-        contiguous_traits(m, n, k, l, &query.traits);
-        query.families = 1u << NVFP4_BACKEND_SM100;
-        query.rank = rank;
-        const plan_choice *choice = plan_choose(&query);
-        printf("%d %.17g\n", choice->candidates, choice->taken.modelled_us);
-    }
-}
-"""
-
 
 def test_plan_takes_what_the_model_calls_fastest(tmp_path: Path) -> None:
     """And at any rank what is modelled to take that place."""
@@ -182,10 +158,9 @@ def test_plan_takes_what_the_model_calls_fastest(tmp_path: Path) -> None:
         for shape in shapes
     ]
     ranks = [draw.choice((0, draw.randrange(len(times)))) for times in modelled]
-    (tmp_path / "planner.c").write_text(PLANNER)
     csrc = ROOT / "csrc"
     sources = [csrc / name for name in ("plan/choose.c", "plan/reject.c", "kernels/sm100/family.c", "common/error.c")]
-    sources += [tmp_path / "planner.c", ROOT / "benchmarks/c_model.c"]
+    sources += [ROOT / "tests/plan/b200_planner.c", ROOT / "benchmarks/c_model.c"]
     binary = tmp_path / "planner"
     subprocess.run(["gcc", "-std=c11", "-O1", f"-I{csrc}", *sources, "-lm", "-o", binary], check=True)
     sizes = "".join(f"{s.m} {s.n} {s.k} {s.l} {rank}\n" for s, rank in zip(shapes, ranks))

@@ -12,8 +12,8 @@ import c_model
 import model_b200 as model
 import pytest
 from emulate import Emulator
-from emulated import driver
-from interpreter import python
+from emulated_runs import driver
+from python_server import python
 
 from nvfp4 import _C
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from paths import CSRC, ROOT
 
-PROGRAM = ROOT / "tests/c/sm100_plan_bytes.c"
+PROGRAM = ROOT / "tests/plan/sm100_plan_bytes.c"
 HEADERS = (
     "plan/launch_plan.h",
     "plan/traits.h",
@@ -67,22 +67,9 @@ def test_only_its_folder_knows_of_the_competition() -> None:
     assert found == {path for path in files if path.is_relative_to(CSRC / "contest")}
 
 
-TOO_LARGE = """
-#include "plan/launch_plan.h"
-typedef struct IS_TILING tiling {
-    unsigned char bytes[PLAN_TILING_BYTES + MORE];
-} tiling;
-tiling *of(gemm_candidate *candidate);
-tiling *of(gemm_candidate *candidate) {
-    return TILING(tiling, candidate);
-}
-"""
-
-
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_tiling_fits_a_candidate(language: str, tmp_path: Path) -> None:
-    source = tmp_path / "tiling.c"
-    source.write_text(TOO_LARGE)
+def test_a_tiling_fits_a_candidate(language: str) -> None:
+    source = Path(__file__).with_name("tiling_size.c")
     for more in 0, 1:
         command = [*LANGUAGES[language], *WARNINGS, "-fsyntax-only", f"-I{CSRC}", f"-DMORE={more}", str(source)]
         done = subprocess.run(command, capture_output=True, text=True)

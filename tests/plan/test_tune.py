@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import one_in, runs
-from emulated import emulated
+from emulated_runs import emulated
 from family_table import OWN, device_of
 
 import nvfp4

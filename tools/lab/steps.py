@@ -222,12 +222,17 @@ def built(*flags: str) -> Callable[[Setting], dict[str, str]]:
 
 
 def ragged(setting: Setting) -> list[str]:
-    return [sys.executable, in_tree("tests/ragged.py")(setting), setting.family, "100" if setting.emulated else "1"]
+    return [
+        sys.executable,
+        in_tree("tests/support/exact_products.py")(setting),
+        setting.family,
+        "100" if setting.emulated else "1",
+    ]
 
 
 def groups(setting: Setting) -> list[str]:
-    others = [in_tree(f"tests/api/test_{name}.py")(setting) for name in ("gated_grouped_gemm", "grouped_promises")]
-    return [*pytest(setting, "tests/api/test_grouped_gemm.py", f"cuda or {setting.family}"), *others]
+    others = [in_tree(f"tests/ops/test_{name}.py")(setting) for name in ("gated_grouped_gemm", "grouped_invariance")]
+    return [*pytest(setting, "tests/ops/test_grouped_gemm.py", f"cuda or {setting.family}"), *others]
 
 
 def sanitizer(setting: Setting) -> list[str]:
@@ -360,7 +365,7 @@ STEPS = (
         skip=(real_gpu, only_tuned, test_packages),
         environment=lambda _: SEED,
         telling="^FAILED",
-        advice="python tests/grouped.py cuda 'Grouped(...)' repeats a call that the output names.",
+        advice="python tests/support/generated_grouped_gemm.py cuda 'Grouped(...)' repeats a call that is named.",
     ),
     Step(
         "sanitizer",

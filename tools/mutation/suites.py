@@ -31,15 +31,15 @@ def on(device: str, *arguments: str) -> Arguments:
 
 def one_of_each_kind(family: str, *also: str) -> Arguments:
     """also: other families that the device runs."""
-    files = ("epilogue", "layouts", "nan", "shared_batches", "custom_kernel")
+    files = ("epilogue", "scale_layouts", "nan", "shared_batches", "custom_kernel")
     chosen = " or ".join((*also, family))
-    return on(device_of(family), *(f"api/test_{name}.py" for name in files), "-k", chosen)
+    return on(device_of(family), *(f"ops/test_{name}.py" for name in files), "-k", chosen)
 
 
 def ragged(family: str) -> Arguments:
-    return on(device_of(family), "api/test_gemm_exact.py", "-k", f"equal_bits and {family}")
+    return on(device_of(family), "ops/test_gemm_exact.py", "-k", f"equal_bits and {family}")
 
 
 def guarded(target: str) -> tuple[Arguments, Arguments]:
     """Named and generated calls in guarded memory."""
-    return ("api/test_guarded.py", "-k", target), ("api/test_generated.py", "-k", target)
+    return ("ops/test_guarded_calls.py", "-k", target), ("ops/test_generated_calls.py", "-k", target)

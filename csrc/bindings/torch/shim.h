@@ -1,8 +1,8 @@
 /* Prototypes of the functions of torch's stable C shim that ops.c calls.
  *
  * torch's own headers are C++; these are our words for the same declarations. The functions are looked up in the
- * libtorch that the process has loaded, so nothing links to torch. tests/api/torch_abi.cpp includes torch's headers and
- * asserts that every type below is equal to torch's. Each function exists since torch 2.10 or before. */
+ * libtorch that the process has loaded, so nothing links to torch. tests/bindings/torch_abi.cpp includes torch's
+ * headers and asserts that every type below is equal to torch's. Each function exists since torch 2.10 or before. */
 #ifndef NVFP4_TORCH_SHIM_H
 #define NVFP4_TORCH_SHIM_H
 

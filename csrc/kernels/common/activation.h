@@ -13,7 +13,7 @@
  *
  * t has a relative error of 4 * 2^-24 at most: half an ulp each of A or B, of x^2, of the fma and of the product.
  * gelu_tanh therefore is at most 5 ulp off for x > 0, and 5 + 4 |t| ulp down to -9.94
- * (tests/c/test_exponential.c). Below -9.94 it is gelu_tanh(-9.94) = -4.7e-37.
+ * (tests/core/test_exponential.c). Below -9.94 it is gelu_tanh(-9.94) = -4.7e-37.
  *
  * swiglu takes -86 / alpha for a gate below that, so that the sigmoid's argument stays where exponential.h defines it.
  * A NaN passes every clamp. */

@@ -6,7 +6,7 @@
  *   silu(x) = c * (1 / (1 + exp(-m)))
  *
  * silu is at most 4 ulp off for x > -1, and 4 + |x| / 3 ulp down to -86: that much comes of a quarter of an ulp of x
- * (tests/c/test_exponential.c). Below -86 it is silu(-86) = -3.9e-36. */
+ * (tests/core/test_exponential.c). Below -86 it is silu(-86) = -3.9e-36. */
 #ifndef NVFP4_COMMON_EXPONENTIAL_H
 #define NVFP4_COMMON_EXPONENTIAL_H
 

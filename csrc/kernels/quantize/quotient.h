@@ -6,9 +6,9 @@
  *
  * The result may be a neighbour of the IEEE quotient. But it is below, equal to or above a number of up to 5
  * significant bits exactly when that one is, which includes every tie between neighbours of e2m1 and of e4m3: rounded
- * to these types both are the same. tests/c/test_quotient.c shows it for all significands of a divisor and each x near
- * a tie, and that x / 6 is the IEEE quotient. Nothing may overflow or be subnormal, except where the quotient is far
- * below a tie. */
+ * to these types both are the same. tests/core/test_quotient.c shows it for all significands of a divisor and each x
+ * near a tie, and that x / 6 is the IEEE quotient. Nothing may overflow or be subnormal, except where the quotient is
+ * far below a tie. */
 #ifndef NVFP4_QUANTIZE_QUOTIENT_H
 #define NVFP4_QUANTIZE_QUOTIENT_H
 

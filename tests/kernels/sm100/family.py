@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-ALSO_EMULATED: tuple[str, ...] = ()  # tests/api/test_*.py, beside those of every family (test_emulated.py)
+ALSO_EMULATED: tuple[str, ...] = ()  # tests/ops/test_*.py, beside those of every family (test_emulated.py)
 NOTICE_COMMON = (("kernels/sm100/test_sm100_gemm.py",),)  # tests that notice mutants of csrc/kernels/common
 
 
@@ -21,7 +21,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
                 ("kernels/test_dependent_launch.py",),
                 named,
                 suites.one_of_each_kind("sm100"),
-                suites.on("sm_100", "api/test_gemm_bounds.py", "-k", "sm100"),
+                suites.on("sm_100", "ops/test_gemm_bounds.py", "-k", "sm100"),
                 ("kernels/sm100/test_sm100_stages.py",),
                 drawn,
                 suites.ragged("sm100"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-ALSO_EMULATED = ("constant_b",)  # tests/api/test_*.py, beside those of every family (test_emulated.py)
+ALSO_EMULATED = ("constant_b",)  # tests/ops/test_*.py, beside those of every family (test_emulated.py)
 # Tests that notice mutants of csrc/kernels/common.
 NOTICE_COMMON = (("kernels/sm120/test_sm120_gemm.py",), ("kernels/sm120/test_sm120_grouped.py",))
 
@@ -16,8 +16,8 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
     grouped = ("kernels/sm120/grouped.cu", "kernels/sm120/grouped_*", "kernels/common/group_table.cuh")
     grouped_tests = (
         ("kernels/sm120/test_sm120_grouped.py",),
-        ("api/test_grouped_gemm.py", "-k", "sm_120"),
-        suites.on("sm_120", "api/test_grouped_promises.py", "-k", "sm120"),
+        ("ops/test_grouped_gemm.py", "-k", "sm_120"),
+        suites.on("sm_120", "ops/test_grouped_invariance.py", "-k", "sm120"),
         drawn,
     )
     return {
@@ -28,7 +28,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
                 ("kernels/test_dependent_launch.py",),
                 named,
                 suites.one_of_each_kind("sm120"),
-                suites.on("sm_120", "api/test_gemm_bounds.py", "-k", "sm120"),
+                suites.on("sm_120", "ops/test_gemm_bounds.py", "-k", "sm120"),
                 drawn,
                 suites.ragged("sm120"),
             ),

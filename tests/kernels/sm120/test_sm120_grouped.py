@@ -1,5 +1,5 @@
 """csrc/kernels/sm120/grouped.cu, every instantiation, launched directly on the emulated RTX 5090: groups of any size,
-any number of CTAs. tests/api/test_grouped_gemm.py and test_grouped_promises.py run them through the package.
+any number of CTAs. tests/ops/test_grouped_gemm.py and test_grouped_invariance.py run them through the package.
 
 SM120_SEEDS: emulated timings a case (4; .ci/full takes 5, a release 20).
 """

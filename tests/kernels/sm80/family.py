@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-ALSO_EMULATED = ("grouped_promises",)  # tests/api/test_*.py, beside those of every family (test_emulated.py)
+ALSO_EMULATED = ("grouped_invariance",)  # tests/ops/test_*.py, beside those of every family (test_emulated.py)
 NOTICE_COMMON: tuple[tuple[str, ...], ...] = ()  # tests that notice mutants of csrc/kernels/common
 
 
@@ -17,9 +17,9 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
             ("kernels/sm80/*.cu", "kernels/sm80/*.cuh"),
             (
                 named,
-                ("api/test_grouped_gemm.py", "-k", "sm_80"),
+                ("ops/test_grouped_gemm.py", "-k", "sm_80"),
                 suites.one_of_each_kind("sm80"),
-                suites.on("sm_80", "api/test_gemm_bounds.py", "-k", "sm80"),
+                suites.on("sm_80", "ops/test_gemm_bounds.py", "-k", "sm80"),
                 suites.on("sm_120", "kernels/test_decode.py"),  # where e4m3 is converted by an instruction
                 drawn,
                 suites.ragged("sm80"),

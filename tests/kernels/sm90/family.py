@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-ALSO_EMULATED = ("constant_b", "quantize_gemm")  # tests/api/test_*.py, beside those of every family (test_emulated.py)
+ALSO_EMULATED = ("constant_b", "quantize_gemm")  # tests/ops/test_*.py, beside those of every family (test_emulated.py)
 NOTICE_COMMON = (  # tests that notice mutants of csrc/kernels/common
     ("kernels/sm90/test_sm90_gemm.py", "kernels/sm90/test_sm90_gemv.py"),
     ("kernels/sm90/test_sm90_prefill.py", "kernels/sm90/test_sm90_streamk.py"),
@@ -22,7 +22,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
             ("kernels/test_dependent_launch.py",),
             named,
             suites.one_of_each_kind("sm90"),
-            suites.on("sm_90", "api/test_gemm_bounds.py", "-k", "sm90"),
+            suites.on("sm_90", "ops/test_gemm_bounds.py", "-k", "sm90"),
             drawn,
             suites.ragged("sm90"),
         )
@@ -36,15 +36,15 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
     )
     nn_tests = (
         ("kernels/sm90/test_sm90_nn.py",),
-        suites.on("sm_90", "api/test_transpose_b.py"),
+        suites.on("sm_90", "ops/test_transpose_b.py"),
         named,
         drawn,
     )
     grouped = ("kernels/sm90/grouped.cu", "kernels/sm90/grouped_tiles.cuh", "kernels/sm90/reorder.cu")
     grouped_tests = (
         ("kernels/sm90/test_sm90_grouped.py",),
-        ("api/test_grouped_gemm.py", "-k", "sm_90"),
-        suites.on("sm_90", "api/test_grouped_promises.py", "-k", "sm90"),
+        ("ops/test_grouped_gemm.py", "-k", "sm_90"),
+        suites.on("sm_90", "ops/test_grouped_invariance.py", "-k", "sm90"),
         drawn,
     )
     return {

@@ -1,5 +1,5 @@
 """The wgmma kernel for groups on Hopper and its pre-passes, launched on the emulated H200 behind a grid that writes one
-of their operands late. Ragged products are tests/api/test_grouped_gemm.py's.
+of their operands late. Ragged products are tests/ops/test_grouped_gemm.py's.
 
 SM90_SEEDS is the number of timings of each case (1).
 """

@@ -1,6 +1,6 @@
 """The stream-K instantiations of the Hopper kernel, launched on the emulated H200 without the planner: any number of
 workers, ranges that begin and end anywhere along K and cover any number of tiles, data-parallel tiles before them.
-tests/plan/test_sm90.py runs the planner's choice, with the dequantize pre-pass that zeroes the flags.
+tests/plan/test_sm90_candidates.py runs the planner's choice, with the dequantize pre-pass that zeroes the flags.
 
 SM90_SEEDS is the number of timings of each case (1; a full proof takes 20).
 """

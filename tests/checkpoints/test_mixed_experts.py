@@ -1,0 +1,191 @@
+"""NVFP4 experts beside other layers: FP8 attention in a checkpoint of mixed precision, and adapters."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors.torch", reason="comes with transformers")
+from fp8_models import CT, OPT, check_layers, eight_bits, eights, logits  # noqa: E402
+from mixed_precision_models import Mixed, with_plain_attention  # noqa: E402
+from moe_models import IDS, MODELS, Mixture, content  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+import nvfp4  # noqa: E402
+import nvfp4.transformers  # noqa: E402
+from nvfp4.checkpoints import modelopt  # noqa: E402
+from nvfp4.layers.experts.module import Experts  # noqa: E402
+from nvfp4.layers.fp8 import FP8  # noqa: E402
+
+BOUND = 1e-5  # fp32: each of some 20 products sums up to 96 terms
+FOUR = {"num_bits": 4, "type": "float", "group_size": 16}
+Q = "model.layers.0.self_attn.q_proj"
+
+
+def loaded(how: str, base: Callable[[], Any], folder: Path, **more: Any) -> Any:
+    """The model in fp32, without the warning of the KV cache."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*scales of the KV cache")
+        if how == "transformers":
+            return nvfp4.transformers.load(folder, dtype=torch.float32, **more)
+        model = base()
+        nvfp4.load(folder, model, **more)
+        return model
+
+
+def error(y: Tensor, wanted: Tensor) -> float:
+    return float((y - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("how", ["load", "transformers"])
+@pytest.mark.parametrize("mode", ["W4A16", "W4A4"])
+@pytest.mark.parametrize("kind", ["modelopt FP8", "modelopt per token", "ct static", "ct weights alone"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss"])
+def test_loads_runs_and_saves(name: str, kind: str, mode: str, how: str, tmp_path: Path) -> None:
+    """With 16-bit activations the logits of a plain loop. Then, with FP8 activations, those of plain attention around
+    the same experts, to the bit. Saved again, every tensor has the same bytes."""
+    own = Mixed(name, mode, tmp_path, kind)
+    folder = own.write(tmp_path / "read", own.kind.format)
+    alone = loaded(how, own.from_config, folder, activations=None)
+    assert sum(isinstance(module, Experts) for module in alone.modules()) == own.mixtures == 2
+    assert eights(alone).keys() == own.eight.keys()
+    assert error(logits(alone), logits(own.plain(None))) < BOUND
+
+    model = loaded(how, own.from_config, folder)
+    wanted = logits(own.plain(own.kind.activations, model))
+    assert torch.equal(logits(model), wanted)
+    assert (own.kind.activations is None and mode == "W4A16") == (error(wanted, logits(alone)) < BOUND)
+    check_layers(model)
+    assert {module.mode for module in model.modules() if isinstance(module, Experts)} == {mode}
+
+    report = nvfp4.save(model, tmp_path / "by save", own.kind.format)
+    assert {*report.fp8} == {*own.eight} and not report.skipped
+    model.save_pretrained(tmp_path / "by transformers")
+    for saved in (tmp_path / "by save", tmp_path / "by transformers"):
+        assert content(saved) == content(folder)
+        described = json.loads((saved / "config.json").read_text())["quantization_config"]
+        assert own.kind.format == CT or described["quant_algo"] == "MIXED_PRECISION"
+        for again in ("load", "transformers"):
+            assert torch.equal(logits(loaded(again, own.from_config, saved)), wanted)
+
+
+def test_experts_of_the_reports(tmp_path: Path) -> None:
+    own = Mixed("qwen3-moe", "W4A16", tmp_path, "modelopt FP8")
+    model = own.from_config()
+    checkpoint = nvfp4.load(own.write(tmp_path / "read", OPT), model)
+    assert checkpoint.fp8.keys() == own.eight.keys() and len(checkpoint.mixtures) == 2
+    assert "8 FP8 layers" in repr(checkpoint) and "2 modules of experts" in repr(checkpoint)
+    packed = sum(m.nbytes for m in model.modules() if isinstance(m, Experts))
+    assert checkpoint.packed_bytes == packed and not [name for name in checkpoint.dense if "experts" in name]
+
+
+def test_experts_in_fp8_are_rejected(tmp_path: Path) -> None:
+    """They have no product yet, be it one or all of them."""
+    own = Mixed("qwen3-moe", "W4A16", tmp_path, "modelopt FP8")
+    first = next(iter(own.layers))
+    for count in (1, len(own.layers)):
+        tensors, layers = own.stored(OPT), own.quantization(OPT)["quantized_layers"]
+        for name in [*own.layers][:count]:
+            for key in [key for key in tensors if key.startswith(f"{name}.")]:
+                del tensors[key]
+            own_tensors = eight_bits(own.values(own.layers[name]), own.kind)
+            tensors |= {f"{name}.{key}": t for key, t in own_tensors.items()}
+            layers[name] = {"quant_algo": "FP8"}
+        folder = own.write(tmp_path / str(count), OPT, tensors, quantized_layers=layers)
+        for how in ("load", "transformers"):
+            with pytest.raises(
+                nvfp4.Error, match=rf"^{first}: is FP8 and one of the experts {first[:-12]} of the model; "
+            ):
+                loaded(how, own.from_config, folder)
+
+
+def test_experts_cannot_be_made_dense(tmp_path: Path) -> None:
+    own = Mixture("qwen3-moe", "W4A16", tmp_path)
+    model = loaded("load", own.from_config, own.write(tmp_path / "read", OPT))
+    wanted = logits(model)
+    with pytest.raises(nvfp4.Error, match=r"^model\.layers\.0\.mlp\.experts: is an Experts, which dequantize_model "):
+        nvfp4.dequantize_model(model)
+    assert torch.equal(logits(model), wanted)
+
+
+def test_a_checkpoint_that_modelopt_exports(tmp_path: Path) -> None:
+    mtq = pytest.importorskip("modelopt.torch.quantization")
+    from modelopt.torch.export import export_hf_checkpoint
+
+    base = AutoModelForCausalLM.from_config(MODELS["qwen3-moe"](), dtype=torch.bfloat16).eval()
+    base.config.architectures = [type(base).__name__]
+    four = {"num_bits": (2, 1), "block_sizes": {-1: 16, "type": "dynamic", "scale_bits": (4, 3)}}
+    eight = {"num_bits": (4, 3), "axis": None}
+    entries: list[dict[str, Any]] = [
+        {"quantizer_name": "*", "enable": False},
+        {"quantizer_name": "*mlp.experts*weight_quantizer*", "cfg": four},
+        {"quantizer_name": "*mlp.experts*input_quantizer*", "cfg": four},
+        {"quantizer_name": "*self_attn*proj*weight_quantizer", "cfg": eight},
+        {"quantizer_name": "*self_attn*proj*input_quantizer", "cfg": eight},
+    ]
+    with torch.no_grad():
+        settings = {"quant_cfg": entries, "algorithm": "max"}
+        calibrated = mtq.quantize(copy.deepcopy(base), settings, logits)
+        export_hf_checkpoint(calibrated, export_dir=tmp_path / "first")
+    tensors = load_file(tmp_path / "first" / "model.safetensors")
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, t in tensors.items():
+        module, _, local = name.rpartition(".")
+        found.setdefault(module, {})[local] = t
+    in_fp8 = {name: own for name, own in found.items() if own.get("weight", torch.empty(0)).dtype == FP8}
+    dense = base.float()
+    filled = 0
+    with torch.no_grad():
+        for name, own in found.items():
+            if match := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)_proj", name):
+                module, expert = dense.get_submodule(match[1]), int(match[2])
+                gate, up = module.gate_up_proj[expert].chunk(2)
+                place = {"gate": gate, "up": up, "down": module.down_proj[expert]}[match[3]]
+                place.copy_(Mixture.values(modelopt.read(own)))
+                filled += 1
+    assert len(in_fp8) == 8 and filled == 2 * 6 * 3
+
+    experts = loaded("transformers", None, tmp_path / "first", activations=None)
+    assert error(logits(experts), logits(with_plain_attention(dense, in_fp8, None, None))) < BOUND
+    wanted = logits(with_plain_attention(dense, in_fp8, "static", experts))
+    for how in ("load", "transformers"):
+        model = loaded(how, lambda: copy.deepcopy(dense), tmp_path / "first")
+        assert torch.equal(logits(model), wanted)
+        check_layers(model)
+        model.save_pretrained(tmp_path / how)
+        first, second = content(tmp_path / "first"), content(tmp_path / how)
+        kept = [name for name in first if first[name][0] != torch.bfloat16]  # embeddings and norms are fp32 now
+        assert first.keys() == second.keys() and all(first[name] == second[name] for name in kept)
+
+
+def test_adapters_beside_experts(tmp_path: Path) -> None:
+    """Once they are merged into all other layers, the experts alone are NVFP4, and are saved as such."""
+    peft = pytest.importorskip("peft")
+    own = Mixture("qwen3-moe", "W4A16", tmp_path)
+    model = loaded("transformers", None, own.write(tmp_path / "read", OPT))
+    targets = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"], "target_parameters": ["gate.weight"]}
+    settings = peft.LoraConfig(**targets, task_type="CAUSAL_LM", init_lora_weights=False)
+    adapted = peft.get_peft_model(model, settings)
+    adapted(input_ids=IDS, labels=IDS).loss.backward()
+    adapters = [p for p in adapted.parameters() if p.requires_grad]
+    assert len(adapters) == 2 * 10  # of attention and routers
+    assert all(p.grad is not None and p.grad.any() for p in adapters)
+    before = logits(adapted)
+    merged = adapted.merge_and_unload()
+    after = logits(merged)
+    assert not [m for m in merged.modules() if isinstance(m, nvfp4.Linear)] and error(after, before) < BOUND
+    merged.save_pretrained(tmp_path / "saved")
+    assert torch.equal(logits(loaded("transformers", None, tmp_path / "saved")), after)
+    experts = {name: t for name, t in content(tmp_path / "read").items() if ".experts." in name}
+    assert experts.items() <= content(tmp_path / "saved").items() and len(experts) == 2 * 6 * 3 * 3

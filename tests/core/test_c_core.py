@@ -1,0 +1,181 @@
+"""The C core without Python: each program here and in tests/plan is built against the C files alone, which is also what
+nvfp4.h promises, and run under AddressSanitizer and UBSan, and as aarch64 code under qemu.
+
+CI_FULL=1 draws more shapes, runs them a third time as optimized code, which is how the package is built, and runs as
+aarch64 code also what takes 60 s there: test_cpu and the planners."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from conftest import FULL
+from paths import BENCHMARKS, CSRC, TESTS
+
+PROGRAMS = sorted([*TESTS.glob("core/test_*.c"), *TESTS.glob("plan/test_*.c"), TESTS / "core/example.c"])
+NOT_CORE = ("bindings", "contest")  # need Python.h, torch or CUDA
+CORE = sorted(path for path in CSRC.rglob("*.c") if path.relative_to(CSRC).parts[0] not in NOT_CORE)
+OWN_TABLE = ("test_new_family", "test_plan_cache")  # programs with families of their own
+# Files whose code only a CPU with this flag runs: elsewhere they are not optimized, which takes gcc 10 s a build.
+ISA = {
+    "avx512vnni.c": "avx512_vnni",
+    "w4a16_avx512.c": "avx512_vnni",
+    "quantize_avx512.c": "avx512_vnni",
+    "amx.c": "amx_tile",
+}
+# Programs that put functions of their own in place of the C library's.
+WRAPPED = {"test_allocations": [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc", "aligned_alloc")]}
+WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
+
+
+@dataclass
+class Build:
+    compiler: str
+    flags: list[str]
+    shapes: int  # that test_cpu draws: a sanitizer and an emulator are slow
+    runner: list[str] = field(default_factory=list)
+
+    def missing(self) -> list[str]:
+        return [tool for tool in [self.compiler, *self.runner[:1]] if not shutil.which(tool)]
+
+
+BUILDS = {
+    "native": Build("gcc", ["-O3"], 100),
+    "sanitized": Build(
+        "gcc", ["-Og", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"], 24 if FULL else 6
+    ),
+    "aarch64": Build("aarch64-linux-gnu-gcc", ["-O3"], 12, ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]),
+}
+
+
+@pytest.fixture(scope="session", params=BUILDS)
+def core(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Build, list[Path]]:
+    """A build and the object files of the core."""
+    build = BUILDS[request.param]
+    if request.param == "native" and not FULL:
+        pytest.skip("CI_FULL=1 runs it: 30 s, and every other test runs this code")
+    if build.missing():
+        pytest.skip(f"{' and '.join(build.missing())} not installed")
+    folder = tmp_path_factory.mktemp(request.param)
+    cpu = Path("/proc/cpuinfo").read_text()
+    plain = [name for name, flag in ISA.items() if flag not in cpu] if request.param != "aarch64" else []
+
+    def compile_one(source: Path) -> Path:
+        output = folder / ("-".join(source.relative_to(CSRC).parts) + ".o")
+        flags = ["-O0"] if source.name in plain else build.flags
+        done = subprocess.run(
+            [build.compiler, *WARNINGS, *flags, f"-I{CSRC}", "-c", str(source), "-o", str(output)],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return output
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return build, list(pool.map(compile_one, CORE))
+
+
+def build_and_run(core: tuple[Build, list[Path]], program: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    build, objects = core
+    if program.stem in OWN_TABLE:
+        objects = [path for path in objects if path.name != "plan-families.c.o"]
+    binary = folder / program.stem
+    command = [build.compiler, *WARNINGS, *build.flags, f"-I{CSRC}", str(program), *map(str, objects)]
+    command += [*WRAPPED.get(program.stem, []), "-lm", "-ldl", "-lpthread", "-o", str(binary)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    # qemu-user 7.2 cannot fork a process of several threads.
+    environment = os.environ | {"NVFP4_TEST_FORK": "0" if build.runner else "1"}
+    # GCC 13 keeps 64-byte vectors in frames of 32-byte alignment if these are AddressSanitizer's own (GCC bug 110027).
+    environment["ASAN_OPTIONS"] = "detect_stack_use_after_return=0"
+    arguments = [os.environ["NVFP4_TEST_SEED"], str(build.shapes)]
+    command = [*build.runner, str(binary), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_program(core: tuple[Build, list[Path]], program: Path, tmp_path: Path) -> None:
+    if core[0].runner and not FULL and program.stem.endswith(("_plan", "_choose", "_cpu")):
+        pytest.skip("CI_FULL=1 runs it emulated")
+    done = build_and_run(core, program, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout, "a test that prints nothing may have tested nothing"
+
+
+def test_example_prints_the_product_and_the_error(core: tuple[Build, list[Path]], tmp_path: Path) -> None:
+    lines = build_and_run(core, TESTS / "core/example.c", tmp_path).stdout.splitlines()
+    assert lines[:2] == ["4 0 2", "8 0 4"]
+    status, message = lines[2].split(": ", 1)
+    assert status == "status 1"
+    assert message.startswith("b") and "8" in message and "16" in message
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize("compiler", [["gcc", "-std=c11"], ["g++", "-x", "c++", "-std=c++17"]], ids=["C11", "C++17"])
+def test_public_header(compiler: list[str], core: tuple[Build, list[Path]], tmp_path: Path) -> None:
+    """tests/core/test_header.c as a user's program in either language, with every warning."""
+    build, objects = core
+    if build.runner:
+        pytest.skip("test_program runs it as C11")
+    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", *build.flags, f"-I{CSRC}"]
+    source = [*compiler, *strict, "-c", str(TESTS / "core/test_header.c"), "-o", str(tmp_path / "header.o")]
+    link = [compiler[0], *build.flags, str(tmp_path / "header.o"), *map(str, objects), "-lm", "-ldl", "-lpthread"]
+    for command in (source, [*link, "-o", str(tmp_path / "header")]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    done = subprocess.run([tmp_path / "header"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.strip().endswith(" 0 failed"), done.stdout + done.stderr
+
+
+def test_pool_under_thread_sanitizer(tmp_path: Path) -> None:
+    command = ["gcc", *WARNINGS, "-O1", "-g", "-fsanitize=thread"]
+    empty = tmp_path / "empty.c"
+    empty.write_text("int main(void) { return 0; }\n")
+    for source in (empty, TESTS / "core/test_threads.c"):
+        binary = tmp_path / source.stem
+        built = subprocess.run(
+            [*command, f"-I{CSRC}", str(source), "-lpthread", "-o", str(binary)], capture_output=True
+        )
+        run = [str(binary), os.environ["NVFP4_TEST_SEED"], "50"]
+        done = built if built.returncode else subprocess.run(run, capture_output=True)
+        if source == empty and done.returncode:
+            pytest.skip("no ThreadSanitizer that runs here")
+        assert done.returncode == 0, (done.stdout + done.stderr).decode()
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is not installed")
+def test_benchmark_of_the_cpu_kernels_compiles() -> None:
+    """Nothing else calls the core by its inner headers from outside."""
+    flags = ["-fsyntax-only", "-std=gnu11", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}"]
+    subprocess.run(["gcc", *flags, str(BENCHMARKS / "cpu_limits.c")], check=True)
+
+
+def test_only_the_public_header() -> None:
+    """The example is a user's program: it sees nvfp4.h and the standard library."""
+    includes = [line for line in (TESTS / "core/example.c").read_text().splitlines() if line.startswith("#include")]
+    assert [line for line in includes if '"' in line] == ['#include "nvfp4.h"']
+
+
+def test_header_is_cxx_as_well(tmp_path: Path) -> None:
+    if not shutil.which("g++"):
+        pytest.skip("g++ not installed")
+    source = tmp_path / "header.cpp"
+    source.write_text('#include "nvfp4.h"\nint main() { return nvfp4_last_error() == nullptr; }\n')
+    command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{CSRC}", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_driver_prototypes_equal_the_toolkits(tmp_path: Path) -> None:
+    nvcc = os.environ.get("NVFP4_NVCC") or shutil.which("nvcc")
+    if not nvcc:
+        pytest.skip("nvcc not installed: no cuda.h to compare with")
+    source = TESTS / "core/cuda_abi.c"
+    command = [nvcc, "-c", f"-I{CSRC}", "-Xcompiler", ",".join(WARNINGS), str(source), "-o", str(tmp_path / "abi.o")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
