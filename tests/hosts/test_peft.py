@@ -25,6 +25,7 @@ import transformers  # noqa: E402
 from peft import LoraConfig, PeftModel, get_peft_model  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
+import nvfp4.hosts.peft  # noqa: E402
 import nvfp4.peft  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
@@ -386,4 +387,4 @@ def test_a_second_import_replaces_the_first() -> None:
 def test_a_version_that_lacks_something_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(peft.tuners.lora.LoraModel, "_create_new_module")
     with pytest.raises(ImportError, match=f"^peft: is version {peft.__version__}, .*_create_new_module.*; tested are"):
-        importlib.reload(nvfp4.peft)
+        importlib.reload(nvfp4.hosts.peft)

@@ -24,8 +24,8 @@ from nvfp4.hosts.transformers.library import (
 def register(method: str, config: type[QuantizationConfigMixin], quantizer: type[HfQuantizer]) -> None:
     """Registers two classes with transformers, for configurations of this method. A second import of their file
     (importlib.reload) replaces its own classes, and nobody else's."""
-    for mapping in (AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING):
-        if method in mapping and mapping[method].__module__ == config.__module__:
+    for mapping, own in ((AUTO_QUANTIZATION_CONFIG_MAPPING, config), (AUTO_QUANTIZER_MAPPING, quantizer)):
+        if method in mapping and mapping[method].__module__ == own.__module__:
             del mapping[method]
     register_quantization_config(method)(config)
     register_quantizer(method)(quantizer)
