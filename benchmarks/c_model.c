@@ -139,7 +139,7 @@ const char *describe(void) {
     NUMBER(SM100_ATOM_ROWS);
     NUMBER(SM100_CTA_ROWS);
     NUMBER(SM100_BULK_STORES);
-    NUMBER(FAMILY_MAX_CANDIDATES);
+    NUMBER(BACKEND_MAX_CANDIDATES);
     SM100_MODEL_CONSTANTS(CONSTANT)
     SM100_GEMM_CONFIGS(CONFIG)
 
@@ -185,7 +185,7 @@ const char *describe(void) {
     FIELD(gemm_candidate, reason);
     FIELD(gemm_candidate, grid);
     FIELD(gemm_candidate, workspace);
-    FIELD(gemm_candidate, family);
+    FIELD(gemm_candidate, backend);
     FIELD(gemm_candidate, kernel);
     FIELD(gemm_candidate, swap_ab);
     FIELD(gemm_candidate, split_k);

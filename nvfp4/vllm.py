@@ -72,7 +72,7 @@ except ImportError as error:
 
 __all__ = ["ExactNvFp4LinearKernel", "register"]
 
-LEAST = min(row["least_capability"] for row in _C.families() if row["least_capability"])
+LEAST = min(row["least_capability"] for row in _C.backends() if row["least_capability"])
 MOST = 90  # compute capability: above, vLLM has kernels for tensor cores with NVFP4
 ACTIVATIONS = {W4A4: "nvfp4", W4A4_DYNAMIC: "nvfp4", W4A16: None}
 WEIGHTS = {compressed_tensors: "weight_packed", modelopt: "weight"}

@@ -1,7 +1,7 @@
 /* gated_grouped_gemm: its rules, and the two operations that it stands for. Its arguments begin with those of
  * grouped_gemm, so that grouped_gemm's functions take both; operations.c has its row.
  *
- * A kernel of the product's family may compute the activation too, with the same bits. Otherwise the results of all
+ * A kernel of the product's backend may compute the activation too, with the same bits. Otherwise the results of all
  * parts lie side by side in the workspace, the product's own behind them, and `gated` reads them from there. */
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@
 #include "api/gemm.h"
 #include "common/error.h"
 #include "common/math.h"
-#include "plan/gemm_family.h"
+#include "plan/gemm_backend.h"
 
 /* ---- rules ---- */
 
@@ -93,7 +93,7 @@ void fuse_activation(prepared_call *call) {
     const grouped_problem *p = &call->problem.grouped;
     gemm_candidate fused;
     if (call->is_empty || !call->where.on_gpu) return;
-    const gemm_planner *planner = planner_of(call->candidate.family, p->g.operation, p->g.a_type);
+    const gemm_planner *planner = planner_of(call->candidate.backend, p->g.operation, p->g.a_type);
     call->is_fused =
         planner->with_activation && planner->with_activation(call->where.props, p, &call->candidate, &fused);
     if (call->is_fused)

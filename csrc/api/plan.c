@@ -1,5 +1,5 @@
-/* Chooses the plan of a product, answers questions about plans and takes overrides. No family of kernels is named here:
- * what a message says of families follows from their table. */
+/* Chooses the plan of a product, answers questions about plans and takes overrides. No backend is named here:
+ * what a message says of backends follows from their table. */
 #include <stdio.h>
 #include <string.h>
 
@@ -8,36 +8,36 @@
 #include "common/error.h"
 #include "plan/choose.h"
 
-enum { NAMES_SIZE = 160 /* of a text that lists families or types */ };
+enum { NAMES_SIZE = 160 /* of a text that lists backends or types */ };
 
-/* Drops the families of a mask that do not take the operation: with an A of any type, or with an A of this type. */
-static uint32_t taking_operation(uint32_t families, int32_t operation) {
+/* Drops the backends of a mask that do not take the operation: with an A of any type, or with an A of this type. */
+static uint32_t taking_operation(uint32_t backends, int32_t operation) {
     uint32_t taking = 0;
-    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
-        if (families >> f & 1 && gemm_families[f] && gemm_families[f]->planners[operation]) taking |= 1u << f;
+    for (int32_t b = 0; b < GEMM_BACKENDS; b++)
+        if (backends >> b & 1 && gemm_backends[b] && gemm_backends[b]->planners[operation]) taking |= 1u << b;
     return taking;
 }
 
-static uint32_t taking_product(uint32_t families, const gemm_problem *p) {
+static uint32_t taking_product(uint32_t backends, const gemm_problem *p) {
     uint32_t taking = 0;
-    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
-        if (families >> f & 1 && planner_taking(f, p->operation, p->a_type, p->by_batch)) taking |= 1u << f;
+    for (int32_t b = 0; b < GEMM_BACKENDS; b++)
+        if (backends >> b & 1 && planner_taking(b, p->operation, p->a_type, p->by_batch)) taking |= 1u << b;
     return taking;
 }
 
-/* Whether a family takes the product but for its values by batch. */
-static int planner_of_any(uint32_t families, const gemm_problem *p) {
-    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
-        if (families >> f & 1 && planner_of(f, p->operation, p->a_type)) return 1;
+/* Whether a backend takes the product but for its values by batch. */
+static int planner_of_any(uint32_t backends, const gemm_problem *p) {
+    for (int32_t b = 0; b < GEMM_BACKENDS; b++)
+        if (backends >> b & 1 && planner_of(b, p->operation, p->a_type)) return 1;
     return 0;
 }
 
-/* The types of A that some families take, as "x, y or z". */
-static const char *list_types(char text[NAMES_SIZE], uint32_t families, int32_t operation) {
+/* The types of A that some backends take, as "x, y or z". */
+static const char *list_types(char text[NAMES_SIZE], uint32_t backends, int32_t operation) {
     uint32_t types = 0;
     size_t length = 0;
-    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
-        if (taking_operation(families & 1u << f, operation)) types |= gemm_families[f]->planners[operation]->a_types;
+    for (int32_t b = 0; b < GEMM_BACKENDS; b++)
+        if (taking_operation(backends & 1u << b, operation)) types |= gemm_backends[b]->planners[operation]->a_types;
     if (types & TAKES_E2M1) types |= 1u << NVFP4_UINT8 | 1u << NVFP4_E2M1X2;
     types &= ~(uint32_t)TAKES_E2M1;
     for (int32_t d = 0; types >> d; d++) {
@@ -48,8 +48,9 @@ static const char *list_types(char text[NAMES_SIZE], uint32_t families, int32_t 
     return text;
 }
 
-/* The error where no family that may run the call takes it: it names those that do, on this device or else anywhere. */
-static nvfp4_status reject_families(const nvfp4_context *context, const target *where, const gemm_problem *p) {
+/* The error where no backend that may run the call takes it: it names those that do, on this device or else anywhere.
+ */
+static nvfp4_status reject_backends(const nvfp4_context *context, const target *where, const gemm_problem *p) {
     static const struct {
         const char *is, *must_be_other;
         int32_t other;
@@ -62,36 +63,36 @@ static nvfp4_status reject_families(const nvfp4_context *context, const target *
     char asked[NAMES_SIZE], others[NAMES_SIZE], types[NAMES_SIZE];
     uint32_t able = where->on_gpu ? taking_product(device_backends(context, where->device), p) : 0;
     if (!able) able = taking_product(ALL_BACKENDS, p);
-    list_backends(asked, sizeof asked, where->families, "%s", " and ");
+    list_backends(asked, sizeof asked, where->backends, "%s", " and ");
     list_backends(others, sizeof others, able, "%s", " or ");
-    if (p->operation >= OP_GROUPED && !taking_operation(where->families, p->operation) &&
-        !taking_operation(where->families, operations[p->operation].other))
+    if (p->operation >= OP_GROUPED && !taking_operation(where->backends, p->operation) &&
+        !taking_operation(where->backends, operations[p->operation].other))
         return REJECT_AS(NVFP4_UNSUPPORTED, "backend",
                          ("is one of the %s kernels, which do not take products of groups", asked),
                          ("must be %s", others));
-    if (p->by_batch && planner_of_any(where->families, p))
+    if (p->by_batch && planner_of_any(where->backends, p))
         return REJECT_AS(NVFP4_UNSUPPORTED, p->by_batch & ALPHA_BY_BATCH ? "alpha" : "bias",
                          ("has values for each batch, which the %s kernels do not take", asked),
                          ("must be that of all batches, or the backend %s", others));
-    if (!taking_operation(where->families, p->operation))
+    if (!taking_operation(where->backends, p->operation))
         return REJECT_AS(NVFP4_UNSUPPORTED, ARGUMENT_TRANSPOSE,
                          ("%s, which the %s kernels do not take", operations[p->operation].is, asked),
                          ("%s, or the backend must be %s", operations[p->operation].must_be_other, others));
     return REJECT_AS(NVFP4_UNSUPPORTED, "a",
                      ("dtype is %s, which the %s kernels do not take", nvfp4_dtype_name((nvfp4_dtype)p->a_type), asked),
-                     ("must be %s, or the backend %s", list_types(types, where->families, p->operation), others));
+                     ("must be %s, or the backend %s", list_types(types, where->backends, p->operation), others));
 }
 
-/* The error where no family has one order of additions for every M: it names the backends of the device that do. */
+/* The error where no backend has one order of additions for every M: it names the backends of the device that do. */
 static nvfp4_status reject_batch_invariant(const nvfp4_context *context, const target *where, const plan_query *query) {
     const gemm_traits *t = &query->traits;
     plan_query other = *query;
     uint32_t able = 0;
     char names[NAMES_SIZE], hint[NAMES_SIZE + 16] = "";
     const uint32_t all = device_backends(context, where->device);
-    for (int32_t f = NVFP4_AUTO; f < GEMM_FAMILIES; f++) {
-        other.families = f == NVFP4_AUTO ? all : all & 1u << f;
-        if (other.families && plan_choose(&other)->candidates) able |= 1u << f;
+    for (int32_t b = NVFP4_AUTO; b < GEMM_BACKENDS; b++) {
+        other.backends = b == NVFP4_AUTO ? all : all & 1u << b;
+        if (other.backends && plan_choose(&other)->candidates) able |= 1u << b;
     }
     if (able)
         snprintf(hint, sizeof hint, ", or the backend %s", list_backends(names, sizeof names, able, "%s", " or "));
@@ -102,22 +103,22 @@ static nvfp4_status reject_batch_invariant(const nvfp4_context *context, const t
                      ("M * L must be smaller%s", hint));
 }
 
-/* Each family that takes the product says why it has no candidate. */
+/* Each backend that takes the product says why it has no candidate. */
 static nvfp4_status reject_product(const plan_query *query) {
     char reasons[1024] = "";
     size_t length = 0;
-    int32_t families = 0;
+    int32_t backends = 0;
     nvfp4_status status = NVFP4_OK;
-    for (int32_t f = 0; f < GEMM_FAMILIES && length < sizeof reasons; f++) {
+    for (int32_t b = 0; b < GEMM_BACKENDS && length < sizeof reasons; b++) {
         const gemm_traits *t = &query->traits;
-        const gemm_planner *planner = planner_taking(f, t->operation, t->a_type, t->by_batch);
-        if (!planner || !(query->families >> f & 1)) continue;
+        const gemm_planner *planner = planner_taking(b, t->operation, t->a_type, t->by_batch);
+        if (!planner || !(query->backends >> b & 1)) continue;
         status = planner->reject(&query->props, &query->traits);
-        families++;
+        backends++;
         length += (size_t)snprintf(reasons + length, sizeof reasons - length, "%s%s", length ? "; " : "",
                                    error_message_in(NULL));
     }
-    return families == 1 ? status : fail(status, "%s", reasons);
+    return backends == 1 ? status : fail(status, "%s", reasons);
 }
 
 static nvfp4_status choose_on_gpu(nvfp4_context *context, const plan_settings *override, int32_t rank, uint32_t flags,
@@ -128,7 +129,7 @@ static nvfp4_status choose_on_gpu(nvfp4_context *context, const plan_settings *o
     query.traits = traits_of(&call->problem.gemm);
     if (query.traits.operation >= OP_GROUPED) query.traits.groups = call->problem.grouped.groups;
     query.props = *where->props;
-    query.families = where->families;
+    query.backends = where->backends;
     query.override = *override;
     query.rank = rank;
     query.batch_invariant = (flags & NVFP4_BATCH_INVARIANT) != 0;
@@ -136,30 +137,30 @@ static nvfp4_status choose_on_gpu(nvfp4_context *context, const plan_settings *o
     call->candidates = choice->candidates;
     call->candidate = choice->taken;
     if (choice->candidates) {
-        const gemm_planner *planner = planner_of(choice->taken.family, query.traits.operation, query.traits.a_type);
+        const gemm_planner *planner = planner_of(choice->taken.backend, query.traits.operation, query.traits.a_type);
         if (planner->workspace) call->candidate.workspace = planner->workspace(&call->problem.gemm, &choice->taken);
         return NVFP4_OK;
     }
-    if (!taking_product(where->families, &call->problem.gemm))
-        return reject_families(context, where, &call->problem.gemm);
+    if (!taking_product(where->backends, &call->problem.gemm))
+        return reject_backends(context, where, &call->problem.gemm);
     return query.batch_invariant ? reject_batch_invariant(context, where, &query) : reject_product(&query);
 }
 
 static nvfp4_status choose_on_host(nvfp4_context *context, uint32_t flags, prepared_call *call) {
-    for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
-        const gemm_planner *planner = planner_of(f, call->problem.gemm.operation, call->problem.gemm.a_type);
-        if (!planner || !(call->where.families >> f & 1)) continue;
+    for (int32_t b = 0; b < GEMM_BACKENDS; b++) {
+        const gemm_planner *planner = planner_of(b, call->problem.gemm.operation, call->problem.gemm.a_type);
+        if (!planner || !(call->where.backends >> b & 1)) continue;
         if (!planner->candidates(NULL, NULL, &call->candidate)) return planner->reject(NULL, NULL);
         call->candidate.batch_invariant = (flags & NVFP4_BATCH_INVARIANT) != 0;
         return NVFP4_OK;
     }
-    return reject_families(context, &call->where, &call->problem.gemm);
+    return reject_backends(context, &call->where, &call->problem.gemm);
 }
 
-/* The plan of a product without results names the newest family that may run it. */
+/* The plan of a product without results names the newest backend that may run it. */
 static gemm_candidate no_launch(const target *where) {
     return (gemm_candidate){
-        .family = 31 - __builtin_clz(where->families), .name = "none", .reason = "the result is empty", .split_k = 1};
+        .backend = 31 - __builtin_clz(where->backends), .name = "none", .reason = "the result is empty", .split_k = 1};
 }
 
 static nvfp4_status choose(nvfp4_context *context, uint32_t flags, prepared_call *call) {
@@ -191,7 +192,7 @@ nvfp4_status gemm_plan(nvfp4_context *context, const checked_call *c, prepared_c
 static void describe(const prepared_call *call, nvfp4_plan *plan) {
     const gemm_candidate *c = &call->candidate;
     *plan = (nvfp4_plan){
-        .backend = c->family,
+        .backend = c->backend,
         .name = c->name,
         .reason = c->reason,
         .tile_m = c->tile_m,
@@ -368,17 +369,17 @@ nvfp4_status nvfp4_plan_shape(nvfp4_context *context, const nvfp4_shape *shape, 
     return NVFP4_OK;
 }
 
-/* The settings that a plan names; family NVFP4_AUTO and kernel -1 where no kernel has its name. */
+/* The settings that a plan names; backend NVFP4_AUTO and kernel -1 where no kernel has its name. */
 static plan_settings settings_of(const nvfp4_plan *plan) {
     plan_settings s = {.kernel = -1,
                        .swap_ab = plan->swap_ab,
                        .split_k = plan->split_k,
                        .prefetch_stages = plan->prefetch_stages,
                        .ctas_per_sm = plan->ctas_per_sm};
-    for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
-        const kernel_set *set = gemm_families[f] ? gemm_families[f]->kernels : NULL;
+    for (int32_t b = 0; b < GEMM_BACKENDS; b++) {
+        const kernel_set *set = gemm_backends[b] ? gemm_backends[b]->kernels : NULL;
         for (int32_t k = 0; set && k < set->count; k++)
-            if (strcmp(plan->name, set->kernels[k].name) == 0) s.family = f, s.kernel = k;
+            if (strcmp(plan->name, set->kernels[k].name) == 0) s.backend = b, s.kernel = k;
     }
     return s;
 }
@@ -399,7 +400,7 @@ nvfp4_status nvfp4_override_plan(nvfp4_context *context, const nvfp4_shape *shap
     const plan_settings settings = settings_of(plan);
     const gemm_problem *p = &call.problem.gemm;
     set_problem_of_shape(shape, &call);
-    status = find_target(context, shape->backend == NVFP4_AUTO ? settings.family : (int32_t)shape->backend,
+    status = find_target(context, shape->backend == NVFP4_AUTO ? settings.backend : (int32_t)shape->backend,
                          shape->device, &call.where);
     if (!status && !call.is_empty) status = choose_on_gpu(context, &settings, 0, 0, &call);
     if (status) return status;

@@ -55,7 +55,7 @@ nvfp4_status activation_from_name(const char *name, int32_t *activation) {
 }
 
 nvfp4_status backend_from_name(const char *name, int32_t *backend) {
-    for (*backend = NVFP4_AUTO; *backend < GEMM_FAMILIES; ++*backend)
+    for (*backend = NVFP4_AUTO; *backend < GEMM_BACKENDS; ++*backend)
         if (strcmp(name, nvfp4_backend_name((nvfp4_backend)*backend)) == 0) return NVFP4_OK;
     char names[160];
     list_backends(names, sizeof names, ALL_BACKENDS & ~1u, "'%s'", " or ");

@@ -292,7 +292,7 @@ static int runs_on(const kernel_set *set, const device_props *props) {
 }
 
 /* Whether an error only says that the driver has no code for the device in the fat binary of an optional set. The set
- * is then left out, and planning takes another family. */
+ * is then left out, and planning takes another backend. */
 static int is_absent(const kernel_set *set, CUresult error) {
     return set->optional && error == CUDA_ERROR_NO_BINARY_FOR_GPU;
 }

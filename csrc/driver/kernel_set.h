@@ -1,4 +1,4 @@
-/* The GPU kernels of one family in the embedded fat binaries, as the driver loads and launches them. */
+/* The GPU kernels of one backend in the embedded fat binaries, as the driver loads and launches them. */
 #ifndef NVFP4_DRIVER_KERNEL_SET_H
 #define NVFP4_DRIVER_KERNEL_SET_H
 

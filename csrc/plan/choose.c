@@ -6,7 +6,7 @@ _Static_assert(sizeof(plan_query) == sizeof(gemm_traits) + sizeof(device_props) 
 _Static_assert(sizeof(gemm_traits) == 4 * 8 + 10 * 4 && sizeof(device_props) == 12 * 4 + 8, "no padding");
 
 int candidate_is(const gemm_candidate *c, const plan_settings *s) {
-    return s->split_k > 0 && c->family == s->family && c->kernel == s->kernel && c->swap_ab == s->swap_ab &&
+    return s->split_k > 0 && c->backend == s->backend && c->kernel == s->kernel && c->swap_ab == s->swap_ab &&
            c->split_k == s->split_k && c->prefetch_stages == s->prefetch_stages && c->ctas_per_sm == s->ctas_per_sm;
 }
 
@@ -15,20 +15,21 @@ static int precedes(const gemm_candidate *x, const gemm_candidate *y, const plan
     return x_first != y_first ? x_first : candidate_precedes(x, y);
 }
 
-/* NULL: the family may not run the product, or does not take it. */
-static const gemm_planner *planner_for(const plan_query *q, int32_t family) {
-    return q->families >> family & 1 ? planner_taking(family, q->traits.operation, q->traits.a_type, q->traits.by_batch)
-                                     : NULL;
+/* NULL: the backend may not run the product, or does not take it. */
+static const gemm_planner *planner_for(const plan_query *q, int32_t backend) {
+    return q->backends >> backend & 1
+               ? planner_taking(backend, q->traits.operation, q->traits.a_type, q->traits.by_batch)
+               : NULL;
 }
 
 /* Takes the first candidate, or the first that follows `previous`. 0 if there is none: `taken` stays as it was. One
- * family is listed at a time, so that the stack does not grow with the families. */
+ * backend is listed at a time, so that the stack does not grow with the backends. */
 static int take_next(const plan_query *q, const gemm_candidate *previous, plan_choice *choice) {
-    gemm_candidate listed[FAMILY_MAX_CANDIDATES];
+    gemm_candidate listed[BACKEND_MAX_CANDIDATES];
     int found = 0;
     choice->candidates = 0;
-    for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
-        const gemm_planner *planner = planner_for(q, f);
+    for (int32_t b = 0; b < GEMM_BACKENDS; b++) {
+        const gemm_planner *planner = planner_for(q, b);
         if (!planner) continue;
         const int32_t count = planner->candidates(&q->props, &q->traits, listed);
         choice->candidates += count;
@@ -51,13 +52,13 @@ static void choose(const plan_query *q, plan_choice *choice) {
     }
 }
 
-/* The family of the highest number that has an order for every M takes the product, whatever the times: another
- * family adds in another order. */
+/* The backend of the highest number that has an order for every M takes the product, whatever the times: another
+ * backend adds in another order. */
 static void choose_batch_invariant(const plan_query *q, plan_choice *choice) {
-    gemm_candidate listed[FAMILY_MAX_CANDIDATES];
+    gemm_candidate listed[BACKEND_MAX_CANDIDATES];
     int32_t count = -1;
-    for (int32_t f = GEMM_FAMILIES - 1; f >= 0 && count < 0; f--) {
-        const gemm_planner *planner = planner_for(q, f);
+    for (int32_t b = GEMM_BACKENDS - 1; b >= 0 && count < 0; b--) {
+        const gemm_planner *planner = planner_for(q, b);
         if (planner && planner->batch_invariant) count = planner->batch_invariant(&q->props, &q->traits, listed);
     }
     choice->candidates = count > 0 ? count : 0;

@@ -106,15 +106,15 @@ def forced(rank: int) -> Iterator[None]:
         _C.set_candidate(0)
 
 
-def family(ordinal: int) -> str:
+def backend_of(ordinal: int) -> str:
     """The backend of the GPU's own kernels."""
-    own = machine.own_family(info()["devices"][ordinal]["compute_capability"])
+    own = machine.own_backend(info()["devices"][ordinal]["compute_capability"])
     assert own is not None, "tunable has seen to that"
     return str(own["name"])
 
 
 def candidates(shape: Shape, ordinal: int) -> list[Candidate]:
-    backend = family(ordinal)
+    backend = backend_of(ordinal)
     found = [Candidate(0, _C.plan(ordinal, backend, None, shape.m, shape.n, shape.k, 1, 0))]
     for rank in range(1, found[0].plan["candidates"]):
         with forced(rank):
@@ -133,7 +133,7 @@ class Products:
         from .. import reference
 
         self.reference, self.device = reference, target.tensors
-        self.backend = family(target.device.index) if target.device.type == "cuda" else "cpu"
+        self.backend = backend_of(target.device.index) if target.device.type == "cuda" else "cpu"
         generator = torch.Generator(target.tensors).manual_seed(seed)
 
         def operand(rows: int, scales: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -339,9 +339,9 @@ def fit(results: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def tunable(args: argparse.Namespace, target: machine.Target) -> None:
-    families = machine.own_families()
-    names = [row["name"] for row in families]
-    places = "; ".join(f"{row['name']} on {row['runs_on']}" for row in families)
+    backends = machine.own_backends()
+    names = [row["name"] for row in backends]
+    places = "; ".join(f"{row['name']} on {row['runs_on']}" for row in backends)
     what = f"--tune measures the plans of kernels for one architecture ({places})"
     if args.backend not in (None, *names):
         raise show.CommandError(f"{what}; --backend is {args.backend}: must be {', '.join(names)} or left out")
@@ -349,7 +349,7 @@ def tunable(args: argparse.Namespace, target: machine.Target) -> None:
         raise show.CommandError(f"{what}; there is no usable GPU here")
     gpu = info()["devices"][target.device.index]
     major, minor = divmod(gpu["compute_capability"], 10)
-    own = machine.own_family(gpu["compute_capability"])
+    own = machine.own_backend(gpu["compute_capability"])
     if own is None or args.backend not in (None, own["name"]):
         raise show.CommandError(f"{what}; {target.device} is {gpu['name']}, of compute capability {major}.{minor}")
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from backend_table import QUOTED
 from buffers import Guarded
 from conftest import Backend
-from family_table import QUOTED
 from paths import ROOT
 from small_product import K, M, N, bits
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -1,5 +1,5 @@
 """The host's side of a GPU call, on a libcuda that runs nothing (tests/fake_driver): what is refused, in which words,
-and what is launched. test_driver_families.py has what is particular to sm90, sm100 and sm120."""
+and what is launched. test_driver_backends.py has what is particular to sm90, sm100 and sm120."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import call_cost
 import pytest
 import ragged
 import sanitize
+from backend_table import LISTED, ON_GPU, OWN, ROWS, runs_on
 from driver_calls import called, launches, run
-from family_table import LISTED, ON_GPU, OWN, ROWS, runs_on
-from harness.headers import family
+from harness.headers import headers_of
 from interpreter import python
 from paths import CSRC, TESTS
 from test_c_core import CORE, WARNINGS, WRAPPED
@@ -226,7 +226,7 @@ def test_no_batch_invariant_plan(fake_driver: Path) -> None:
             "batch_invariant: no kernel of this backend is batch invariant for M = 2147483647, N = 64, K = 64, "
             "L = 1024 and operands that lie so; M * L must be smaller",
         ),
-        (  # each family says why
+        (  # each backend says why
             "nvfp4.info(2**31 - 1, 2**29, 64, device=0)",
             "the product of M = 2147483647, N = 536870912, L = 1 needs more CTAs or more shared memory than the GPU "
             "has (232448 bytes a CTA); the product of M = 2147483647, N = 536870912, L = 1 has more tiles than the "
@@ -234,7 +234,7 @@ def test_no_batch_invariant_plan(fake_driver: Path) -> None:
         ),
     ],
 )
-def test_families_that_do_not_take_a_call(fake_driver: Path, call: str, message: str) -> None:
+def test_backends_that_do_not_take_a_call(fake_driver: Path, call: str, message: str) -> None:
     """The message names those of this GPU that do."""
     assert run(call, fake_driver, FAKE_CC="100") == message
 
@@ -413,7 +413,7 @@ A_DTYPES = {"uint8": None, "float4_e2m1fn_x2": None, "float16": "float16", "bflo
 
 
 @pytest.mark.parametrize("name", ON_GPU)
-def test_a_family_takes_what_the_table_says(name: str, fake_driver: Path) -> None:
+def test_a_backend_takes_what_the_table_says(name: str, fake_driver: Path) -> None:
     """Types of A by operation, dense with 128x4 scales."""
     cases = [(operation, dtype) for operation in ("gemm", "gemm_nn") for dtype in A_DTYPES]
     calls = [
@@ -427,7 +427,7 @@ def test_a_family_takes_what_the_table_says(name: str, fake_driver: Path) -> Non
     assert said == [name if takes else "-" for takes in taken]
 
 
-def test_the_table_of_families() -> None:
+def test_the_table_of_backends() -> None:
     assert [row["number"] for row in ROWS.values()] == list(range(1, 1 + len(ROWS)))
     assert ROWS["cpu"]["least_capability"] is ROWS["cpu"]["roundings"] is None and not ROWS["cpu"]["architectures"]
     for name, row in ROWS.items():
@@ -442,7 +442,7 @@ def test_the_table_of_families() -> None:
 
 
 @pytest.mark.parametrize("cc", [80, 86, 89, 90, 100, 103, 110, 120, 121])
-def test_the_family_of_the_gpu_is_chosen(cc: int, fake_driver: Path) -> None:
+def test_the_backend_of_the_gpu_is_chosen(cc: int, fake_driver: Path) -> None:
     """Its own kernels, where there are some, before those for every GPU."""
     names = [name for name in reversed(ON_GPU) if runs_on(name, cc)]
     lines = [f"for backend in (None, *{names}):"]
@@ -469,7 +469,7 @@ def test_plans_of_a_thor(memory: str, fake_driver: Path) -> None:
 
 
 @pytest.mark.parametrize("own", OWN)
-def test_without_code_for_the_device_another_family_runs(fake_driver: Path, tmp_path: Path, own: str) -> None:
+def test_without_code_for_the_device_another_backend_runs(fake_driver: Path, tmp_path: Path, own: str) -> None:
     cc = str(ROWS[own]["least_capability"])
     absent = {"FAKE_CC": cc, "FAKE_ABSENT": f"nvfp4_{own}_"}
     rows = launches(
@@ -479,11 +479,11 @@ def test_without_code_for_the_device_another_family_runs(fake_driver: Path, tmp_
     assert run("print(nvfp4.info(1, 1, 64, device=0)['plan']['backend'])", fake_driver, **absent) == "sm80"
     said = run(f"call(1, 1, 64, backend='{own}')", fake_driver, **absent)
     assert said.startswith(f"backend: is {own}, whose code")
-    # A family that lacks one of its kernels is left out as a whole: its plans may want any of them.
-    kernel = list(family(own).configs().values())[-1].kernel
+    # A backend that lacks one of its kernels is left out as a whole: its plans may want any of them.
+    kernel = list(headers_of(own).configs().values())[-1].kernel
     one = {"FAKE_CC": cc, "FAKE_ABSENT": kernel}
     assert run("print(nvfp4.info(128, 4096, 7168, device=0)['plan']['backend'])", fake_driver, **one) == "sm80"
-    # The other families' code has to be there.
+    # The other backends' code has to be there.
     said = run("call(1, 1, 64)", fake_driver, FAKE_ABSENT="nvfp4_sm80")
     assert "load the GPU code" in said
 
@@ -499,7 +499,7 @@ def test_ragged_sets_reach_every_instantiation(fake_driver: Path, shapes: list[t
     """With and without split-K, with the device properties of an H200: a kernel outside these sets has no test."""
     plans = f"[nvfp4.info(*shape, device=0, backend='sm80')['plan'] for shape in {shapes}]"
     planned = json.loads(run(f"import json; print(json.dumps({plans}))", fake_driver))
-    names = [config.kernel for config in family("sm80").configs("gemm").values()]
+    names = [config.kernel for config in headers_of("sm80").configs("gemm").values()]
     assert len(names) > 1
     assert {(plan["kernel"], plan["split_k"] > 1) for plan in planned} == {(n, cut) for n in names for cut in (0, 1)}
 

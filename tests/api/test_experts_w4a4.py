@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from backend_table import ROWS
 from conftest import Backend
-from family_table import ROWS
 from test_experts import INNER, KINDS, E, H, keep, make, routing
 from torch import Tensor
 

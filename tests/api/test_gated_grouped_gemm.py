@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from backend_table import ROWS
 from conftest import Backend, one_in
-from family_table import ROWS
-from grouped import ACTIVATIONS, FAMILY, A, Grouped, groups_of_rows
-from problems import FAMILIES
+from grouped import ACTIVATIONS, BACKEND, A, Grouped, groups_of_rows
+from problems import EMULATED_BACKENDS
 from test_experts import H, make, routing
 from test_grouped_errors import BAD, INT32, NVFP4_A, UINT8, E, K, N, P, R, T, operands
 from test_grouped_gemm import CASES, NAMED, SLOW, SMALL, drawn, is_whole, verdicts
@@ -53,7 +53,7 @@ def test_enough_cases() -> None:
 def test_ragged_routings(target: str, workers: Workers, generator: torch.Generator) -> None:
     """All of them by the quick CPU kernels. Others run a part, and emulated GPUs the small ones of it."""
     some = one_in(SLOW.get(target, 1), GATED)
-    if target in FAMILIES:
+    if target in EMULATED_BACKENDS:
         some = [case for case in some if max(case.t, case.groups) * case.n * case.k * (case.parts or 1) <= SMALL]
     wrong = verdicts(workers, target, some, generator)
     assert not wrong, "\n".join(wrong)
@@ -74,7 +74,7 @@ def test_named(name: str, target: str, workers: Workers, generator: torch.Genera
 
 def test_every_tile(target: str, workers: Workers, generator: torch.Generator) -> None:
     """Each plan and each activation, where groups have just less and just more rows than its tile."""
-    if target not in FAMILIES:
+    if target not in EMULATED_BACKENDS:
         pytest.skip("has one plan")
     case = Grouped(140, 40, 144, 3, 2, alpha="matrix", bias="out", row_scale=True)
     wrong = []
@@ -91,7 +91,7 @@ def test_every_tensor_is_guarded(target: str, workers: Workers) -> None:
     """The result is written, and read where a kernel keeps the gate there."""
     if target == "cuda":
         pytest.skip("plain allocations have no guard")
-    case = Grouped(9, 40, 64, 2, 2, activation="silu", backend=FAMILY if target in FAMILIES else None)
+    case = Grouped(9, 40, 64, 2, 2, activation="silu", backend=BACKEND if target in EMULATED_BACKENDS else None)
     for name in ("b", "out"):
         verdict = workers.ask(target, "grouped.without", target, name, case)
         assert "which it may not access, of " + name in verdict

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from backend_table import ON_GPU, OWN, ROWS
 from conftest import Backend, in_full, is_emulated
-from family_table import ON_GPU, OWN, ROWS
 from interpreter import python
 
 import nvfp4

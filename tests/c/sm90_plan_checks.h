@@ -68,7 +68,7 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
 }
 
 static const kernel_entry *entry_of(int32_t kernel) {
-    return &gemm_families[NVFP4_BACKEND_SM90]->kernels->kernels[kernel];
+    return &gemm_backends[NVFP4_BACKEND_SM90]->kernels->kernels[kernel];
 }
 
 /* The parameter of the pre-pass; NULL where there is none. */

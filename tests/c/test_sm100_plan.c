@@ -1,4 +1,4 @@
-/* The sm100 family over many shapes and ways to lie in memory: every candidate can be launched, and keeps what the
+/* The sm100 backend over many shapes and ways to lie in memory: every candidate can be launched, and keeps what the
  * kernel relies on (csrc/kernels/sm100/config.h). Prints "N passed, N failed". */
 #include "kernels/sm100/plan.h"
 #include "plan_checks.h"
@@ -27,7 +27,7 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
 }
 
 static const kernel_entry *entry_of(int32_t kernel) {
-    return &gemm_families[NVFP4_BACKEND_SM100]->kernels->kernels[kernel];
+    return &gemm_backends[NVFP4_BACKEND_SM100]->kernels->kernels[kernel];
 }
 
 static void check_maps(const gemm_problem *p, const launch_plan *plan, const config *c, const sm100_schedule *s) {
@@ -241,7 +241,7 @@ static int32_t one(const gpu *g, int64_t m, int64_t n, int64_t k, int64_t l, var
 }
 
 static void check_configs(void) {
-    const kernel_set *set = gemm_families[NVFP4_BACKEND_SM100]->kernels;
+    const kernel_set *set = gemm_backends[NVFP4_BACKEND_SM100]->kernels;
     snprintf(about, sizeof about, "kernels");
     for (int g = 0; g < GPUS; g++)
         expect(runs_on(NVFP4_BACKEND_SM100, &gpus[g]) ==

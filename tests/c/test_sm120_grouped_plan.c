@@ -1,4 +1,4 @@
-/* Products of groups of the sm120 family: every candidate can be launched and keeps what the kernel relies on
+/* Products of groups of the sm120 backend: every candidate can be launched and keeps what the kernel relies on
  * (csrc/kernels/sm120/grouped_config.h), the plan follows from the number of rows a group, and the model never puts the
  * first candidate behind sm80's. An activation is in the product's launch where SMs have enough tiles. Prints "N
  * passed, N failed". */
@@ -37,7 +37,7 @@ static void check_map(const gemm_problem *p, const launch_plan *plan, int is_b, 
 static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_candidate *c, const launch_plan *plan,
                   const launch_step *step) {
     const grouped_problem *all = (const grouped_problem *)p;
-    const kernel_entry *kernel = &gemm_families[NVFP4_BACKEND_SM120]->kernels->kernels[c->kernel];
+    const kernel_entry *kernel = &gemm_backends[NVFP4_BACKEND_SM120]->kernels->kernels[c->kernel];
     const sm120_grouped_schedule *s = param_of(plan, step, 1);
     (void)v;
     times_listed[c->kernel]++;
@@ -133,7 +133,7 @@ static int32_t one(const gpu *g, const grouped_problem *p, variant v, int all) {
 static void check_batch_invariant(const gpu *g, const grouped_problem *p) {
     const gemm_traits t = traits_of_product(&p->g);
     const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM120, OP_GROUPED, VALUES_E2M1);
-    gemm_candidate plain[FAMILY_MAX_CANDIDATES], invariant[FAMILY_MAX_CANDIDATES];
+    gemm_candidate plain[BACKEND_MAX_CANDIDATES], invariant[BACKEND_MAX_CANDIDATES];
     const int32_t count = planner->candidates(&g->props, &t, plain);
     expect(planner->batch_invariant(&g->props, &t, invariant) == count, "as many candidates");
     for (int32_t i = 0; i < count; i++) expect(same_settings(&plain[i], &invariant[i]), "the same candidates");
@@ -227,7 +227,7 @@ int main(void) {
                 }
     snprintf(about, sizeof about, "what there is");
     for (int32_t k = SM120_CONFIGS; k < SM120_KERNELS; k++) {
-        const char *name = gemm_families[NVFP4_BACKEND_SM120]->kernels->kernels[k].name;
+        const char *name = gemm_backends[NVFP4_BACKEND_SM120]->kernels->kernels[k].name;
         expect(times_listed[k] > 0 && times_first[k] > 0, name);
         printf("%-32s first %6ld times, listed %7ld\n", name, times_first[k], times_listed[k]);
     }

@@ -1,4 +1,4 @@
-/* The sm120 family over many shapes and ways to lie in memory: every candidate can be launched, and keeps what the
+/* The sm120 backend over many shapes and ways to lie in memory: every candidate can be launched, and keeps what the
  * kernel relies on (csrc/kernels/sm120/config.h). Its first candidate is never modelled behind sm80's. Prints "N
  * passed, N failed". */
 #include "kernels/sm120/plan.h"
@@ -34,7 +34,7 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
 }
 
 static const kernel_entry *entry_of(int32_t kernel) {
-    return &gemm_families[NVFP4_BACKEND_SM120]->kernels->kernels[kernel];
+    return &gemm_backends[NVFP4_BACKEND_SM120]->kernels->kernels[kernel];
 }
 
 static int64_t fit(const gpu *g, int32_t cluster) {
@@ -128,7 +128,7 @@ static int may_reject(const gpu *g, const gemm_problem *p) {
 
 /* The same split for every M, at the same places of K, from the same planner. */
 static void check_batch_invariant(const gpu *g, int64_t n, int64_t k) {
-    static gemm_candidate all[FAMILY_MAX_CANDIDATES];
+    static gemm_candidate all[BACKEND_MAX_CANDIDATES];
     const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM120, OP_GEMM, VALUES_E2M1);
     int32_t split_k = 0;
     for (size_t i = 0; i < COUNT(sizes); i++) {
@@ -161,7 +161,7 @@ static int32_t one(const gpu *g, int64_t m, int64_t n, int64_t k, int64_t l, var
 }
 
 static void check_configs(void) {
-    const kernel_set *set = gemm_families[NVFP4_BACKEND_SM120]->kernels;
+    const kernel_set *set = gemm_backends[NVFP4_BACKEND_SM120]->kernels;
     snprintf(about, sizeof about, "kernels");
     for (int g = 0; g < GPUS; g++)
         expect(runs_on(NVFP4_BACKEND_SM120, &gpus[g]) == (gpus[g].props.compute_capability / 10 == 12), gpus[g].name);

@@ -1,4 +1,4 @@
-/* Products of groups of the sm80 family on the properties of real GPUs: every candidate can be launched and has a tile
+/* Products of groups of the sm80 backend on the properties of real GPUs: every candidate can be launched and has a tile
  * for every row, whatever the ends. Prints "N passed, N failed". */
 #include "kernels/sm80/plan.h"
 #include "plan_checks.h"
@@ -69,7 +69,7 @@ static void check_tiles(const gpu *g, const gemm_problem *p, const gemm_candidat
 static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_candidate *c, const launch_plan *plan,
                   const launch_step *step) {
     const grouped_problem *all = (const grouped_problem *)p;
-    const kernel_entry *kernel = &gemm_families[NVFP4_BACKEND_SM80]->kernels->kernels[c->kernel];
+    const kernel_entry *kernel = &gemm_backends[NVFP4_BACKEND_SM80]->kernels->kernels[c->kernel];
     const sm80_grouped_schedule *s = param_of(plan, step, 1);
     (void)v;
     times_listed[c->kernel]++;
@@ -115,7 +115,7 @@ static int32_t one(const gpu *g, const grouped_problem *p, variant v, int all) {
 static void check_batch_invariant(const grouped_problem *p) {
     const gemm_traits t = traits_of_product(&p->g);
     const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM80, t.operation, t.a_type);
-    gemm_candidate plain[FAMILY_MAX_CANDIDATES], invariant[FAMILY_MAX_CANDIDATES];
+    gemm_candidate plain[BACKEND_MAX_CANDIDATES], invariant[BACKEND_MAX_CANDIDATES];
     const int32_t count = planner->candidates(&gpus[H200].props, &t, plain);
     expect(planner->batch_invariant(&gpus[H200].props, &t, invariant) == count, "as many candidates");
     for (int32_t i = 0; i < count; i++) expect(same_settings(&plain[i], &invariant[i]), "the same candidates");
@@ -127,7 +127,7 @@ static void check_limits(void) {
     expect(one(&gpus[A100], &many, FP16_A, 1) == 0 && strstr(nvfp4_last_error(), "M = 2147483647"),
            "too many tiles are an error");
     for (int32_t k = 0; k < SM80_KERNELS; k++) {
-        const kernel_entry *kernel = &gemm_families[NVFP4_BACKEND_SM80]->kernels->kernels[k];
+        const kernel_entry *kernel = &gemm_backends[NVFP4_BACKEND_SM80]->kernels->kernels[k];
         if (!is_of_groups(kernel)) continue;
         const int32_t operation = strstr(kernel->name, "_nn_") ? OP_GROUPED_NN : OP_GROUPED;
         const variant v = strstr(kernel->name, "_w4a4_") ? PLAIN : strstr(kernel->name, "_fp16_") ? FP16_A : BF16_A;
@@ -147,7 +147,7 @@ static void check_limits(void) {
 }
 
 int main(int argc, char **argv) {
-    const kernel_set *set = gemm_families[NVFP4_BACKEND_SM80]->kernels;
+    const kernel_set *set = gemm_backends[NVFP4_BACKEND_SM80]->kernels;
     state = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     check_limits();
     for (size_t m = 0; m < COUNT(rows_of_result); m++)

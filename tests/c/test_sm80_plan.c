@@ -1,5 +1,5 @@
-/* The sm80 family over many shapes on the properties of real GPUs: every candidate can be launched. Prints "N passed, N
- * failed". */
+/* The sm80 backend over many shapes on the properties of real GPUs: every candidate can be launched. Prints "N passed,
+ * N failed". */
 #include "kernels/sm80/plan.h"
 #include "plan_checks.h"
 
@@ -12,7 +12,7 @@ static long times_first[SM80_KERNELS], times_listed[SM80_KERNELS], times_split[S
 
 /* test_sm80_grouped_plan.c checks these. */
 static int is_of_groups(int32_t kernel) {
-    return !strncmp(gemm_families[NVFP4_BACKEND_SM80]->kernels->kernels[kernel].fatbin, "sm80_grouped", 12);
+    return !strncmp(gemm_backends[NVFP4_BACKEND_SM80]->kernels->kernels[kernel].fatbin, "sm80_grouped", 12);
 }
 
 static size_t param_bytes(int32_t kernel, int32_t index) {
@@ -22,7 +22,7 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
 
 static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_candidate *c, const launch_plan *plan,
                   const launch_step *gemm) {
-    const kernel_entry *kernel = &gemm_families[NVFP4_BACKEND_SM80]->kernels->kernels[c->kernel];
+    const kernel_entry *kernel = &gemm_backends[NVFP4_BACKEND_SM80]->kernels->kernels[c->kernel];
     const sm80_schedule *s = param_of(plan, gemm, 1);
     (void)g, (void)v;
     times_listed[c->kernel]++;
@@ -91,7 +91,7 @@ static void check_rejections(void) {
            "too many tiles are an error");
     for (int32_t k = 0; k < KERNEL_SM80_SPLIT_REDUCE; k++) {
         if (is_of_groups(k)) continue;
-        const char *name = gemm_families[NVFP4_BACKEND_SM80]->kernels->kernels[k].name;
+        const char *name = gemm_backends[NVFP4_BACKEND_SM80]->kernels->kernels[k].name;
         gemm_problem p = problem(64, 64, 512, 1,
                                  strstr(name, "_fp16")   ? FP16_A
                                  : strstr(name, "_bf16") ? BF16_A
@@ -106,7 +106,7 @@ static void check_rejections(void) {
 }
 
 int main(void) {
-    const kernel_set *set = gemm_families[NVFP4_BACKEND_SM80]->kernels;
+    const kernel_set *set = gemm_backends[NVFP4_BACKEND_SM80]->kernels;
     for (int g = 0; g < GPUS; g++) expect(runs_on(NVFP4_BACKEND_SM80, &gpus[g]), "sm80 runs on every GPU since Ampere");
     expect(set->least_capability == 80 && !set->optional, "its code has to be there");
     check_rejections();

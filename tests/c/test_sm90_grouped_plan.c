@@ -1,4 +1,4 @@
-/* Products of groups of the sm90 family on the properties of real GPUs: every candidate can be launched, its pre-pass
+/* Products of groups of the sm90 backend on the properties of real GPUs: every candidate can be launched, its pre-pass
  * fills what the kernel reads, and the plan follows from the number of rows a group. Prints "N passed, N failed". */
 #include "kernels/sm90/plan.h"
 #include "plan_checks.h"
@@ -89,7 +89,7 @@ static void check_units(const gpu *g, const grouped_problem *all, const gemm_can
 static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_candidate *c, const launch_plan *plan,
                   const launch_step *step) {
     const grouped_problem *all = (const grouped_problem *)p;
-    const kernel_entry *kernel = &gemm_families[NVFP4_BACKEND_SM90]->kernels->kernels[c->kernel];
+    const kernel_entry *kernel = &gemm_backends[NVFP4_BACKEND_SM90]->kernels->kernels[c->kernel];
     const sm90_grouped_schedule *s = param_of(plan, step, 1);
     (void)v;
     times_listed[c->kernel]++;
@@ -140,7 +140,7 @@ static void check_with_activation(const gpu *g, const grouped_problem *p) {
             continue;
         }
         times_fused[of->kernel]++;
-        expect(fused.kernel == of->kernel && fused.family == of->family && fused.name == of->name, "the same kernel");
+        expect(fused.kernel == of->kernel && fused.backend == of->backend && fused.name == of->name, "the same kernel");
         expect(fused.tile_m == of->tile_m && fused.tile_k == of->tile_k, "which adds in the same order");
         expect(fused.workspace == of->workspace && fused.modelled_us == fused.single_us - SINGLE_CALL_US,
                "with the workspace of the product, and a time");
@@ -208,49 +208,49 @@ static int32_t one(const gpu *g, const grouped_problem *p, variant v, int all) {
 static void check_batch_invariant(const grouped_problem *p) {
     const gemm_traits t = traits_of_product(&p->g);
     const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM90, t.operation, t.a_type);
-    gemm_candidate plain[FAMILY_MAX_CANDIDATES], invariant[FAMILY_MAX_CANDIDATES];
+    gemm_candidate plain[BACKEND_MAX_CANDIDATES], invariant[BACKEND_MAX_CANDIDATES];
     int32_t count = 0;
     for (int32_t i = 0, all = planner->candidates(&gpus[H200].props, &t, plain); i < all; i++)
         if (plain[i].kernel >= FIRST) plain[count++] = plain[i];
     const int reached = t.scale_layout == NVFP4_128X4 && t.tma_values;
     expect(planner->batch_invariant(&gpus[H200].props, &t, invariant) == (reached ? count : -1),
-           "as many candidates, or those of another family");
+           "as many candidates, or those of another backend");
     for (int32_t i = 0; i < count; i++) expect(same_settings(&plain[i], &invariant[i]), "the same candidates");
 }
 
-/* Rows of the first plan's tile, and the family that is chosen of both. */
+/* Rows of the first plan's tile, and the backend that is chosen of both. */
 static int32_t first_tile_of(variant a, int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts,
-                             int32_t *family) {
+                             int32_t *backend) {
     const grouped_problem p = grouped(OP_GROUPED, m, n, k, groups, parts, a);
     static candidate_list sm80, sm90;
     list_candidates(NVFP4_BACKEND_SM80, &gpus[H200], &p.g, 0, &sm80);
     list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &p.g, 0, &sm90);
     const gemm_candidate *x = &sm80.all[first_of(&sm80)], *y = &sm90.all[first_of(&sm90)];
-    *family = candidate_precedes(y, x) ? NVFP4_BACKEND_SM90 : NVFP4_BACKEND_SM80;
+    *backend = candidate_precedes(y, x) ? NVFP4_BACKEND_SM90 : NVFP4_BACKEND_SM80;
     return y->tile_m;
 }
 
-static int32_t first_tile(int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts, int32_t *family) {
-    return first_tile_of(BF16_A, m, n, k, groups, parts, family);
+static int32_t first_tile(int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts, int32_t *backend) {
+    return first_tile_of(BF16_A, m, n, k, groups, parts, backend);
 }
 
 static void check_choices(void) {
-    int32_t family;
+    int32_t backend;
     snprintf(about, sizeof about, "choices");
-    expect(first_tile(128, 768, 2048, 128, 2, &family) == 8 && family == NVFP4_BACKEND_SM90,
+    expect(first_tile(128, 768, 2048, 128, 2, &backend) == 8 && backend == NVFP4_BACKEND_SM90,
            "one row a group or two have tiles of 8 rows");
-    expect(first_tile(512, 2048, 7168, 256, 2, &family) == 8 && family == NVFP4_BACKEND_SM90, "a few have, too");
-    expect(first_tile(4096, 2048, 7168, 256, 2, &family) == 64 && family == NVFP4_BACKEND_SM90,
+    expect(first_tile(512, 2048, 7168, 256, 2, &backend) == 8 && backend == NVFP4_BACKEND_SM90, "a few have, too");
+    expect(first_tile(4096, 2048, 7168, 256, 2, &backend) == 64 && backend == NVFP4_BACKEND_SM90,
            "few rows a group have a narrow tile");
-    expect(first_tile(65536, 768, 2048, 128, 2, &family) == 128 && family == NVFP4_BACKEND_SM90,
+    expect(first_tile(65536, 768, 2048, 128, 2, &backend) == 128 && backend == NVFP4_BACKEND_SM90,
            "many rows a group have a wide one");
-    first_tile_of(PLAIN, 8, 768, 2048, 128, 2, &family);
-    expect(family == NVFP4_BACKEND_SM80, "the NVFP4 rows of one token are sm80's");
-    first_tile_of(PLAIN, 512, 768, 2048, 128, 2, &family);
-    expect(family == NVFP4_BACKEND_SM90, "those of sixty-four are sm90's");
-    first_tile_of(PLAIN, 32, 2048, 7168, 256, 2, &family);
-    expect(family == NVFP4_BACKEND_SM90, "with a large K those of a few are");
-    expect(first_tile_of(PLAIN, 65536, 768, 2048, 128, 2, &family) == 128 && family == NVFP4_BACKEND_SM90,
+    first_tile_of(PLAIN, 8, 768, 2048, 128, 2, &backend);
+    expect(backend == NVFP4_BACKEND_SM80, "the NVFP4 rows of one token are sm80's");
+    first_tile_of(PLAIN, 512, 768, 2048, 128, 2, &backend);
+    expect(backend == NVFP4_BACKEND_SM90, "those of sixty-four are sm90's");
+    first_tile_of(PLAIN, 32, 2048, 7168, 256, 2, &backend);
+    expect(backend == NVFP4_BACKEND_SM90, "with a large K those of a few are");
+    expect(first_tile_of(PLAIN, 65536, 768, 2048, 128, 2, &backend) == 128 && backend == NVFP4_BACKEND_SM90,
            "many are dequantized once");
 }
 
@@ -259,7 +259,7 @@ static void check_limits(void) {
     snprintf(about, sizeof about, "limits");
     expect(one(&gpus[H200], &many, FP16_A, 1) == 0, "too many tiles are an error");
     for (int32_t k = FIRST_UNITS; k < END; k++) {
-        const kernel_entry *kernel = &gemm_families[NVFP4_BACKEND_SM90]->kernels->kernels[k];
+        const kernel_entry *kernel = &gemm_backends[NVFP4_BACKEND_SM90]->kernels->kernels[k];
         const variant v = strstr(kernel->name, "_fp16_") ? FP16_A : BF16_A;
         const grouped_problem p = grouped(OP_GROUPED, 64, 64, 512, 4, 1, v);
         check_least_shared_memory(NVFP4_BACKEND_SM90, gpus[H200], &p.g, k);
@@ -307,7 +307,7 @@ int main(void) {
                 }
     snprintf(about, sizeof about, "what there is");
     for (int32_t k = FIRST_UNITS; k < END; k++) {
-        const char *name = gemm_families[NVFP4_BACKEND_SM90]->kernels->kernels[k].name;
+        const char *name = gemm_backends[NVFP4_BACKEND_SM90]->kernels->kernels[k].name;
         expect(times_listed[k] > 0, name);
         expect((times_fused[k] > 0) == (k < FIRST), "an activation in it");
         printf("%-32s first %6ld times, listed %7ld\n", name, times_first[k], times_listed[k]);

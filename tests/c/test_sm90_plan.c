@@ -1,4 +1,4 @@
-/* The sm90 family over many shapes and ways to lie in memory: every candidate can be launched, and keeps what its
+/* The sm90 backend over many shapes and ways to lie in memory: every candidate can be launched, and keeps what its
  * kernels rely on (sm90_plan_checks.h). Prints "N passed, N failed". */
 #include "sm90_plan_checks.h"
 
@@ -82,7 +82,7 @@ static int32_t one(const gpu *g, int64_t m, int64_t n, int64_t k, int64_t l, var
 }
 
 static void check_kernels(void) {
-    const kernel_set *set = gemm_families[NVFP4_BACKEND_SM90]->kernels;
+    const kernel_set *set = gemm_backends[NVFP4_BACKEND_SM90]->kernels;
     snprintf(about, sizeof about, "kernels");
     for (int g = 0; g < GPUS; g++)
         expect(runs_on(NVFP4_BACKEND_SM90, &gpus[g]) == (gpus[g].props.compute_capability == 90), gpus[g].name);
@@ -167,9 +167,10 @@ static void check_choices(void) {
             expect(prefill_configs[c.kernel - FIRST_PREFILL].mma_a_e2m1 ==
                        (choices[i].v == PLAIN || choices[i].v == BF16_A),
                    "e2m1 where it can be");
-        query.families |= sm80;
+        query.backends |= sm80;
         const gemm_candidate taken = plan_choose(&query)->taken;
-        expect(taken.family == (choices[i].sm80_first ? NVFP4_BACKEND_SM80 : NVFP4_BACKEND_SM90), "the family of AUTO");
+        expect(taken.backend == (choices[i].sm80_first ? NVFP4_BACKEND_SM80 : NVFP4_BACKEND_SM90),
+               "the backend of AUTO");
         expect(choices[i].sm80_first ? taken.modelled_us < c.modelled_us : same_settings(&taken, &c),
                "which is the one of the lesser time");
         query.override = settings_of(&c);

@@ -6,7 +6,7 @@ Runs ragged calls under memcheck, racecheck, synccheck and initcheck in parallel
 allocation of exactly its size, so that memcheck detects an access one byte past the end. The data come from the host,
 so that initcheck knows what is initialized. Each result is compared with the CPU backend's.
 
-`--backend sm90` runs the calls of one family, `--tool racecheck` one tool. A tool that exceeds `--limit` seconds is
+`--backend sm90` runs the calls of one backend, `--tool racecheck` one tool. A tool that exceeds `--limit` seconds is
 killed, and the current call is printed. racecheck stalls some calls: a process of its own runs them, and ends after
 half of that time; how many it has run is printed.
 """
@@ -59,7 +59,7 @@ SHAPES = [
 ]
 
 
-# Families with many plans for a product: each kernel, with and without split-K, on the first shape that has it.
+# Backends with many plans for a product: each kernel, with and without split-K, on the first shape that has it.
 PLANNED = [(1, 300, 2064, 2), (2, 65, 544, 1), (4, 130, 1088, 1), (9, 200, 1088, 2), (300, 280, 1152, 1)]
 PLANNED += [(30, 200, 1088, 1), (30, 2104, 4160, 1), (40, 2100, 4160, 1), (100, 2100, 4160, 1)]  # the last: stream-K
 
@@ -129,13 +129,13 @@ def gpu(x: torch.Tensor) -> torch.Tensor:
 
 
 def rows() -> dict[str, dict[str, Any]]:
-    """The table of families, without the CPU's."""
+    """The table of backends, without the CPU's."""
     import nvfp4
 
-    return {row["name"]: row for row in nvfp4._C.families() if row["least_capability"]}
+    return {row["name"]: row for row in nvfp4._C.backends() if row["least_capability"]}
 
 
-def families() -> list[str]:
+def gpu_backends() -> list[str]:
     """The backends of this GPU."""
     import nvfp4
 
@@ -537,7 +537,7 @@ def main() -> None:
     parser.add_argument("--under-way", help="with --run: file for the current call")
     parser.add_argument("--limit", type=float, default=200, help="time limit of a tool in seconds")
     args = parser.parse_args()
-    backends = args.backend or families()
+    backends = args.backend or gpu_backends()
     if args.run:
         global under_way
         under_way = UnderWay(args.under_way)

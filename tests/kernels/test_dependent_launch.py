@@ -199,7 +199,7 @@ def run(kind: str, operand: str, random: Generator, empty: bool = False, constan
         form = form_of(kind, seed, random, out_type(random), empty, constant_b)
         product = form.make()
         set_epilogue(product, operand, random)
-        before = Predecessor(form.emulator, KINDS[kind][0].family.name)
+        before = Predecessor(form.emulator, KINDS[kind][0].headers.name)
         if operand == "out":
             before.reads_and_writes(product.out)
         else:

@@ -26,7 +26,7 @@ from paths import CSRC, ROOT
 import nvfp4
 from nvfp4.cli import show
 
-DEVICE = {"hardware": "Fake B200", "family": "sm100", "compute_capability": 100, "sm_count": 148, "emulated": False}
+DEVICE = {"hardware": "Fake B200", "backend": "sm100", "compute_capability": 100, "sm_count": 148, "emulated": False}
 WRITE_DEVICE = f"open('device.json', 'w').write({json.dumps(json.dumps(DEVICE))}); print('Fake B200')"
 HANG = (  # with a child that outlives its parent
     "import os, signal, subprocess, sys, time\n"
@@ -172,8 +172,8 @@ def test_the_dump_of_a_failed_check_is_in_the_report(run: Run, tmp_path: Path) -
 
 
 def test_the_step_of_groups_has_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of the GPU's own cases, and the promises of its family."""
-    monkeypatch.setattr(Setting, "family", "sm120")
+    """All of the GPU's own cases, and the promises of its backend."""
+    monkeypatch.setattr(Setting, "backend", "sm120")
     (real,) = (step for step in steps.STEPS if step.name == "groups")
     command = [*real.command(Setting(tmp_path, tmp_path, ROOT, 60)), "--collect-only"]
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, **TEXT)
@@ -367,7 +367,7 @@ def test_check_on_the_emulated_b200(emulated: Callable[[str], None], tmp_path: P
     emulated("sm_100")
     folder = tmp_path / "found"
     assert main(["first-run", "--minutes", "5", "--folder", str(folder), "--steps", "check"]) == 0
-    assert json.loads((folder / "device.json").read_text())["family"] == "sm100"
+    assert json.loads((folder / "device.json").read_text())["backend"] == "sm100"
     assert results(folder)["check"] == (PASSED, "1 of 1 tests passed")
     assert "sm100_gemm" in json.loads((folder / "check.json").read_text())["tests"][0]["kernel"]
 

@@ -21,9 +21,9 @@ PLANNER = r"""
 #include <stdio.h>
 #include "plan/choose.h"
 
-extern const gemm_family sm80_family, sm90_family;
-const gemm_family *const gemm_families[GEMM_FAMILIES] = {
-    [NVFP4_BACKEND_SM80] = &sm80_family, [NVFP4_BACKEND_SM90] = &sm90_family};
+extern const gemm_backend sm80_backend, sm90_backend;
+const gemm_backend *const gemm_backends[GEMM_BACKENDS] = {
+    [NVFP4_BACKEND_SM80] = &sm80_backend, [NVFP4_BACKEND_SM90] = &sm90_backend};
 
 static int64_t scale_bytes(int64_t rows, int64_t k) {
     return (rows + 127) / 128 * (k / 64) * 512;
@@ -44,7 +44,7 @@ int main(void) {
         query.traits = traits_of(&p);
         query.props = (device_props){.compute_capability = 90, .sm_count = 132, .shared_per_block = 232448,
                                      .shared_per_sm = 233472, .l2_bytes = 50 << 20};
-        query.families = 1u << NVFP4_BACKEND_SM80 | 1u << NVFP4_BACKEND_SM90;
+        query.backends = 1u << NVFP4_BACKEND_SM80 | 1u << NVFP4_BACKEND_SM90;
         const plan_choice *choice = plan_choose(&query);
         const gemm_candidate *c = &choice->taken;
         if (choice->candidates == 0) return 1;

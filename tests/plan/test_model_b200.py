@@ -42,10 +42,10 @@ def test_every_constant_has_a_unit_and_a_source() -> None:
         assert constant.unit in ("GHz", "TB/s", "us", "B/clk", "clk"), constant
 
 
-@pytest.mark.parametrize("family", ["sm90", "sm100"])
-def test_a_constant_changes_the_time(family: str) -> None:
+@pytest.mark.parametrize("backend", ["sm90", "sm100"])
+def test_a_constant_changes_the_time(backend: str) -> None:
     """The planner computes with the constants that it is given; the defaults stay."""
-    default, on = c_model.model(family), c_model.device({"sm90": "h200", "sm100": "b200"}[family])
+    default, on = c_model.model(backend), c_model.device({"sm90": "h200", "sm100": "b200"}[backend])
     of = c_model.traits(128, 7168, 16384)
 
     def us(constants: c_model.Struct) -> list[float]:
@@ -53,8 +53,8 @@ def test_a_constant_changes_the_time(family: str) -> None:
 
     slow = default.copy(dram_tb_s=default.dram_tb_s / 10)
     assert min(us(slow)) > 1.5 * min(us(default))
-    assert us(c_model.model(family)) == us(default)
-    assert us(c_model.model(family, dram_tb_s=default.dram_tb_s / 10)) == us(slow)
+    assert us(c_model.model(backend)) == us(default)
+    assert us(c_model.model(backend, dram_tb_s=default.dram_tb_s / 10)) == us(slow)
 
 
 def test_an_unknown_constant_is_an_error() -> None:
@@ -145,12 +145,12 @@ def test_every_candidate_has_a_range() -> None:
 
 # ---- the planner ----
 
-# Prints the plan that plan_choose takes with the sm100 family alone, on the B200 of the model, at a rank.
+# Prints the plan that plan_choose takes with the sm100 backend alone, on the B200 of the model, at a rank.
 PLANNER = r"""
 #include <stdio.h>
 #include "plan/choose.h"
-extern const gemm_family sm100_family;
-const gemm_family *const gemm_families[GEMM_FAMILIES] = {[NVFP4_BACKEND_SM100] = &sm100_family};
+extern const gemm_backend sm100_backend;
+const gemm_backend *const gemm_backends[GEMM_BACKENDS] = {[NVFP4_BACKEND_SM100] = &sm100_backend};
 extern const device_props b200_props;
 void contiguous_traits(int64_t m, int64_t n, int64_t k, int64_t l, gemm_traits *out);
 int main(void) {
@@ -161,7 +161,7 @@ int main(void) {
         memset(&query, 0, sizeof query);
         query.props = b200_props;
         contiguous_traits(m, n, k, l, &query.traits);
-        query.families = 1u << NVFP4_BACKEND_SM100;
+        query.backends = 1u << NVFP4_BACKEND_SM100;
         query.rank = rank;
         const plan_choice *choice = plan_choose(&query);
         printf("%d %.17g\n", choice->candidates, choice->taken.modelled_us);
@@ -184,7 +184,7 @@ def test_plan_takes_what_the_model_calls_fastest(tmp_path: Path) -> None:
     ranks = [draw.choice((0, draw.randrange(len(times)))) for times in modelled]
     (tmp_path / "planner.c").write_text(PLANNER)
     csrc = ROOT / "csrc"
-    sources = [csrc / name for name in ("plan/choose.c", "plan/reject.c", "kernels/sm100/family.c", "common/error.c")]
+    sources = [csrc / name for name in ("plan/choose.c", "plan/reject.c", "kernels/sm100/backend.c", "common/error.c")]
     sources += [tmp_path / "planner.c", ROOT / "benchmarks/c_model.c"]
     binary = tmp_path / "planner"
     subprocess.run(["gcc", "-std=c11", "-O1", f"-I{csrc}", *sources, "-lm", "-o", binary], check=True)

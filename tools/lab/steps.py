@@ -40,7 +40,7 @@ PYTEST_NEEDS = ("pytest", "numpy", "elftools", "ml_dtypes")
 
 @dataclass
 class Setting:
-    """The setting that steps depend on. `family` and `emulated` are known once the step "device" has ended."""
+    """The setting that steps depend on. `backend` and `emulated` are known once the step "device" has ended."""
 
     folder: Path  # of the results
     scratch: Path  # deleted at the end
@@ -53,8 +53,8 @@ class Setting:
         return read_json(self.folder / DEVICE_FILE)
 
     @property
-    def family(self) -> str:
-        return self.device.get("family", "")
+    def backend(self) -> str:
+        return self.device.get("backend", "")
 
     @property
     def emulated(self) -> bool:
@@ -122,12 +122,12 @@ def tool(name: str, where: str) -> Reason:
 
 
 def only_sm100(setting: Setting) -> str:
-    return "" if setting.family == "sm100" else f"is of the sm100 kernels; this GPU runs {setting.family or 'none'}"
+    return "" if setting.backend == "sm100" else f"is of the sm100 kernels; this GPU runs {setting.backend or 'none'}"
 
 
 def only_tuned(setting: Setting) -> str:
-    own = [row["name"] for row in machine.own_families()]
-    return "" if setting.family in own else f"is of GPUs with {' or '.join(own)} kernels"
+    own = [row["name"] for row in machine.own_backends()]
+    return "" if setting.backend in own else f"is of GPUs with {' or '.join(own)} kernels"
 
 
 def real_gpu(setting: Setting) -> str:
@@ -140,7 +140,7 @@ def test_packages(_: Setting) -> str:
 
 
 def submitted(setting: Setting) -> str:
-    is_there = setting.family != "sm100" or setting.verdicts.get("submission") == PASSED
+    is_there = setting.backend != "sm100" or setting.verdicts.get("submission") == PASSED
     return "" if is_there else "needs submission, which has not passed"
 
 
@@ -176,7 +176,7 @@ def check(file: str) -> Callable[[Setting], list[str]]:
 
     def command(setting: Setting) -> list[str]:
         few = ["--only", "1"] if setting.emulated else []
-        return program("check", "--backend", setting.family, "--to", file, *few)(setting)
+        return program("check", "--backend", setting.backend, "--to", file, *few)(setting)
 
     return command
 
@@ -222,32 +222,32 @@ def built(*flags: str) -> Callable[[Setting], dict[str, str]]:
 
 
 def ragged(setting: Setting) -> list[str]:
-    return [sys.executable, in_tree("tests/ragged.py")(setting), setting.family, "100" if setting.emulated else "1"]
+    return [sys.executable, in_tree("tests/ragged.py")(setting), setting.backend, "100" if setting.emulated else "1"]
 
 
 def groups(setting: Setting) -> list[str]:
     others = [in_tree(f"tests/api/test_{name}.py")(setting) for name in ("gated_grouped_gemm", "grouped_promises")]
-    return [*pytest(setting, "tests/api/test_grouped_gemm.py", f"cuda or {setting.family}"), *others]
+    return [*pytest(setting, "tests/api/test_grouped_gemm.py", f"cuda or {setting.backend}"), *others]
 
 
 def sanitizer(setting: Setting) -> list[str]:
     limit = max(SANITIZER_S * min(setting.minutes / 60, 1), SANITIZER_LEAST_S) * 0.9  # of each of its tools
     script = in_tree("tests/kernels/sanitize.py")(setting)
-    return [sys.executable, script, "--backend", setting.family, "--limit", f"{limit:.0f}"]
+    return [sys.executable, script, "--backend", setting.backend, "--limit", f"{limit:.0f}"]
 
 
 def equal_calls(setting: Setting) -> list[str]:
     few = ["--calls", "3", "--shapes", "16x128x256"] if setting.emulated else []
-    return program("equal-calls", "--backend", setting.family, *few)(setting)
+    return program("equal-calls", "--backend", setting.backend, *few)(setting)
 
 
 def tune(setting: Setting) -> list[str]:
     rounds = "100" if setting.minutes >= 30 else "20"
-    return nvfp4("bench", "--tune", "--backend", setting.family, "--repeat", rounds)(setting)
+    return nvfp4("bench", "--tune", "--backend", setting.backend, "--repeat", rounds)(setting)
 
 
 def contest(setting: Setting) -> list[str]:
-    what = ["--backend", setting.family] if setting.family != "sm100" else ["--submission", "submission.py"]
+    what = ["--backend", setting.backend] if setting.backend != "sm100" else ["--submission", "submission.py"]
     seconds = f"{min(setting.minutes, 60) / 2:g}"
     return tool_of("contest", "measure", *what, "--seconds", seconds, "--json", "contest.json")(setting)
 
@@ -255,7 +255,7 @@ def contest(setting: Setting) -> list[str]:
 def placement(setting: Setting) -> list[str]:
     few = ["--shapes", "16x256x512"] if setting.emulated else []
     pictures = ["--plot", "placement.svg"] if importlib.util.find_spec("matplotlib") else []
-    words = ["--backend", setting.family, "--csv", "placement.csv", *pictures, *few]
+    words = ["--backend", setting.backend, "--csv", "placement.csv", *pictures, *few]
     return tool_of("lab", "placement", *words)(setting)
 
 
@@ -264,7 +264,7 @@ def counters(setting: Setting) -> list[str]:
     options = ["--clock-control", "none", "--target-processes", "all", "--kernel-name", "regex:nvfp4_sm"]
     options += ["--launch-count", "6", "--page", "details"]
     options += ["--log-file", "counters.txt", *(word for name in sections for word in ("--section", name))]
-    return ["ncu", *options, *program("equal-calls", "--backend", setting.family, "--calls", "2")(setting)]
+    return ["ncu", *options, *program("equal-calls", "--backend", setting.backend, "--calls", "2")(setting)]
 
 
 # --- the steps, in order --------------------------------------------------------------------------------------------

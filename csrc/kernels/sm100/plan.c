@@ -1,4 +1,4 @@
-/* The sm100 family's candidates and launches. C11 and C++17.
+/* The sm100 backend's candidates and launches. C11 and C++17.
  *
  * Every instantiation is tried with either operand as mma_a, the one with 128 rows a CTA, and with K split over as many
  * CTAs as a cluster may have. What the kernel relies on is a rule here and not a model: tiles that are narrow along

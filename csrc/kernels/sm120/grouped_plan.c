@@ -70,7 +70,7 @@ static int32_t list_one(const device_props *props, const gemm_traits *t, const g
         .reason = c->mma_tile_n <= 16 ? "block-scaled mma, few rows a group: reading the weights takes longest"
                                       : "block-scaled mma, many rows a group, which share the weights of a tile",
         .grid = min_int(along * across >> pairs, props->sm_count),
-        .family = NVFP4_BACKEND_SM120,
+        .backend = NVFP4_BACKEND_SM120,
         .kernel = c->kernel,
         .swap_ab = 1,
         .split_k = 1,

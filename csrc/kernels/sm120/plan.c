@@ -1,4 +1,4 @@
-/* The sm120 family: candidates by a model of clocks and bytes (model.h), and launches.
+/* The sm120 backend: candidates by a model of clocks and bytes (model.h), and launches.
  *
  * Every instantiation is tried with either operand as mma_a and with K split over as many CTAs as a cluster may have.
  * Two needs of the kernel are rules and not a model: partial sums have room, no split of K is empty. */
@@ -41,7 +41,7 @@ static const sm120_config configs[SM120_CONFIGS] = {
     SM120_GEMM_CONFIGS(X)
 #undef X
 };
-_Static_assert(SM120_CONFIGS * 2 * 4 <= FAMILY_MAX_CANDIDATES, "either order, four splits");
+_Static_assert(SM120_CONFIGS * 2 * 4 <= BACKEND_MAX_CANDIDATES, "either order, four splits");
 
 const sm120_model sm120_published = {
 #define X(name, value, ...) value,
@@ -135,7 +135,7 @@ static int32_t list_one(const sm120_model *model, const device_props *props, con
         .name = config->name,
         .reason = config->reasons[swap_ab][split_k > 1],
         .grid = grid_of(props, &tiling, split_k),
-        .family = NVFP4_BACKEND_SM120,
+        .backend = NVFP4_BACKEND_SM120,
         .kernel = kernel,
         .swap_ab = swap_ab,
         .split_k = split_k,
@@ -219,7 +219,7 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     sm120_add_values_map(p, !c->swap_ab, p->l, config->stage_k, config->mma_tile_n, &s->mma_b, out);
 }
 
-/* ---- the family ---- */
+/* ---- the backend ---- */
 
 static const kernel_entry kernels[SM120_KERNELS] = {
 #define ENTRY(file, id, threads_of_cta, bytes, ctas)                                                                   \
@@ -268,8 +268,8 @@ static const gemm_planner grouped = {.a_types = TAKES_E2M1,
                                      .reject = reject_grouped,
                                      .build = sm120_grouped_build};
 
-const gemm_family sm120_family = {
-    FAMILY_ROW(sm120),
+const gemm_backend sm120_backend = {
+    BACKEND_ROW(sm120),
     .kernels = &set,
     .planners = {[OP_GEMM] = &gemm, [OP_GROUPED] = &grouped},
     .roundings = {.per_block = 3, .block_k = 64, .constant = 19},

@@ -103,7 +103,7 @@ int32_t sm80_grouped_candidates(const device_props *props, const gemm_traits *t,
         *x = (gemm_candidate){
             .name = c->name,
             .reason = c->tile_m <= 16 ? FEW : MANY,
-            .family = NVFP4_BACKEND_SM80,
+            .backend = NVFP4_BACKEND_SM80,
             .kernel = c->kernel,
             .grid = tiles_m * tiles_n * parts,
             .split_k = 1,

@@ -1,4 +1,4 @@
-/* The sm90 family: the table of its kinds of kernels, which list candidates and build their launches. */
+/* The sm90 backend: the table of its kinds of kernels, which list candidates and build their launches. */
 #include "kernels/sm90/plan.h"
 
 #include "common/error.h"
@@ -48,9 +48,9 @@ static const sm90_model measured = {
 #undef X
 };
 
-static int32_t of_this_family(gemm_candidate *all, int32_t count) {
+static int32_t of_this_backend(gemm_candidate *all, int32_t count) {
     for (int32_t i = 0; i < count; i++) {
-        all[i].family = NVFP4_BACKEND_SM90;
+        all[i].backend = NVFP4_BACKEND_SM90;
         all[i].name = kernels[all[i].kernel].name;
     }
     return set_modelled_us(all, count);
@@ -62,7 +62,7 @@ int32_t sm90_candidates(const sm90_model *model, const device_props *props, cons
     for (int32_t i = 0; i < KINDS; i++)
         if ((int32_t)kinds[i].kind->operation == t->operation)
             count += kinds[i].kind->candidates(&on, props, t, out + count);
-    return of_this_family(out, count);
+    return of_this_backend(out, count);
 }
 
 static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
@@ -75,7 +75,7 @@ static int32_t batch_invariant(const device_props *props, const gemm_traits *t, 
     for (int32_t i = 0; i < KINDS && count < 0; i++)
         if ((int32_t)kinds[i].kind->operation == t->operation && kinds[i].kind->batch_invariant)
             count = kinds[i].kind->batch_invariant(&measured, props, t, out);
-    return of_this_family(out, count);
+    return of_this_backend(out, count);
 }
 
 static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
@@ -107,7 +107,7 @@ static int32_t with_activation(const device_props *props, const grouped_problem 
     if (!kind->with_activation(&on, props, &t, of, &fused)) return 0;
     const double bytes = (double)(t.m * t.n) * (p->parts + 1) * t.output_bytes;
     if (fused.single_us > of->single_us + on.activation_us + bytes / on.dram_tb_s * 1e-6) return 0;
-    of_this_family(&fused, 1);
+    of_this_backend(&fused, 1);
     *out = fused;
     return 1;
 }
@@ -175,8 +175,8 @@ static const gemm_planner grouped =
     PLANNER(TAKES_E2M1 | TAKES_16_BIT, TAKES_E2M1 | TAKES_16_BIT, reject_grouped, .takes_by_batch = 1,
             .workspace = workspace_of, .with_activation = with_activation);
 
-const gemm_family sm90_family = {
-    FAMILY_ROW(sm90),
+const gemm_backend sm90_backend = {
+    BACKEND_ROW(sm90),
     .kernels = &set,
     .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn, [OP_GROUPED] = &grouped},
     .roundings = {.per_block = 72, .block_k = 16, .constant = 64},

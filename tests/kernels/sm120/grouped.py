@@ -11,13 +11,13 @@ from harness import launch
 from harness.headers import Config, Struct
 from harness.launch import EVICT_FIRST, EVICT_LAST, SWIZZLE_128, Generator
 from harness.values import BF16, FP16, FP32, INTEGER_SCALES, ceil_div, loaded, rounded, stored, swizzle_scales
-from sm120.gemm import FAMILY, SWIZZLE_64, Operand
+from sm120.gemm import HEADERS, SWIZZLE_64, Operand
 
 import nvfp4
 
-CONFIGS = FAMILY.configs("grouped")
-Problem, Schedule = FAMILY.structs["grouped_problem"], FAMILY.structs["sm120_grouped_schedule"]
-MAX_GROUPS = FAMILY.value("SM120_MAX_GROUPS")
+CONFIGS = HEADERS.configs("grouped")
+Problem, Schedule = HEADERS.structs["grouped_problem"], HEADERS.structs["sm120_grouped_schedule"]
+MAX_GROUPS = HEADERS.value("SM120_MAX_GROUPS")
 ALPHA_BY_BATCH, BIAS_BY_BATCH = 1, 2  # gemm_problem.by_batch
 ACTIVATIONS = ("silu", "gelu_tanh", "relu2", "swiglu")  # by nvfp4_activation
 SWIGLU_ALPHA = 1.702

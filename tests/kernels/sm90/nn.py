@@ -9,14 +9,14 @@ from typing import Any
 import numpy
 from emulate import Emulator, Module
 from harness import launch, verify
-from harness.headers import Config, Struct, family
+from harness.headers import Config, Struct, headers_of
 from harness.launch import SWIZZLE_128, UINT8, UINT16, Generator, Problem
 from harness.values import BF16, FP16, FP32, INTEGER_SCALES, ceil_div, decode, stored, swizzle_scales
 
-FAMILY = family("sm90")
-CONFIGS = FAMILY.configs("nn")
-Schedule = FAMILY.structs["sm90_nn_schedule"]
-STAGE_K, TILE_N = FAMILY.value("SM90_NN_STAGE_K"), FAMILY.value("SM90_NN_TILE_N")
+HEADERS = headers_of("sm90")
+CONFIGS = HEADERS.configs("nn")
+Schedule = HEADERS.structs["sm90_nn_schedule"]
+STAGE_K, TILE_N = HEADERS.value("SM90_NN_STAGE_K"), HEADERS.value("SM90_NN_TILE_N")
 
 
 class Product(launch.Product):

@@ -8,27 +8,27 @@ from typing import Any
 import numpy
 from emulate import Emulator, Module
 from harness import launch
-from harness.headers import Config, Struct, family
+from harness.headers import Config, Struct, headers_of
 from harness.launch import EVICT_FIRST, EVICT_LAST, SHARED_LIMIT, SWIZZLE_128, UINT8, UINT16
 from harness.values import BF16, FP16, ceil_div, stored
 
-FAMILY = family("sm90")
-CONFIGS = FAMILY.configs("units")
-Schedule = FAMILY.structs["sm90_units_schedule"]
-STEP_K, ATOMS = FAMILY.value("SM90_UNITS_STEP_K"), FAMILY.value("SM90_UNITS_ATOMS")
-PASS_PAIRS = FAMILY.value("SM90_UNITS_PASS_PAIRS")
+HEADERS = headers_of("sm90")
+CONFIGS = HEADERS.configs("units")
+Schedule = HEADERS.structs["sm90_units_schedule"]
+STEP_K, ATOMS = HEADERS.value("SM90_UNITS_STEP_K"), HEADERS.value("SM90_UNITS_ATOMS")
+PASS_PAIRS = HEADERS.value("SM90_UNITS_PASS_PAIRS")
 A_TYPES = (None, FP16, BF16)  # by the column `a`
 
 
 def schedule(config: Config, n: int, k: int, l: int, sms: int, most_pairs: int = 0) -> tuple[Struct, int]:
     """Without the operands; and the bytes of shared memory. most_pairs: of a pass, fewer than have room; 0: those."""
-    units = FAMILY.value("SM90_UNITS_ALL", n)
+    units = HEADERS.value("SM90_UNITS_ALL", n)
     ctas = min(units, max(1, sms // l))
     pairs = ceil_div(units // ctas + (units % ctas > 0), 2)
     room = min((SHARED_LIMIT - config.stages_bytes) // config.sums_bytes, most_pairs or PASS_PAIRS)
     pass_pairs = ceil_div(pairs, ceil_div(pairs, room))
     made = Schedule(
-        ctas=ctas, cta_units=units // ctas, larger_ctas=units % ctas, full_units=FAMILY.value("SM90_UNITS_FULL", n),
+        ctas=ctas, cta_units=units // ctas, larger_ctas=units % ctas, full_units=HEADERS.value("SM90_UNITS_FULL", n),
         steps=ceil_div(k, STEP_K), pass_pairs=pass_pairs,
     )  # fmt: skip
     return made, config.stages_bytes + pass_pairs * config.sums_bytes

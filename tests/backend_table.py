@@ -1,4 +1,4 @@
-"""The table of families of kernels (nvfp4._C.families) as tests ask it."""
+"""The table of backends (nvfp4._C.backends) as tests ask it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from nvfp4 import _C
 
-ROWS: dict[str, dict[str, Any]] = {row["name"]: row for row in _C.families()}
+ROWS: dict[str, dict[str, Any]] = {row["name"]: row for row in _C.backends()}
 ON_GPU = [name for name, row in ROWS.items() if row["least_capability"]]  # oldest architecture first
 OWN = [name for name in ON_GPU if ROWS[name]["most_capability"]]  # whose kernels are for one architecture
 LISTED = f"{', '.join(['auto', *ROWS][:-1])} or {list(ROWS)[-1]}"  # as messages do
@@ -18,22 +18,22 @@ def capability(device: str) -> int:
     return int(device.removeprefix("sm_"))
 
 
-def device_of(family: str) -> str:
+def device_of(backend: str) -> str:
     """The oldest emulated GPU that runs it."""
-    return f"sm_{ROWS[family]['least_capability']}"
+    return f"sm_{ROWS[backend]['least_capability']}"
 
 
-def runs_on(family: str, compute_capability: int) -> bool:
-    least, most = (ROWS[family][f"{end}_capability"] for end in ("least", "most"))
+def runs_on(backend: str, compute_capability: int) -> bool:
+    least, most = (ROWS[backend][f"{end}_capability"] for end in ("least", "most"))
     return least is not None and least <= compute_capability and (most is None or compute_capability <= most)
 
 
-def families_of(device: str) -> tuple[str, ...]:
-    """The families that an emulated GPU runs, its own first."""
+def backends_of(device: str) -> tuple[str, ...]:
+    """The backends that an emulated GPU runs, its own first."""
     return tuple(name for name in reversed(ON_GPU) if runs_on(name, capability(device)))
 
 
-def takes(family: str, a: str = "uint8", transpose_b: bool = True, linear: bool = False) -> bool:
+def takes(backend: str, a: str = "uint8", transpose_b: bool = True, linear: bool = False) -> bool:
     """Whether it multiplies an A of this dtype by B; linear: with linear scales, and wherever rows lie."""
-    operations = ROWS[family]["linear_scales" if linear else "operations"]
+    operations = ROWS[backend]["linear_scales" if linear else "operations"]
     return a in operations.get("gemm" if transpose_b else "gemm_nn", [])
