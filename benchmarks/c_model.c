@@ -174,7 +174,7 @@ const char *describe(void) {
     FIELD(gemm_traits, broadcast_a);
     FIELD(gemm_traits, broadcast_b);
     FIELD(gemm_traits, a_type);
-    FIELD(gemm_traits, operation);
+    FIELD(gemm_traits, product_kind);
     FIELD(gemm_traits, by_batch);
     FIELD(gemm_traits, groups);
 

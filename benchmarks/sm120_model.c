@@ -35,7 +35,7 @@ static const device_props gpus[] = {
 
 static gemm_candidate first_of(const gemm_backend *backend, const device_props *props, const gemm_traits *traits) {
     static gemm_candidate all[BACKEND_MAX_CANDIDATES];
-    const int32_t count = backend->planners[traits->operation]->candidates(props, traits, all);
+    const int32_t count = backend->planners[traits->product_kind]->candidates(props, traits, all);
     gemm_candidate first = all[0];
     for (int32_t i = 1; i < count; i++)
         if (candidate_precedes(&all[i], &first)) first = all[i];
@@ -55,7 +55,7 @@ static grouped_problem gated_of(const gemm_traits *t) {
                                    .b_batch = t->n * row,
                                    .out_type = NVFP4_BF16,
                                    .aligned16 = 1,
-                                   .operation = OP_GROUPED},
+                                   .product_kind = PRODUCT_GROUPED},
                              .groups = t->groups,
                              .parts = (int32_t)(t->l / t->groups),
                              .has_activation = 1};
@@ -81,7 +81,7 @@ int main(void) {
                                     .output_bytes = 2,
                                     .tma_values = 1,
                                     .a_type = VALUES_E2M1,
-                                    .operation = groups ? OP_GROUPED : OP_GEMM,
+                                    .product_kind = groups ? PRODUCT_GROUPED : PRODUCT_GEMM,
                                     .groups = groups};
         const gemm_candidate own = first_of(&sm120_backend, &gpus[gpu], &traits);
         const gemm_candidate portable = first_of(&sm80_backend, &gpus[gpu], &traits);

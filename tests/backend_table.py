@@ -35,5 +35,5 @@ def backends_of(device: str) -> tuple[str, ...]:
 
 def takes(backend: str, a: str = "uint8", transpose_b: bool = True, linear: bool = False) -> bool:
     """Whether it multiplies an A of this dtype by B; linear: with linear scales, and wherever rows lie."""
-    operations = ROWS[backend]["linear_scales" if linear else "operations"]
-    return a in operations.get("gemm" if transpose_b else "gemm_nn", [])
+    kinds = ROWS[backend]["linear_scales" if linear else "product_kinds"]
+    return a in kinds.get("gemm" if transpose_b else "gemm_nn", [])

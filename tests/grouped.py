@@ -53,13 +53,15 @@ BACKEND = "sm80"  # of kernels that take every product of groups, on every GPU
 
 def takes(target: str, transpose_b: bool) -> bool:
     """Whether the target has a kernel."""
-    return not backends_on_gpu(target) or transpose_b or "grouped_gemm_nn" in backend_table.ROWS[BACKEND]["operations"]
+    return (
+        not backends_on_gpu(target) or transpose_b or "grouped_gemm_nn" in backend_table.ROWS[BACKEND]["product_kinds"]
+    )
 
 
 def own_backend(target: str, a: str, anywhere: bool = False) -> str | None:
     """The backend for the target alone that take products of groups of such an A, with 128x4 scales and where
     tensor maps reach the values; or with any scales and values anywhere."""
-    kind, listed = "uint8" if a == "nvfp4" else a, "linear_scales" if anywhere else "operations"
+    kind, listed = "uint8" if a == "nvfp4" else a, "linear_scales" if anywhere else "product_kinds"
     own = [name for name in backends_on_gpu(target) if name in backend_table.OWN]
     return next((x for x in own if kind in backend_table.ROWS[x][listed].get("grouped_gemm", [])), None)
 

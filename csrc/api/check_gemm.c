@@ -21,11 +21,11 @@ nvfp4_status check_activations(const checked_call *c, const nvfp4_tensor *t, int
 }
 
 static int is_grouped(const gemm_problem *p) {
-    return p->operation == OP_GROUPED || p->operation == OP_GROUPED_NN;
+    return p->product_kind == PRODUCT_GROUPED || p->product_kind == PRODUCT_GROUPED_NN;
 }
 
 static int is_nn(const gemm_problem *p) {
-    return p->operation == OP_GEMM_NN || p->operation == OP_GROUPED_NN;
+    return p->product_kind == PRODUCT_GEMM_NN || p->product_kind == PRODUCT_GROUPED_NN;
 }
 
 /* The caller's name for the columns of the result. */
@@ -81,7 +81,7 @@ static nvfp4_status check_operands(const checked_call *c, const nvfp4_gemm_args 
         .a_batch = a.batch,
         .b_batch = b.batch,
         .a_type = a_is_16_bit ? (int32_t)args->a.dtype : VALUES_E2M1,
-        .operation = no_transpose_b ? OP_GEMM_NN : OP_GEMM,
+        .product_kind = no_transpose_b ? PRODUCT_GEMM_NN : PRODUCT_GEMM,
     };
     uintptr_t bits = (uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)(a.pitch | b.pitch);
     if (a.l > 1) bits |= (uintptr_t)(a.batch | b.batch);
@@ -114,8 +114,8 @@ static nvfp4_status check_scales(const checked_call *c, const nvfp4_gemm_args *a
 static nvfp4_status check_results(const checked_call *call, const nvfp4_gemm_args *args, gemm_problem *p) {
     const nvfp4_tensor *out = &args->out, *c = &args->c;
     matrix x;
-    const char *shape2 = p->operation == OP_GEMM_NN ? "[M, K]" : "[M, N]",
-               *shape3 = p->operation == OP_GEMM_NN ? "[L, M, K]" : "[L, M, N]";
+    const char *shape2 = p->product_kind == PRODUCT_GEMM_NN ? "[M, K]" : "[M, N]",
+               *shape3 = p->product_kind == PRODUCT_GEMM_NN ? "[L, M, K]" : "[L, M, N]";
     nvfp4_status status = check_matrix(call, out, shape2, shape3, WRITTEN, &x);
     if (!status) status = check_result_shape(call, out, &args->a, &x, p);
     if (!status) status = check_alignment(call, out, dtype_bytes(out->dtype));

@@ -148,7 +148,7 @@ static nvfp4_status check_operands(const checked_call *c, const nvfp4_grouped_ge
         .b_pitch = b.pitch,
         .b_batch = b.batch,
         .a_type = a_is_e2m1 ? VALUES_E2M1 : (int32_t)args->a.dtype,
-        .operation = nn ? OP_GROUPED_NN : OP_GROUPED,
+        .product_kind = nn ? PRODUCT_GROUPED_NN : PRODUCT_GROUPED,
     };
     p->a_rows = a.rows;
     p->groups = (int32_t)groups;
@@ -202,7 +202,7 @@ static nvfp4_status check_result(const checked_call *c, const nvfp4_grouped_gemm
     matrix x;
     int64_t columns;
     if (out->ndim != 2) return REJECT("out", ("has %d dimensions", out->ndim), ("must have 2"));
-    const char *size = g->operation == OP_GROUPED_NN ? "K" : p->has_activation ? "N" : "parts * N";
+    const char *size = g->product_kind == PRODUCT_GROUPED_NN ? "K" : p->has_activation ? "N" : "parts * N";
     nvfp4_status status = check_matrix(c, out, p->has_activation ? "[T, N]" : "[T, parts * N]", "", WRITTEN, &x);
     if (status) return status;
     const int64_t side_by_side = p->has_activation ? 1 : p->parts;

@@ -93,7 +93,7 @@ void fuse_activation(prepared_call *call) {
     const grouped_problem *p = &call->problem.grouped;
     gemm_candidate fused;
     if (call->is_empty || !call->where.on_gpu) return;
-    const gemm_planner *planner = planner_of(call->candidate.backend, p->g.operation, p->g.a_type);
+    const gemm_planner *planner = planner_of(call->candidate.backend, p->g.product_kind, p->g.a_type);
     call->is_fused =
         planner->with_activation && planner->with_activation(call->where.props, p, &call->candidate, &fused);
     if (call->is_fused)

@@ -27,7 +27,7 @@ static nvfp4_status run_on_gpu(nvfp4_context *context, const nvfp4_call *how, co
 nvfp4_status gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call) {
     const nvfp4_call *how = c->args;
     const gemm_problem *p = &call->problem.gemm;
-    const gemm_planner *planner = planner_of(call->candidate.backend, p->operation, p->a_type);
+    const gemm_planner *planner = planner_of(call->candidate.backend, p->product_kind, p->a_type);
     if (call->where.on_gpu) return run_on_gpu(context, how, planner, call);
     return planner->run_host(p, &call->candidate, how->threads);
 }

@@ -10,34 +10,34 @@
 
 enum { NAMES_SIZE = 160 /* of a text that lists backends or types */ };
 
-/* Drops the backends of a mask that do not take the operation: with an A of any type, or with an A of this type. */
-static uint32_t taking_operation(uint32_t backends, int32_t operation) {
+/* Drops the backends of a mask that do not take a kind of product: with an A of any type, or with an A of this type. */
+static uint32_t taking_kind(uint32_t backends, int32_t kind) {
     uint32_t taking = 0;
     for (int32_t b = 0; b < GEMM_BACKENDS; b++)
-        if (backends >> b & 1 && gemm_backends[b] && gemm_backends[b]->planners[operation]) taking |= 1u << b;
+        if (backends >> b & 1 && gemm_backends[b] && gemm_backends[b]->planners[kind]) taking |= 1u << b;
     return taking;
 }
 
 static uint32_t taking_product(uint32_t backends, const gemm_problem *p) {
     uint32_t taking = 0;
     for (int32_t b = 0; b < GEMM_BACKENDS; b++)
-        if (backends >> b & 1 && planner_taking(b, p->operation, p->a_type, p->by_batch)) taking |= 1u << b;
+        if (backends >> b & 1 && planner_taking(b, p->product_kind, p->a_type, p->by_batch)) taking |= 1u << b;
     return taking;
 }
 
 /* Whether a backend takes the product but for its values by batch. */
 static int planner_of_any(uint32_t backends, const gemm_problem *p) {
     for (int32_t b = 0; b < GEMM_BACKENDS; b++)
-        if (backends >> b & 1 && planner_of(b, p->operation, p->a_type)) return 1;
+        if (backends >> b & 1 && planner_of(b, p->product_kind, p->a_type)) return 1;
     return 0;
 }
 
 /* The types of A that some backends take, as "x, y or z". */
-static const char *list_types(char text[NAMES_SIZE], uint32_t backends, int32_t operation) {
+static const char *list_types(char text[NAMES_SIZE], uint32_t backends, int32_t kind) {
     uint32_t types = 0;
     size_t length = 0;
     for (int32_t b = 0; b < GEMM_BACKENDS; b++)
-        if (taking_operation(backends & 1u << b, operation)) types |= gemm_backends[b]->planners[operation]->a_types;
+        if (taking_kind(backends & 1u << b, kind)) types |= gemm_backends[b]->planners[kind]->a_types;
     if (types & TAKES_E2M1) types |= 1u << NVFP4_UINT8 | 1u << NVFP4_E2M1X2;
     types &= ~(uint32_t)TAKES_E2M1;
     for (int32_t d = 0; types >> d; d++) {
@@ -54,19 +54,19 @@ static nvfp4_status reject_backends(const nvfp4_context *context, const target *
     static const struct {
         const char *is, *must_be_other;
         int32_t other;
-    } operations[GEMM_OPERATIONS] = {
-        [OP_GEMM] = {WORD_TRANSPOSED, WORD_MUST_NOT_TRANSPOSE, OP_GEMM_NN},
-        [OP_GEMM_NN] = {WORD_NOT_TRANSPOSED, WORD_MUST_TRANSPOSE, OP_GEMM},
-        [OP_GROUPED] = {WORD_TRANSPOSED, WORD_MUST_NOT_TRANSPOSE, OP_GROUPED_NN},
-        [OP_GROUPED_NN] = {WORD_NOT_TRANSPOSED, WORD_MUST_TRANSPOSE, OP_GROUPED},
+    } kinds[PRODUCT_KINDS] = {
+        [PRODUCT_GEMM] = {WORD_TRANSPOSED, WORD_MUST_NOT_TRANSPOSE, PRODUCT_GEMM_NN},
+        [PRODUCT_GEMM_NN] = {WORD_NOT_TRANSPOSED, WORD_MUST_TRANSPOSE, PRODUCT_GEMM},
+        [PRODUCT_GROUPED] = {WORD_TRANSPOSED, WORD_MUST_NOT_TRANSPOSE, PRODUCT_GROUPED_NN},
+        [PRODUCT_GROUPED_NN] = {WORD_NOT_TRANSPOSED, WORD_MUST_TRANSPOSE, PRODUCT_GROUPED},
     };
     char asked[NAMES_SIZE], others[NAMES_SIZE], types[NAMES_SIZE];
     uint32_t able = where->on_gpu ? taking_product(device_backends(context, where->device), p) : 0;
     if (!able) able = taking_product(ALL_BACKENDS, p);
     list_backends(asked, sizeof asked, where->backends, "%s", " and ");
     list_backends(others, sizeof others, able, "%s", " or ");
-    if (p->operation >= OP_GROUPED && !taking_operation(where->backends, p->operation) &&
-        !taking_operation(where->backends, operations[p->operation].other))
+    if (p->product_kind >= PRODUCT_GROUPED && !taking_kind(where->backends, p->product_kind) &&
+        !taking_kind(where->backends, kinds[p->product_kind].other))
         return REJECT_AS(NVFP4_UNSUPPORTED, "backend",
                          ("is one of the %s kernels, which do not take products of groups", asked),
                          ("must be %s", others));
@@ -74,13 +74,13 @@ static nvfp4_status reject_backends(const nvfp4_context *context, const target *
         return REJECT_AS(NVFP4_UNSUPPORTED, p->by_batch & ALPHA_BY_BATCH ? "alpha" : "bias",
                          ("has values for each batch, which the %s kernels do not take", asked),
                          ("must be that of all batches, or the backend %s", others));
-    if (!taking_operation(where->backends, p->operation))
+    if (!taking_kind(where->backends, p->product_kind))
         return REJECT_AS(NVFP4_UNSUPPORTED, ARGUMENT_TRANSPOSE,
-                         ("%s, which the %s kernels do not take", operations[p->operation].is, asked),
-                         ("%s, or the backend must be %s", operations[p->operation].must_be_other, others));
+                         ("%s, which the %s kernels do not take", kinds[p->product_kind].is, asked),
+                         ("%s, or the backend must be %s", kinds[p->product_kind].must_be_other, others));
     return REJECT_AS(NVFP4_UNSUPPORTED, "a",
                      ("dtype is %s, which the %s kernels do not take", nvfp4_dtype_name((nvfp4_dtype)p->a_type), asked),
-                     ("must be %s, or the backend %s", list_types(types, where->backends, p->operation), others));
+                     ("must be %s, or the backend %s", list_types(types, where->backends, p->product_kind), others));
 }
 
 /* The error where no backend has one order of additions for every M: it names the backends of the device that do. */
@@ -111,7 +111,7 @@ static nvfp4_status reject_product(const plan_query *query) {
     nvfp4_status status = NVFP4_OK;
     for (int32_t b = 0; b < GEMM_BACKENDS && length < sizeof reasons; b++) {
         const gemm_traits *t = &query->traits;
-        const gemm_planner *planner = planner_taking(b, t->operation, t->a_type, t->by_batch);
+        const gemm_planner *planner = planner_taking(b, t->product_kind, t->a_type, t->by_batch);
         if (!planner || !(query->backends >> b & 1)) continue;
         status = planner->reject(&query->props, &query->traits);
         backends++;
@@ -127,7 +127,7 @@ static nvfp4_status choose_on_gpu(nvfp4_context *context, const plan_settings *o
     plan_query query;
     memset(&query, 0, sizeof query);
     query.traits = traits_of(&call->problem.gemm);
-    if (query.traits.operation >= OP_GROUPED) query.traits.groups = call->problem.grouped.groups;
+    if (query.traits.product_kind >= PRODUCT_GROUPED) query.traits.groups = call->problem.grouped.groups;
     query.props = *where->props;
     query.backends = where->backends;
     query.override = *override;
@@ -137,7 +137,7 @@ static nvfp4_status choose_on_gpu(nvfp4_context *context, const plan_settings *o
     call->candidates = choice->candidates;
     call->candidate = choice->taken;
     if (choice->candidates) {
-        const gemm_planner *planner = planner_of(choice->taken.backend, query.traits.operation, query.traits.a_type);
+        const gemm_planner *planner = planner_of(choice->taken.backend, query.traits.product_kind, query.traits.a_type);
         if (planner->workspace) call->candidate.workspace = planner->workspace(&call->problem.gemm, &choice->taken);
         return NVFP4_OK;
     }
@@ -148,7 +148,7 @@ static nvfp4_status choose_on_gpu(nvfp4_context *context, const plan_settings *o
 
 static nvfp4_status choose_on_host(nvfp4_context *context, uint32_t flags, prepared_call *call) {
     for (int32_t b = 0; b < GEMM_BACKENDS; b++) {
-        const gemm_planner *planner = planner_of(b, call->problem.gemm.operation, call->problem.gemm.a_type);
+        const gemm_planner *planner = planner_of(b, call->problem.gemm.product_kind, call->problem.gemm.a_type);
         if (!planner || !(call->where.backends >> b & 1)) continue;
         if (!planner->candidates(NULL, NULL, &call->candidate)) return planner->reject(NULL, NULL);
         call->candidate.batch_invariant = (flags & NVFP4_BATCH_INVARIANT) != 0;
@@ -244,13 +244,13 @@ static int64_t groups_of(const nvfp4_shape *s) {
     return s->size > offsetof(nvfp4_shape, groups) ? s->groups : 0;
 }
 
-static int32_t operation_of(const nvfp4_shape *s) {
+static int32_t shape_operation(const nvfp4_shape *s) {
     return s->size > offsetof(nvfp4_shape, operation) ? (int32_t)s->operation : NVFP4_SHAPE_PRODUCT;
 }
 
 /* The rules of an operation that is no product alone. */
 static nvfp4_status check_shape_operation(const nvfp4_shape *s) {
-    const int32_t operation = operation_of(s);
+    const int32_t operation = shape_operation(s);
     const char *dtype = nvfp4_dtype_name(s->a_dtype);
     const int is_16_bit = s->a_dtype == NVFP4_FP16 || s->a_dtype == NVFP4_BF16;
     if (operation < NVFP4_SHAPE_PRODUCT || operation > NVFP4_SHAPE_GATED_GROUPED_GEMM)
@@ -303,7 +303,7 @@ static nvfp4_status check_shape(const nvfp4_shape *s) {
 /* The product that a shape describes. */
 static void set_problem_of_shape(const nvfp4_shape *s, prepared_call *call) {
     const int is_nn = (s->flags & NVFP4_NO_TRANSPOSE_B) != 0;
-    const int is_e2m1 = s->a_dtype == NVFP4_NONE || operation_of(s) == NVFP4_SHAPE_QUANTIZE_GEMM;
+    const int is_e2m1 = s->a_dtype == NVFP4_NONE || shape_operation(s) == NVFP4_SHAPE_QUANTIZE_GEMM;
     const int64_t columns = is_nn ? s->k : s->n, sums_of = is_nn ? s->n : s->k;
     const int64_t a_row = is_e2m1 ? s->k / 2 : sums_of * 2;
     call->is_empty = s->m == 0 || columns == 0 || s->l == 0;
@@ -322,12 +322,12 @@ static void set_problem_of_shape(const nvfp4_shape *s, prepared_call *call) {
                                         .out_batch = s->m * columns * 2,
                                         .aligned16 = s->k % 32 == 0 && a_row % 16 == 0,
                                         .a_type = is_e2m1 ? VALUES_E2M1 : (int32_t)s->a_dtype,
-                                        .operation = is_nn ? OP_GEMM_NN : OP_GEMM};
+                                        .product_kind = is_nn ? PRODUCT_GEMM_NN : PRODUCT_GEMM};
     if (!groups_of(s)) return;
     const gemm_problem one = call->problem.gemm;
-    const int32_t parts = operation_of(s) == NVFP4_SHAPE_GATED_GROUPED_GEMM ? 2 : 1;
+    const int32_t parts = shape_operation(s) == NVFP4_SHAPE_GATED_GROUPED_GEMM ? 2 : 1;
     call->problem.grouped = (grouped_problem){.g = one, .a_rows = s->m, .groups = (int32_t)s->groups, .parts = parts};
-    call->problem.gemm.operation = is_nn ? OP_GROUPED_NN : OP_GROUPED;
+    call->problem.gemm.product_kind = is_nn ? PRODUCT_GROUPED_NN : PRODUCT_GROUPED;
     call->problem.gemm.l = s->groups * parts;
     call->problem.gemm.a_batch = call->problem.gemm.sfa_batch = 0;
     call->problem.gemm.out_batch = columns * 2;
@@ -336,7 +336,7 @@ static void set_problem_of_shape(const nvfp4_shape *s, prepared_call *call) {
 
 /* The other step of the operation that a shape is of: its problem, and whether the product's kernel does it too. */
 static void plan_other_step(const nvfp4_shape *s, prepared_call *call) {
-    if (operation_of(s) == NVFP4_SHAPE_QUANTIZE_GEMM) {
+    if (shape_operation(s) == NVFP4_SHAPE_QUANTIZE_GEMM) {
         const int64_t row = s->k * dtype_bytes(s->a_dtype);
         call->problem.quantize_gemm.q = (quantize_problem){.rows = s->m,
                                                            .k = s->k,
@@ -348,7 +348,7 @@ static void plan_other_step(const nvfp4_shape *s, prepared_call *call) {
                                                            .x_type = (int32_t)s->a_dtype,
                                                            .block_scale = NVFP4_AMAX6};
         fuse_quantizer(call);
-    } else if (operation_of(s) == NVFP4_SHAPE_GATED_GROUPED_GEMM) {
+    } else if (shape_operation(s) == NVFP4_SHAPE_GATED_GROUPED_GEMM) {
         grouped_problem *p = &call->problem.grouped;
         p->has_activation = 1, p->activation = NVFP4_SILU, p->limit = INFINITY, p->activation_alpha = 1.702f;
         p->g.out_pitch = s->n * 2, p->g.out_batch = 0;
@@ -392,8 +392,8 @@ nvfp4_status nvfp4_override_plan(nvfp4_context *context, const nvfp4_shape *shap
     if (shape->device < 0) return REJECT("device", ("is %d", shape->device), ("must be the ordinal of a GPU"));
     if (groups_of(shape))
         return REJECT("groups", ("are %lld", (long long)shape->groups), ("must be 0 for an override"));
-    if (operation_of(shape) != NVFP4_SHAPE_PRODUCT)
-        return REJECT("operation", ("is %d", operation_of(shape)), ("must be 0 for an override"));
+    if (shape_operation(shape) != NVFP4_SHAPE_PRODUCT)
+        return REJECT("operation", ("is %d", shape_operation(shape)), ("must be 0 for an override"));
     if (shape->flags & ~(uint32_t)NVFP4_NO_TRANSPOSE_B)
         return REJECT("flags", ("is %u", shape->flags),
                       ("must be 0 or %d (b not transposed) for an override", NVFP4_NO_TRANSPOSE_B));
@@ -412,7 +412,7 @@ nvfp4_status nvfp4_override_plan(nvfp4_context *context, const nvfp4_shape *shap
                             call.candidates, (long long)shape->m, (long long)shape->n, (long long)shape->k,
                             (long long)shape->l, p->a_type == VALUES_E2M1 ? "" : " with a of ",
                             p->a_type == VALUES_E2M1 ? "" : nvfp4_dtype_name((nvfp4_dtype)p->a_type),
-                            p->operation == OP_GEMM_NN ? ", b not transposed," : "", call.where.device));
+                            p->product_kind == PRODUCT_GEMM_NN ? ", b not transposed," : "", call.where.device));
     const plan_override one = {.key = override_key_of(call.where.device, p), .settings = settings};
     return overrides_add(context->overrides, &one);
 }

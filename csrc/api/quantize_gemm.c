@@ -153,7 +153,7 @@ void fuse_quantizer(prepared_call *call) {
     const quantize_gemm_problem *p = &call->problem.quantize_gemm;
     gemm_candidate fused;
     if (call->is_empty || !call->where.on_gpu) return;
-    const gemm_planner *planner = planner_of(call->candidate.backend, p->g.operation, p->g.a_type);
+    const gemm_planner *planner = planner_of(call->candidate.backend, p->g.product_kind, p->g.a_type);
     call->is_fused = planner->with_quantizer && planner->with_quantizer(call->where.props, p, &call->candidate, &fused);
     if (call->is_fused)
         call->candidate = fused;

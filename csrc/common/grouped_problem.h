@@ -15,8 +15,9 @@ enum {
     HAS_ROW_SCALE = 4,  /* of a CPU's group, a grouped_problem: each row of the result has a factor */
 };
 
-/* b is [groups][parts][n][k/2] bytes, of OP_GROUPED_NN [groups][k][n/2] with one part; g.l is groups * parts. A row of
- * out has the n results of each part side by side. The epilogue is gemm's and, before rounding, v = v * row_scale.
+/* b is [groups][parts][n][k/2] bytes, of PRODUCT_GROUPED_NN [groups][k][n/2] with one part; g.l is groups * parts. A
+ * row of out has the n results of each part side by side. The epilogue is gemm's and, before rounding, v = v *
+ * row_scale.
  *
  * With has_activation, out has n results a row: `gated` (kernels/common/activation.h) of the results of part 0, rounded
  * to out_type, and of those of part 1, rounded too. One part alone is without `up`. g.out_batch is 0. */

@@ -100,7 +100,7 @@ static grouped_problem problem_of_group(const grouped *x, const group *one) {
     const int64_t matrix = (int64_t)one->index * p.parts;
     g->m = one->rows;
     g->l = p.parts;
-    g->operation = g->operation == OP_GROUPED_NN ? OP_GEMM_NN : OP_GEMM;
+    g->product_kind = g->product_kind == PRODUCT_GROUPED_NN ? PRODUCT_GEMM_NN : PRODUCT_GEMM;
     g->a += one->first * g->a_pitch;
     if (g->sfa) g->sfa += scale_offset_of_group(x->problem, one);
     if (p.b_list) {
@@ -216,7 +216,8 @@ static nvfp4_status run_many(const grouped *x, const group *one, char *gathered,
         }
     }
     if (!x->kernel || p.g.k == 0) return reference_gemm(&p.g, threads);
-    return p.g.operation == OP_GEMM_NN ? nn_gemm(&p.g, x->kernel, threads) : blocked_gemm(&p.g, x->kernel, threads);
+    return p.g.product_kind == PRODUCT_GEMM_NN ? nn_gemm(&p.g, x->kernel, threads)
+                                               : blocked_gemm(&p.g, x->kernel, threads);
 }
 
 /* ---- the call ---- */
@@ -245,7 +246,7 @@ nvfp4_status cpu_grouped_gemm(const grouped_problem *p, cpu_isa isa, int threads
     if (!m.few || !m.many || !m.packed_first || ((p->row_scale || p->rows) && !m.row_scale))
         status = fail(NVFP4_OUT_OF_MEMORY, "grouped_gemm: no memory for %d groups", p->groups);
     if (!status) {
-        const int is_nn = p->g.operation == OP_GROUPED_NN, count = find_groups(p, m.few);
+        const int is_nn = p->g.product_kind == PRODUCT_GROUPED_NN, count = find_groups(p, m.few);
         x.kernel = cpu_kernel_for(p->g.a_type, is_nn, isa);
         x.row_scale = m.row_scale ? find_row_scale(p, m.row_scale) : NULL;
         const int64_t few_rows = x.kernel && !is_nn && !batch_invariant && p->g.k ? x.kernel->max_vectors : 0;

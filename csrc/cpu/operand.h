@@ -26,7 +26,7 @@ static inline operand operand_a(const gemm_problem *p, int64_t batch) {
 static inline operand operand_b(const gemm_problem *p, int64_t batch) {
     return (operand){p->b + batch * p->b_batch,
                      p->sfb + batch * p->sfb_batch,
-                     p->operation == OP_GEMM_NN ? p->k : p->n,
+                     p->product_kind == PRODUCT_GEMM_NN ? p->k : p->n,
                      p->b_pitch,
                      p->sfb_pitch,
                      p->scale_layout,

@@ -50,6 +50,7 @@ static const gemm_planner grouped = {.a_types = TAKES_E2M1 | TAKES_16_BIT,
 static const gemm_planner grouped_nn = {
     .a_types = TAKES_16_BIT, .takes_by_batch = 1, .candidates = candidates, .reject = reject, .run_host = run_grouped};
 
-const gemm_backend cpu_backend = {
-    BACKEND_ROW(cpu),
-    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn, [OP_GROUPED] = &grouped, [OP_GROUPED_NN] = &grouped_nn}};
+const gemm_backend cpu_backend = {BACKEND_ROW(cpu), .planners = {[PRODUCT_GEMM] = &gemm,
+                                                                 [PRODUCT_GEMM_NN] = &gemm_nn,
+                                                                 [PRODUCT_GROUPED] = &grouped,
+                                                                 [PRODUCT_GROUPED_NN] = &grouped_nn}};

@@ -18,7 +18,7 @@ static int precedes(const gemm_candidate *x, const gemm_candidate *y, const plan
 /* NULL: the backend may not run the product, or does not take it. */
 static const gemm_planner *planner_for(const plan_query *q, int32_t backend) {
     return q->backends >> backend & 1
-               ? planner_taking(backend, q->traits.operation, q->traits.a_type, q->traits.by_batch)
+               ? planner_taking(backend, q->traits.product_kind, q->traits.a_type, q->traits.by_batch)
                : NULL;
 }
 

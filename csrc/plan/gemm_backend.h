@@ -12,7 +12,7 @@
 #include "plan/launch_plan.h"
 #include "plan/traits.h"
 
-/* The way in which a backend runs one operation. A planner is asked only for products whose A it takes. */
+/* The way in which a backend runs one kind of product. A planner is asked only for products whose A it takes. */
 typedef struct gemm_planner {
     uint32_t a_types;       /* bit d: A may have nvfp4_dtype d; bit VALUES_E2M1: A may be in the format */
     int32_t takes_by_batch; /* 1: alpha and bias may be those of a batch */
@@ -57,9 +57,9 @@ typedef struct rounding_bound {
 } rounding_bound;
 
 typedef struct gemm_backend {
-    const char *name, *runs_on, *architectures;    /* BACKEND_ROW: of its row in backends.def */
-    const kernel_set *kernels;                     /* NULL: a backend of the host */
-    const gemm_planner *planners[GEMM_OPERATIONS]; /* by gemm_operation; NULL: the backend does not take it */
+    const char *name, *runs_on, *architectures;  /* BACKEND_ROW: of its row in backends.def */
+    const kernel_set *kernels;                   /* NULL: a backend of the host */
+    const gemm_planner *planners[PRODUCT_KINDS]; /* by product_kind; NULL: the backend does not take it */
     rounding_bound roundings;
 } gemm_backend;
 
@@ -94,15 +94,15 @@ enum {
 };
 extern const gemm_backend *const gemm_backends[GEMM_BACKENDS];
 
-/* The planner of a backend for an operation with an A of this type; NULL: the backend does not take it. */
-static inline const gemm_planner *planner_of(int32_t backend, int32_t operation, int32_t a_type) {
-    const gemm_planner *planner = gemm_backends[backend] ? gemm_backends[backend]->planners[operation] : NULL;
+/* The planner of a backend for a kind of product with an A of this type; NULL: the backend does not take it. */
+static inline const gemm_planner *planner_of(int32_t backend, int32_t kind, int32_t a_type) {
+    const gemm_planner *planner = gemm_backends[backend] ? gemm_backends[backend]->planners[kind] : NULL;
     return planner && planner->a_types >> a_type & 1 ? planner : NULL;
 }
 
 /* The same for a product whose alpha or bias may be those of a batch. */
-static inline const gemm_planner *planner_taking(int32_t backend, int32_t operation, int32_t a_type, int32_t by_batch) {
-    const gemm_planner *planner = planner_of(backend, operation, a_type);
+static inline const gemm_planner *planner_taking(int32_t backend, int32_t kind, int32_t a_type, int32_t by_batch) {
+    const gemm_planner *planner = planner_of(backend, kind, a_type);
     return planner && (planner->takes_by_batch || !by_batch) ? planner : NULL;
 }
 

@@ -20,7 +20,7 @@ typedef struct gemm_traits { /* compared as bytes: no padding */
                                                  writes them as one row */
     int32_t broadcast_a, broadcast_b; /* BROADCAST_* */
     int32_t a_type;                   /* as of gemm_problem */
-    int32_t operation, by_batch;      /* as of gemm_problem */
+    int32_t product_kind, by_batch;   /* as of gemm_problem */
     int32_t groups;                   /* or 0 */
 } gemm_traits;
 
@@ -33,7 +33,8 @@ static inline int tma_reaches(const gemm_problem *p, int64_t rows, int64_t pitch
 }
 
 static inline gemm_traits traits_of(const gemm_problem *p) {
-    const int64_t element = p->out_type == NVFP4_FP32 ? 4 : 2, b_rows = p->operation == OP_GEMM_NN ? p->k : p->n;
+    const int64_t element = p->out_type == NVFP4_FP32 ? 4 : 2,
+                  b_rows = p->product_kind == PRODUCT_GEMM_NN ? p->k : p->n;
     gemm_traits t;
     memset(&t, 0, sizeof t);
     t.m = p->m, t.n = p->n, t.k = p->k, t.l = p->l;
@@ -44,7 +45,7 @@ static inline gemm_traits traits_of(const gemm_problem *p) {
     t.broadcast_a = (p->a_batch == 0 ? BROADCAST_VALUES : 0) | (p->sfa_batch == 0 ? BROADCAST_SCALES : 0);
     t.broadcast_b = (p->b_batch == 0 ? BROADCAST_VALUES : 0) | (p->sfb_batch == 0 ? BROADCAST_SCALES : 0);
     t.a_type = p->a_type;
-    t.operation = p->operation;
+    t.product_kind = p->product_kind;
     t.by_batch = p->by_batch;
     return t;
 }

@@ -166,7 +166,7 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_settings_of_no_plan(fake_driver: Path, product: str) -> None:
-    """The message counts the plans of the operation and the type of A, which are not as many as those of others."""
+    """The message counts the plans of the kind of product and the type of A: others have more or fewer."""
     counts = [f"nvfp4._C.plan(0, 'sm80', {a}, 64, 512, 2048, 1, {flags})" for a, flags, _ in PRODUCTS.values()]
     code = f"print(*(plan['candidates'] for plan in ({', '.join(counts)})))"
     found = dict(zip(PRODUCTS, run(code, fake_driver).split()))
@@ -322,7 +322,7 @@ def test_c_callers(
     program: str, arguments: list[str], lines: int, core_with_driver: list[str], fake_driver: Path, tmp_path: Path
 ) -> None:
     """The rules of a caller's workspace, also on a second GPU, what an allocation that fails leaves, and the launch of
-    an operation that is added by a row."""
+    a kind that is added by a row."""
     binary, wrapped = tmp_path / program, WRAPPED.get(program, [])
     subprocess.run([*core_with_driver, TESTS / f"c/{program}.c", *wrapped, "-o", binary], check=True)
     environment = os.environ | {"NVFP4_LIBCUDA": str(fake_driver), "FAKE_CC": "90"}
@@ -414,16 +414,16 @@ A_DTYPES = {"uint8": None, "float4_e2m1fn_x2": None, "float16": "float16", "bflo
 
 @pytest.mark.parametrize("name", ON_GPU)
 def test_a_backend_takes_what_the_table_says(name: str, fake_driver: Path) -> None:
-    """Types of A by operation, dense with 128x4 scales."""
-    cases = [(operation, dtype) for operation in ("gemm", "gemm_nn") for dtype in A_DTYPES]
+    """Types of A by kind of product, dense with 128x4 scales."""
+    cases = [(kind, dtype) for kind in ("gemm", "gemm_nn") for dtype in A_DTYPES]
     calls = [
         f"nvfp4.info(64, 512, 512, device=0, backend={name!r}, a_dtype={A_DTYPES[dtype]!r}, "
-        f"transpose_b={operation == 'gemm'})['plan']['backend']"
-        for operation, dtype in cases
+        f"transpose_b={kind == 'gemm'})['plan']['backend']"
+        for kind, dtype in cases
     ]
     lines = [line for call in calls for line in (f"try: print({call})", "except nvfp4.Error: print('-')")]
     said = run("\n    ".join(lines), fake_driver, FAKE_CC=str(ROWS[name]["least_capability"])).split()
-    taken = [dtype in ROWS[name]["operations"].get(operation, []) for operation, dtype in cases]
+    taken = [dtype in ROWS[name]["product_kinds"].get(kind, []) for kind, dtype in cases]
     assert said == [name if takes else "-" for takes in taken]
 
 
@@ -431,9 +431,9 @@ def test_the_table_of_backends() -> None:
     assert [row["number"] for row in ROWS.values()] == list(range(1, 1 + len(ROWS)))
     assert ROWS["cpu"]["least_capability"] is ROWS["cpu"]["roundings"] is None and not ROWS["cpu"]["architectures"]
     for name, row in ROWS.items():
-        everywhere, operations = row["linear_scales"], row["operations"]
-        assert everywhere.keys() == operations.keys() and "uint8" in operations["gemm"]
-        assert all(set(everywhere[operation]) <= set(operations[operation]) for operation in operations)
+        everywhere, dense = row["linear_scales"], row["product_kinds"]
+        assert everywhere.keys() == dense.keys() and "uint8" in dense["gemm"]
+        assert all(set(everywhere[kind]) <= set(dense[kind]) for kind in dense)
         assert name == "cpu" or any(arch.startswith("compute_") for arch in row["architectures"])
     sm90 = ROWS["sm90"]
     assert (sm90["least_capability"], sm90["most_capability"]) == (90, 90) and "H200" in sm90["runs_on"]

@@ -104,7 +104,7 @@ def test_equal_bits_on_every_backend(
     activation: str, gated: bool, static: bool, backend: Backend, generator: torch.Generator
 ) -> None:
     """Where no sum rounds, whatever the order: few bits are left of an activation that is quantized."""
-    if "uint8" not in ROWS[backend.name]["operations"].get("grouped_gemm", []):
+    if "uint8" not in ROWS[backend.name]["product_kinds"].get("grouped_gemm", []):
         pytest.skip("has no such kernel")
     anywhere = "uint8" in ROWS[backend.name]["linear_scales"]["grouped_gemm"]  # else rows are on 16 bytes
     experts = quantizing(generator, static, activation, gated, integers=True, inner=INNER if anywhere else 64)

@@ -257,7 +257,7 @@ def test_experts_on_every_backend(
     activation: str, gated: bool, backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nvfp4.Experts has the bits of two calls, whichever kernels its choice of a plan leads to."""
-    if "float16" not in ROWS[backend.name]["operations"].get("grouped_gemm", []):
+    if "float16" not in ROWS[backend.name]["product_kinds"].get("grouped_gemm", []):
         pytest.skip("has no such kernel")
     experts = make(generator, activation, gated, bias=True, inner=64, limit=1.5 if gated else None).to(backend.device)
     for tokens in (2, 40):

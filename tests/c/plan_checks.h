@@ -107,11 +107,11 @@ static inline gemm_problem problem(int64_t m, int64_t n, int64_t k, int64_t l, v
 }
 
 /* A product of groups of m rows in all. */
-static inline grouped_problem grouped(int32_t operation, int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts,
+static inline grouped_problem grouped(int32_t kind, int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts,
                                       variant v) {
     static int32_t ends[1], rows[1];
     grouped_problem p = {.g = problem(m, n, k, (int64_t)groups * parts, v), .ends = ends, .rows = rows};
-    p.g.operation = operation;
+    p.g.product_kind = kind;
     p.g.a_batch = 0, p.g.out_batch = n * 2;
     p.a_rows = m, p.groups = groups, p.parts = parts;
     if (p.g.a_type == VALUES_E2M1) {
@@ -142,7 +142,7 @@ static inline void name_candidate(const gpu *g, const gemm_problem *p, variant v
 /* The traits with the number of groups, of a grouped_problem. */
 static inline gemm_traits traits_of_product(const gemm_problem *p) {
     gemm_traits t = traits_of(p);
-    if (t.operation >= OP_GROUPED) t.groups = ((const grouped_problem *)p)->groups;
+    if (t.product_kind >= PRODUCT_GROUPED) t.groups = ((const grouped_problem *)p)->groups;
     return t;
 }
 
@@ -166,7 +166,7 @@ static inline void list_candidates(int32_t backend, const gpu *g, const gemm_pro
                                    candidate_list *list) {
     const gemm_traits t = traits_of_product(p);
     memset(list->all, garbage, sizeof list->all);
-    const gemm_planner *planner = planner_of(backend, t.operation, t.a_type);
+    const gemm_planner *planner = planner_of(backend, t.product_kind, t.a_type);
     list->count = planner ? planner->candidates(&g->props, &t, list->all) : 0;
     unsigned char untouched[sizeof *list->all];
     memset(untouched, garbage, sizeof untouched);
@@ -223,8 +223,8 @@ static inline void check_too_little_shared_memory(int32_t backend, gpu g, const 
     static candidate_list list;
     g.props.shared_per_block = 48 << 10;
     list_candidates(backend, &g, p, 0, &list);
-    expect(planner_of(backend, p->operation, p->a_type)->reject(&g.props, &t) == NVFP4_UNSUPPORTED && list.count == 0 &&
-               strstr(nvfp4_last_error(), "the GPU has 49152 a CTA"),
+    expect(planner_of(backend, p->product_kind, p->a_type)->reject(&g.props, &t) == NVFP4_UNSUPPORTED &&
+               list.count == 0 && strstr(nvfp4_last_error(), "the GPU has 49152 a CTA"),
            "too little shared memory is an error");
 }
 
@@ -389,7 +389,7 @@ static inline void build_plan(const gpu *g, const gemm_problem *p, const gemm_ca
 #ifdef NVFP4_DUMP
     plan->dump = NULL, plan->dump_cta = plan->dump_k_block = 0;
 #endif
-    const gemm_planner *planner = planner_of(c->backend, p->operation, p->a_type);
+    const gemm_planner *planner = planner_of(c->backend, p->product_kind, p->a_type);
     planner->build(&g->props, p, c, (void *)WORKSPACE, plan); /* NOLINT: nothing is read */
 }
 
@@ -444,7 +444,7 @@ static inline int32_t check_product(int32_t backend, const gpu *g, const gemm_pr
                                     param_size *size_of, candidate_check *check, rejection_check *may_reject) {
     static candidate_list list, again;
     static launch_plan plan;
-    if (!planner_of(backend, p->operation, p->a_type)) return 0;
+    if (!planner_of(backend, p->product_kind, p->a_type)) return 0;
     name_product(g, p, v);
     list_candidates(backend, g, p, 0xA5, &list);
     list_candidates(backend, g, p, 0x5A, &again);

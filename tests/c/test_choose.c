@@ -127,7 +127,7 @@ static void check_backends(void) {
         expect(!strcmp(backend->name, names[b]) && backend->runs_on, names[b]);
         expect(!!backend->kernels == (b != NVFP4_BACKEND_CPU), "kernels of a GPU's backend");
         uint32_t taken = 0;
-        for (int32_t o = 0; o < GEMM_OPERATIONS; o++) {
+        for (int32_t o = 0; o < PRODUCT_KINDS; o++) {
             const gemm_planner *planner = backend->planners[o];
             if (!planner) continue;
             expect(planner->a_types && planner->candidates && planner->reject, "a planner");
@@ -142,10 +142,10 @@ static void check_backends(void) {
         expect(taken & TAKES_E2M1, "A in the format is taken");
     }
     gemm_candidate cpu;
-    expect(planner_of(NVFP4_BACKEND_CPU, OP_GEMM, VALUES_E2M1)->candidates(NULL, NULL, &cpu) == 1 &&
+    expect(planner_of(NVFP4_BACKEND_CPU, PRODUCT_GEMM, VALUES_E2M1)->candidates(NULL, NULL, &cpu) == 1 &&
                cpu.backend == NVFP4_BACKEND_CPU && !strcmp(cpu.name, nvfp4_cpu_kernel()),
            "the CPU has one candidate");
-    expect(!planner_of(NVFP4_AUTO, OP_GEMM, VALUES_E2M1), "no kernels belong to auto");
+    expect(!planner_of(NVFP4_AUTO, PRODUCT_GEMM, VALUES_E2M1), "no kernels belong to auto");
     for (int g = 0; g < GPUS; g++) {
         int others = 0;
         for (int32_t b = NVFP4_BACKEND_SM90; b < GEMM_BACKENDS; b++) others += runs_on(b, &gpus[g]);
@@ -189,7 +189,7 @@ static void check_overrides(uint64_t seed) {
                                            .k = numbers[2],
                                            .l = numbers[3],
                                            .n = numbers[4],
-                                           .operation = (int32_t)numbers[5],
+                                           .product_kind = (int32_t)numbers[5],
                                            .a_type = NVFP4_FP16 + (int32_t)numbers[6]},
                                    .settings = {NVFP4_BACKEND_SM80, i, i % 2, 1, 0}};
         expect(overrides_add(table, &added[i]) == NVFP4_OK, "one more");
@@ -201,14 +201,14 @@ static void check_overrides(uint64_t seed) {
                                 .n = bits & 1,
                                 .k = (bits >> 1 & 1) * INT32_MAX,
                                 .l = (bits >> 2 & 1) * INT32_MAX,
-                                .operation = (int32_t)(bits >> 3 & 1),
+                                .product_kind = (int32_t)(bits >> 3 & 1),
                                 .a_type = NVFP4_FP16 + (int32_t)(bits >> 4)};
         const int32_t device = (int32_t)(key % 5);
         int i = ADDED - 1;
         for (; i >= 0; i--) {
             const override_key *k = &added[i].key;
             if (k->device == device && k->m == p.m && k->n == p.n && k->k == p.k && k->l == p.l &&
-                k->operation == p.operation && k->a_type == p.a_type)
+                k->product_kind == p.product_kind && k->a_type == p.a_type)
                 break;
         }
         const plan_settings found = overrides_find(table, device, &p);
@@ -219,7 +219,8 @@ static void check_overrides(uint64_t seed) {
     expect(overrides_count(table) == shapes, "a product has one entry");
     overrides_clear(table);
     const override_key *k = &added[0].key;
-    const gemm_problem p = {.m = k->m, .n = k->n, .k = k->k, .l = k->l, .operation = k->operation, .a_type = k->a_type};
+    const gemm_problem p = {
+        .m = k->m, .n = k->n, .k = k->k, .l = k->l, .product_kind = k->product_kind, .a_type = k->a_type};
     expect(overrides_find(table, k->device, &p).split_k == 0 && overrides_count(table) == 0, "cleared");
     overrides_destroy(table);
 }

@@ -54,7 +54,7 @@ static const kernel_set set = {
 static const gemm_planner tiny_gemm = {
     .a_types = TAKES_E2M1, .candidates = candidates, .reject = reject, .build = build};
 static const gemm_backend tiny_backend = {
-    .name = "tiny", .runs_on = "any GPU of this test", .kernels = &set, .planners = {[OP_GEMM] = &tiny_gemm}};
+    .name = "tiny", .runs_on = "any GPU of this test", .kernels = &set, .planners = {[PRODUCT_GEMM] = &tiny_gemm}};
 
 extern const gemm_backend cpu_backend, sm80_backend, sm90_backend;
 static gemm_backend sm80, sm90;
@@ -79,11 +79,11 @@ static int32_t crowd(int32_t backend, gemm_candidate *out) {
 }
 
 static int32_t sm80_candidates_or_crowd(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    return crowded ? crowd(NVFP4_BACKEND_SM80, out) : sm80_backend.planners[OP_GEMM]->candidates(props, t, out);
+    return crowded ? crowd(NVFP4_BACKEND_SM80, out) : sm80_backend.planners[PRODUCT_GEMM]->candidates(props, t, out);
 }
 
 static int32_t sm90_candidates_or_crowd(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    return crowded ? crowd(NVFP4_BACKEND_SM90, out) : sm90_backend.planners[OP_GEMM]->candidates(props, t, out);
+    return crowded ? crowd(NVFP4_BACKEND_SM90, out) : sm90_backend.planners[PRODUCT_GEMM]->candidates(props, t, out);
 }
 
 static const uint32_t SM80 = 1u << NVFP4_BACKEND_SM80, SM90 = 1u << NVFP4_BACKEND_SM90, OWN = 1u << TINY;
@@ -138,10 +138,12 @@ static void check_gaps(void) {
     fastest(5, 4096, OWN, &count);
     const gemm_problem p = problem(5, 4096, 2048, 1, PLAIN);
     const gemm_traits t = traits_of(&p);
-    expect(count == 0 && planner_of(TINY, OP_GEMM, VALUES_E2M1)->reject(&gpus[H200].props, &t) == NVFP4_UNSUPPORTED &&
+    expect(count == 0 &&
+               planner_of(TINY, PRODUCT_GEMM, VALUES_E2M1)->reject(&gpus[H200].props, &t) == NVFP4_UNSUPPORTED &&
                tiny_rejected == 1 && !strcmp(nvfp4_last_error(), "M is 5; must be at most 4"),
            "it says why");
-    expect(!planner_of(TINY, OP_GEMM_NN, NVFP4_FP16) && !planner_of(TINY, OP_GEMM, NVFP4_FP16), "it takes one product");
+    expect(!planner_of(TINY, PRODUCT_GEMM_NN, NVFP4_FP16) && !planner_of(TINY, PRODUCT_GEMM, NVFP4_FP16),
+           "it takes one product");
     const gemm_problem w4a16 = problem(4, 4096, 2048, 1, FP16_A);
     const plan_query others_alone = query_of(&gpus[H200], &w4a16, SM80 | SM90, 0),
                      own_alone = query_of(&gpus[H200], &w4a16, OWN, 0),
@@ -188,9 +190,9 @@ static void check_launch(void) {
 
 int main(void) {
     sm80 = sm80_backend, sm90 = sm90_backend;
-    sm80_gemm = *sm80.planners[OP_GEMM], sm90_gemm = *sm90.planners[OP_GEMM];
+    sm80_gemm = *sm80.planners[PRODUCT_GEMM], sm90_gemm = *sm90.planners[PRODUCT_GEMM];
     sm80_gemm.candidates = sm80_candidates_or_crowd, sm90_gemm.candidates = sm90_candidates_or_crowd;
-    sm80.planners[OP_GEMM] = &sm80_gemm, sm90.planners[OP_GEMM] = &sm90_gemm;
+    sm80.planners[PRODUCT_GEMM] = &sm80_gemm, sm90.planners[PRODUCT_GEMM] = &sm90_gemm;
     snprintf(about, sizeof about, "table");
     expect(!strcmp(nvfp4_backend_name((nvfp4_backend)TINY), "tiny"), "the backend has its name");
     check_ranking();

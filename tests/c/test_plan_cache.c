@@ -56,7 +56,10 @@ static const gemm_planner sm80_all = {
     .a_types = UINT32_MAX, .takes_by_batch = 1, .candidates = answer_sm80, .batch_invariant = answer_batch_invariant};
 static const gemm_planner sm90_all = {.a_types = UINT32_MAX, .takes_by_batch = 1, .candidates = answer_sm90};
 #define EVERY(planner)                                                                                                 \
-    {[OP_GEMM] = &(planner), [OP_GEMM_NN] = &(planner), [OP_GROUPED] = &(planner), [OP_GROUPED_NN] = &(planner)}
+    {[PRODUCT_GEMM] = &(planner),                                                                                      \
+     [PRODUCT_GEMM_NN] = &(planner),                                                                                   \
+     [PRODUCT_GROUPED] = &(planner),                                                                                   \
+     [PRODUCT_GROUPED_NN] = &(planner)}
 static const gemm_backend sm80 = {.name = "sm80", .planners = EVERY(sm80_all)};
 static const gemm_backend sm90 = {.name = "sm90", .planners = EVERY(sm90_all)};
 const gemm_backend *const gemm_backends[GEMM_BACKENDS] = {[NVFP4_BACKEND_SM80] = &sm80, [NVFP4_BACKEND_SM90] = &sm90};
@@ -124,7 +127,7 @@ static const field fields[] = {
     FIELD(traits.broadcast_a),
     FIELD(traits.broadcast_b),
     FIELD(traits.a_type),
-    FIELD(traits.operation),
+    FIELD(traits.product_kind),
     FIELD(traits.by_batch),
     FIELD(traits.groups),
     FIELD(props.compute_capability),
@@ -157,14 +160,14 @@ static void check_fields(void) {
     }
     expect(end == sizeof(plan_query), "up to the last");
     for (size_t i = 0; i < COUNT(fields); i++) {
-        const int operation = !strcmp(fields[i].name, "traits.operation"),
+        const int product_kind = !strcmp(fields[i].name, "traits.product_kind"),
                   a_type = !strcmp(fields[i].name, "traits.a_type");
         const int given = fields[i].offset < offsetof(plan_query, backends);
         const plan_query x = base_query();
         plan_query y = x;
         unsigned char *bytes = (unsigned char *)&y + fields[i].offset;
         /* The fields that select a planner have few values. */
-        const size_t bits = operation ? 2 : a_type ? 5 : 8 * fields[i].bytes;
+        const size_t bits = product_kind ? 2 : a_type ? 5 : 8 * fields[i].bytes;
         for (size_t bit = 0; given && bit < bits; bit++) {
             bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
             check_pair(&x, &y, fields[i].name);

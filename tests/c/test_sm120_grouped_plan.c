@@ -74,7 +74,7 @@ static long times_fused, times_apart;
 /* The kernel of each candidate with the activation: the launch is the product's, but for pairs of tiles. */
 static void check_activation(const gpu *g, const grouped_problem *product, variant v) {
     const grouped_problem p = with_activation(product);
-    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM120, OP_GROUPED, VALUES_E2M1);
+    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM120, PRODUCT_GROUPED, VALUES_E2M1);
     static candidate_list list;
     static launch_plan plan, plan_of_product;
     list_candidates(NVFP4_BACKEND_SM120, g, &product->g, 0, &list);
@@ -119,7 +119,7 @@ static void check_activation(const gpu *g, const grouped_problem *product, varia
 
 static int may_reject(const gpu *g, const gemm_problem *p) {
     const gemm_traits t = traits_of_product(p);
-    expect(planner_of(NVFP4_BACKEND_SM120, OP_GROUPED, VALUES_E2M1)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
+    expect(planner_of(NVFP4_BACKEND_SM120, PRODUCT_GROUPED, VALUES_E2M1)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
                strstr(nvfp4_last_error(), "tiles"),
            nvfp4_last_error());
     return ceil_div(p->m, 128) * ceil_div(p->n, 128) > INT32_MAX / 8;
@@ -132,7 +132,7 @@ static int32_t one(const gpu *g, const grouped_problem *p, variant v, int all) {
 /* All candidates add in one order, so each serves batch-invariant products. */
 static void check_batch_invariant(const gpu *g, const grouped_problem *p) {
     const gemm_traits t = traits_of_product(&p->g);
-    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM120, OP_GROUPED, VALUES_E2M1);
+    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM120, PRODUCT_GROUPED, VALUES_E2M1);
     gemm_candidate plain[BACKEND_MAX_CANDIDATES], invariant[BACKEND_MAX_CANDIDATES];
     const int32_t count = planner->candidates(&g->props, &t, plain);
     expect(planner->batch_invariant(&g->props, &t, invariant) == count, "as many candidates");
@@ -154,7 +154,7 @@ static void check_choice(const gpu *g, const grouped_problem *p) {
 
 /* Rows of the first plan's tile. */
 static int32_t first_tile(const gpu *g, int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts) {
-    const grouped_problem p = grouped(OP_GROUPED, m, n, k, groups, parts, PLAIN);
+    const grouped_problem p = grouped(PRODUCT_GROUPED, m, n, k, groups, parts, PLAIN);
     static candidate_list list;
     list_candidates(NVFP4_BACKEND_SM120, g, &p.g, 0, &list);
     return list.count ? list.all[first_of(&list)].tile_m : 0;
@@ -172,11 +172,11 @@ static void check_choices(void) {
 
 /* Whether the first plan's kernel computes the activation of gate and up, too. */
 static int is_fused(const gpu *g, int64_t m, int64_t n, int64_t k, int32_t groups) {
-    const grouped_problem product = grouped(OP_GROUPED, m, n, k, groups, 2, PLAIN), p = with_activation(&product);
+    const grouped_problem product = grouped(PRODUCT_GROUPED, m, n, k, groups, 2, PLAIN), p = with_activation(&product);
     static candidate_list list;
     gemm_candidate c;
     list_candidates(NVFP4_BACKEND_SM120, g, &product.g, 0, &list);
-    return list.count && planner_of(NVFP4_BACKEND_SM120, OP_GROUPED, VALUES_E2M1)
+    return list.count && planner_of(NVFP4_BACKEND_SM120, PRODUCT_GROUPED, VALUES_E2M1)
                              ->with_activation(&g->props, &p, &list.all[first_of(&list)], &c);
 }
 
@@ -191,18 +191,19 @@ static void check_choices_of_activations(void) {
 }
 
 static void check_limits(void) {
-    const grouped_problem many = grouped(OP_GROUPED, INT32_MAX, INT32_MAX / 16 * 16, 64, 8, 2, PLAIN);
+    const grouped_problem many = grouped(PRODUCT_GROUPED, INT32_MAX, INT32_MAX / 16 * 16, 64, 8, 2, PLAIN);
     snprintf(about, sizeof about, "limits");
     expect(one(&on[0], &many, PLAIN, 1) == 0, "too many tiles are an error");
     for (int32_t k = SM120_CONFIGS; k < SM120_KERNELS; k++) {
-        const grouped_problem p = grouped(OP_GROUPED, 64, 64, 512, 4, 1, PLAIN);
+        const grouped_problem p = grouped(PRODUCT_GROUPED, 64, 64, 512, 4, 1, PLAIN);
         check_least_shared_memory(NVFP4_BACKEND_SM120, gpus[RTX_5090], &p.g, k);
     }
-    const grouped_problem p = grouped(OP_GROUPED, 64, 64, 512, 4, 1, PLAIN);
+    const grouped_problem p = grouped(PRODUCT_GROUPED, 64, 64, 512, 4, 1, PLAIN);
     const gemm_traits t = traits_of_product(&p.g);
     gpu small = on[0];
     small.props.shared_per_block = 48 << 10;
-    expect(planner_of(NVFP4_BACKEND_SM120, OP_GROUPED, VALUES_E2M1)->reject(&small.props, &t) == NVFP4_UNSUPPORTED &&
+    expect(planner_of(NVFP4_BACKEND_SM120, PRODUCT_GROUPED, VALUES_E2M1)->reject(&small.props, &t) ==
+                   NVFP4_UNSUPPORTED &&
                strstr(nvfp4_last_error(), "the GPU has 49152 a CTA"),
            "too little shared memory is an error");
 }
@@ -219,7 +220,7 @@ int main(void) {
                     const variant v = (m + e) % 7 == 3 ? LINEAR : (n + k) % 5 == 2 ? UNALIGNED : PLAIN;
                     const int32_t parts = 1 + (int32_t)((m + k) % 3);
                     const grouped_problem p =
-                        grouped(OP_GROUPED, rows_of_result[m], columns[n], depths[k], groups_of[e], parts, v);
+                        grouped(PRODUCT_GROUPED, rows_of_result[m], columns[n], depths[k], groups_of[e], parts, v);
                     one(g, &p, v, (m + n + k + e) % 3 == 0);
                     check_batch_invariant(g, &p);
                     check_choice(g, &p);

@@ -120,7 +120,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
 
 static int may_reject(const gpu *g, const gemm_problem *p) {
     const gemm_traits t = traits_of(p);
-    expect(planner_of(NVFP4_BACKEND_SM120, OP_GEMM, VALUES_E2M1)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
+    expect(planner_of(NVFP4_BACKEND_SM120, PRODUCT_GEMM, VALUES_E2M1)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
                strstr(nvfp4_last_error(), "tiles"),
            nvfp4_last_error());
     return ceil_div(p->m, 256) * ceil_div(p->n, 128) * p->l > INT32_MAX - g->props.sm_count;
@@ -129,7 +129,7 @@ static int may_reject(const gpu *g, const gemm_problem *p) {
 /* The same split for every M, at the same places of K, from the same planner. */
 static void check_batch_invariant(const gpu *g, int64_t n, int64_t k) {
     static gemm_candidate all[BACKEND_MAX_CANDIDATES];
-    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM120, OP_GEMM, VALUES_E2M1);
+    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM120, PRODUCT_GEMM, VALUES_E2M1);
     int32_t split_k = 0;
     for (size_t i = 0; i < COUNT(sizes); i++) {
         const gemm_problem p = problem(sizes[i], n, k, 1, PLAIN), far = problem(sizes[i], n, k, 1, UNALIGNED);

@@ -125,7 +125,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
 static long times_fused[SM90_KERNELS];
 
 static void check_with_activation(const gpu *g, const grouped_problem *p) {
-    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM90, p->g.operation, p->g.a_type);
+    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM90, p->g.product_kind, p->g.a_type);
     grouped_problem gated = *p;
     static candidate_list list;
     static launch_plan plan;
@@ -176,15 +176,15 @@ static void check_fused_choices(void) {
     };
     snprintf(about, sizeof about, "activations");
     for (size_t i = 0; i < COUNT(cases); i++) {
-        grouped_problem p = grouped(OP_GROUPED, cases[i].m, cases[i].n, cases[i].k, cases[i].groups, 2, BF16_A);
+        grouped_problem p = grouped(PRODUCT_GROUPED, cases[i].m, cases[i].n, cases[i].k, cases[i].groups, 2, BF16_A);
         static candidate_list list;
         p.g.out_type = NVFP4_BF16;
         list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &p.g, 0, &list);
         const gemm_candidate *of = &list.all[first_of(&list)];
         gemm_candidate fused;
         p.has_activation = 1, p.g.out_batch = 0;
-        const int32_t got =
-            planner_of(NVFP4_BACKEND_SM90, OP_GROUPED, NVFP4_BF16)->with_activation(&gpus[H200].props, &p, of, &fused);
+        const int32_t got = planner_of(NVFP4_BACKEND_SM90, PRODUCT_GROUPED, NVFP4_BF16)
+                                ->with_activation(&gpus[H200].props, &p, of, &fused);
         printf("%6lld x %lld x %lld: %s, %.1f us to %.1f\n", (long long)cases[i].m, (long long)cases[i].n,
                (long long)cases[i].k, of->name, of->single_us, got ? fused.single_us : 0.0);
         expect(got == cases[i].fused, "one launch, or two");
@@ -194,7 +194,7 @@ static void check_fused_choices(void) {
 static int may_reject(const gpu *g, const gemm_problem *p) {
     const gemm_traits t = traits_of_product(p);
     const int reached = p->scale_layout == NVFP4_128X4 && p->aligned16;
-    expect(planner_of(NVFP4_BACKEND_SM90, p->operation, p->a_type)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
+    expect(planner_of(NVFP4_BACKEND_SM90, p->product_kind, p->a_type)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
                strstr(nvfp4_last_error(), reached ? "tiles" : "128x4 scales"),
            nvfp4_last_error());
     return !reached || ceil_div(p->m, 128) * ceil_div(p->n, 128) > INT32_MAX / 8;
@@ -207,7 +207,7 @@ static int32_t one(const gpu *g, const grouped_problem *p, variant v, int all) {
 /* All candidates of sm90/grouped.cu add in one order, so each serves batch-invariant products. */
 static void check_batch_invariant(const grouped_problem *p) {
     const gemm_traits t = traits_of_product(&p->g);
-    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM90, t.operation, t.a_type);
+    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM90, t.product_kind, t.a_type);
     gemm_candidate plain[BACKEND_MAX_CANDIDATES], invariant[BACKEND_MAX_CANDIDATES];
     int32_t count = 0;
     for (int32_t i = 0, all = planner->candidates(&gpus[H200].props, &t, plain); i < all; i++)
@@ -221,7 +221,7 @@ static void check_batch_invariant(const grouped_problem *p) {
 /* Rows of the first plan's tile, and the backend that is chosen of both. */
 static int32_t first_tile_of(variant a, int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts,
                              int32_t *backend) {
-    const grouped_problem p = grouped(OP_GROUPED, m, n, k, groups, parts, a);
+    const grouped_problem p = grouped(PRODUCT_GROUPED, m, n, k, groups, parts, a);
     static candidate_list sm80, sm90;
     list_candidates(NVFP4_BACKEND_SM80, &gpus[H200], &p.g, 0, &sm80);
     list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &p.g, 0, &sm90);
@@ -255,16 +255,16 @@ static void check_choices(void) {
 }
 
 static void check_limits(void) {
-    const grouped_problem many = grouped(OP_GROUPED, INT32_MAX, INT32_MAX, 64, 8, 2, FP16_A);
+    const grouped_problem many = grouped(PRODUCT_GROUPED, INT32_MAX, INT32_MAX, 64, 8, 2, FP16_A);
     snprintf(about, sizeof about, "limits");
     expect(one(&gpus[H200], &many, FP16_A, 1) == 0, "too many tiles are an error");
     for (int32_t k = FIRST_UNITS; k < END; k++) {
         const kernel_entry *kernel = &gemm_backends[NVFP4_BACKEND_SM90]->kernels->kernels[k];
         const variant v = strstr(kernel->name, "_fp16_") ? FP16_A : BF16_A;
-        const grouped_problem p = grouped(OP_GROUPED, 64, 64, 512, 4, 1, v);
+        const grouped_problem p = grouped(PRODUCT_GROUPED, 64, 64, 512, 4, 1, v);
         check_least_shared_memory(NVFP4_BACKEND_SM90, gpus[H200], &p.g, k);
     }
-    grouped_problem tall = grouped(OP_GROUPED, 64, 64, 512, 4, 1, FP16_A);
+    grouped_problem tall = grouped(PRODUCT_GROUPED, 64, 64, 512, 4, 1, FP16_A);
     tall.a_rows = 1000;
     one(&gpus[H200], &tall, FP16_A, 1);
     tall.a_rows = 0;
@@ -272,7 +272,7 @@ static void check_limits(void) {
     static launch_plan plan;
     list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &tall.g, 0, &list);
     launch_plan_init(&plan);
-    planner_of(NVFP4_BACKEND_SM90, OP_GROUPED, NVFP4_FP16)
+    planner_of(NVFP4_BACKEND_SM90, PRODUCT_GROUPED, NVFP4_FP16)
         ->build(&gpus[H200].props, &tall.g, &list.all[0], (void *)WORKSPACE, &plan);
     const sm90_grouped_schedule *s = param_of(&plan, &plan.step[0], 1);
     expect(plan.steps == 1 && !s->a, "an A without rows has no pre-pass");
@@ -289,7 +289,7 @@ int main(void) {
                     const gpu *g = &gpus[on[(m + n + k + e) % COUNT(on)]];
                     static const variant types[] = {BF16_A, FP16_A, PLAIN};
                     const variant v = types[(m + n + k) % COUNT(types)];
-                    grouped_problem p = grouped(OP_GROUPED, rows_of_result[m], columns[n], depths[k], groups_of[e],
+                    grouped_problem p = grouped(PRODUCT_GROUPED, rows_of_result[m], columns[n], depths[k], groups_of[e],
                                                 1 + (int32_t)((m + k) % 3), v);
                     if ((m + e) % 7 == 3) p.g.scale_layout = NVFP4_LINEAR;
                     if (v == PLAIN)

@@ -222,10 +222,10 @@ def of_16_bit_a(backend: str) -> Iterator[Call]:
     seen = set()
     row = rows()[backend]
     for a_type, transpose_b in itertools.product(("float16", "bfloat16"), (True, False)):
-        operation = "gemm" if transpose_b else "gemm_nn"
-        if a_type not in row["operations"].get(operation, []):
+        kind = "gemm" if transpose_b else "gemm_nn"
+        if a_type not in row["product_kinds"].get(kind, []):
             continue
-        linear = a_type in row["linear_scales"][operation]
+        linear = a_type in row["linear_scales"][kind]
         for m, n, k, batch in A16_SHAPES:
             aligned = not linear and not transpose_b  # which needs rows of A on 16 bytes
             shape = (m, (n + 7) // 8 * 8 if aligned else n, k, batch)
@@ -363,10 +363,10 @@ def run_groups(backends: list[str]) -> int:
     types = (("float16", "128x4"), ("bfloat16", "linear"), ("uint8", "128x4"), ("uint8", "linear"))
     forms = itertools.product(backends, (True, False), types)
     for backend, transpose_b, (a_type, layout) in forms:
-        operation = "grouped_gemm" if transpose_b else "grouped_gemm_nn"
-        if a_type not in rows()[backend]["operations"].get(operation, []):
+        kind = "grouped_gemm" if transpose_b else "grouped_gemm_nn"
+        if a_type not in rows()[backend]["product_kinds"].get(kind, []):
             continue
-        if a_type not in rows()[backend]["linear_scales"].get(operation, []):
+        if a_type not in rows()[backend]["linear_scales"].get(kind, []):
             layout = "128x4"
         leading, columns = ((3, 2), n) if transpose_b else ((3,), k)
         matrices = math.prod(leading)
@@ -384,7 +384,7 @@ def run_groups(backends: list[str]) -> int:
         expected = nvfp4.grouped_gemm(**tensors, **options, backend="cpu")[:79]
         given = {name: gpu(x) for name, x in tensors.items()}
         for place in range(4):
-            what = f"{operation} of {a_type} A, {layout}, on {backend}, candidate {place}"
+            what = f"{kind} of {a_type} A, {layout}, on {backend}, candidate {place}"
             under_way.say(f"{calls} products of groups done; {what}")
             _C.set_candidate(place)
             try:

@@ -66,7 +66,7 @@ def bounds(device: str, backend: str) -> Run:
 def promises_of_groups(backend: str) -> Run:
     """Products that every kernel adds in one order, and experts, also of quantized inputs if it takes those."""
     chosen = f"{backend} and not bfloat16 and (plans or size or other or without or every_backend)"
-    experts = ("api/test_experts_w4a4.py",) if "uint8" in ROWS[backend]["operations"]["grouped_gemm"] else ()
+    experts = ("api/test_experts_w4a4.py",) if "uint8" in ROWS[backend]["product_kinds"]["grouped_gemm"] else ()
     arguments = ("api/test_grouped_promises.py", "api/test_gated_grouped_gemm.py", *experts, "-k", chosen)
     least = 17 if backend == "sm80" else 10 if experts else 3
     return Run(f"promises of groups of {backend}", device_of(backend), arguments, least)
@@ -74,7 +74,7 @@ def promises_of_groups(backend: str) -> Run:
 
 RUNS = [
     *(run(device_of(name), name) for run in (ragged, bounds) for name in ON_GPU),
-    *(promises_of_groups(name) for name in ON_GPU if "grouped_gemm" in ROWS[name]["operations"]),
+    *(promises_of_groups(name) for name in ON_GPU if "grouped_gemm" in ROWS[name]["product_kinds"]),
     *(one_of_each_kind(device) for device in emulate.DEVICES if device != "sm_80"),
 ]
 

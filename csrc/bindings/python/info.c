@@ -73,15 +73,15 @@ static PyObject *types_of(uint32_t types) {
     return names;
 }
 
-/* {"gemm": [types of A], "gemm_nn": ...}, without the operations that the backend does not take. */
-static PyObject *operations_of(const gemm_backend *backend, int linear_scales) {
-    static const char *const names[] = {[OP_GEMM] = "gemm",
-                                        [OP_GEMM_NN] = "gemm_nn",
-                                        [OP_GROUPED] = "grouped_gemm",
-                                        [OP_GROUPED_NN] = "grouped_gemm_nn"};
-    _Static_assert(sizeof names / sizeof *names == GEMM_OPERATIONS, "each operation has a name");
+/* {"gemm": [types of A], "gemm_nn": ...}, without the kinds of products that the backend does not take. */
+static PyObject *kinds_of(const gemm_backend *backend, int linear_scales) {
+    static const char *const names[] = {[PRODUCT_GEMM] = "gemm",
+                                        [PRODUCT_GEMM_NN] = "gemm_nn",
+                                        [PRODUCT_GROUPED] = "grouped_gemm",
+                                        [PRODUCT_GROUPED_NN] = "grouped_gemm_nn"};
+    _Static_assert(sizeof names / sizeof *names == PRODUCT_KINDS, "each kind has a name");
     PyObject *all = PyDict_New();
-    for (int32_t o = 0; all && o < GEMM_OPERATIONS; o++) {
+    for (int32_t o = 0; all && o < PRODUCT_KINDS; o++) {
         const gemm_planner *planner = backend->planners[o];
         if (!planner) continue;
         PyObject *types = types_of(linear_scales ? planner->a_types & ~planner->tma_a_types : planner->a_types);
@@ -111,7 +111,7 @@ static PyObject *describe_backend(int32_t number) {
         "architectures", split, "least_capability",
         number_or_none(kernels != NULL, kernels ? kernels->least_capability : 0), "most_capability",
         number_or_none(kernels && kernels->most_capability < INT32_MAX, kernels ? kernels->most_capability : 0),
-        "operations", operations_of(backend, 0), "linear_scales", operations_of(backend, 1), "roundings", roundings);
+        "product_kinds", kinds_of(backend, 0), "linear_scales", kinds_of(backend, 1), "roundings", roundings);
 }
 
 /* Every backend as a dict, by number. */

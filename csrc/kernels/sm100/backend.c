@@ -70,6 +70,6 @@ static const gemm_planner gemm = {.a_types = TAKES_E2M1,
 const gemm_backend sm100_backend = {
     BACKEND_ROW(sm100),
     .kernels = &set,
-    .planners = {[OP_GEMM] = &gemm},
+    .planners = {[PRODUCT_GEMM] = &gemm},
     .roundings = {.per_block = 3, .block_k = 64, .constant = 19},
 };

@@ -271,6 +271,6 @@ static const gemm_planner grouped = {.a_types = TAKES_E2M1,
 const gemm_backend sm120_backend = {
     BACKEND_ROW(sm120),
     .kernels = &set,
-    .planners = {[OP_GEMM] = &gemm, [OP_GROUPED] = &grouped},
+    .planners = {[PRODUCT_GEMM] = &gemm, [PRODUCT_GROUPED] = &grouped},
     .roundings = {.per_block = 3, .block_k = 64, .constant = 19},
 };

@@ -308,6 +308,9 @@ static const gemm_planner grouped_nn = {.a_types = TAKES_16_BIT,
 const gemm_backend sm80_backend = {
     BACKEND_ROW(sm80),
     .kernels = &set,
-    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn, [OP_GROUPED] = &grouped, [OP_GROUPED_NN] = &grouped_nn},
+    .planners = {[PRODUCT_GEMM] = &gemm,
+                 [PRODUCT_GEMM_NN] = &gemm_nn,
+                 [PRODUCT_GROUPED] = &grouped,
+                 [PRODUCT_GROUPED_NN] = &grouped_nn},
     .roundings = {.per_block = 72, .block_k = 16, .constant = 64},
 };

@@ -303,4 +303,4 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
 }
 
 const sm90_kind sm90_gemm_kind = {
-    .operation = OP_GEMM, .candidates = candidates, .batch_invariant = batch_invariant, .build = build};
+    .product_kind = PRODUCT_GEMM, .candidates = candidates, .batch_invariant = batch_invariant, .build = build};

@@ -134,7 +134,7 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     add_launch(&exchanged, c, &TILING(const gemv_tiling, c)->schedule, out);
 }
 
-const sm90_kind sm90_gemv_kind = {.operation = OP_GEMM, .candidates = candidates, .build = build};
+const sm90_kind sm90_gemv_kind = {.product_kind = PRODUCT_GEMM, .candidates = candidates, .build = build};
 
 /* ---- A quantized in the kernel ---- */
 
@@ -179,4 +179,4 @@ static void build_quantizing(const device_props *props, const gemm_problem *p, c
     add_launch(&of_x, c, &s, out);
 }
 
-const sm90_kind sm90_gemv_quantize_kind = {.operation = GEMM_OPERATIONS, .build = build_quantizing};
+const sm90_kind sm90_gemv_quantize_kind = {.product_kind = PRODUCT_KINDS, .build = build_quantizing};

@@ -187,7 +187,7 @@ static void build(const device_props *props, const gemm_problem *g, const gemm_c
     add_tensor_map(out, &b, &s->b);
 }
 
-const sm90_kind sm90_grouped_kind = {.operation = OP_GROUPED,
+const sm90_kind sm90_grouped_kind = {.product_kind = PRODUCT_GROUPED,
                                      .candidates = candidates,
                                      .batch_invariant = batch_invariant,
                                      .workspace = workspace_of,

@@ -177,4 +177,4 @@ static void build(const device_props *props, const gemm_problem *g, const gemm_c
 
 /* Teams of other sizes add in another order, so none serves every T: sm90/grouped.cu does. */
 const sm90_kind sm90_grouped_units_kind = {
-    .operation = OP_GROUPED, .candidates = candidates, .with_activation = with_activation, .build = build};
+    .product_kind = PRODUCT_GROUPED, .candidates = candidates, .with_activation = with_activation, .build = build};

@@ -60,7 +60,7 @@ int32_t sm90_candidates(const sm90_model *model, const device_props *props, cons
     const sm90_model on = sm90_model_of(model, props);
     int32_t count = 0;
     for (int32_t i = 0; i < KINDS; i++)
-        if ((int32_t)kinds[i].kind->operation == t->operation)
+        if ((int32_t)kinds[i].kind->product_kind == t->product_kind)
             count += kinds[i].kind->candidates(&on, props, t, out + count);
     return of_this_backend(out, count);
 }
@@ -73,7 +73,7 @@ static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_
 static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     int32_t count = -1;
     for (int32_t i = 0; i < KINDS && count < 0; i++)
-        if ((int32_t)kinds[i].kind->operation == t->operation && kinds[i].kind->batch_invariant)
+        if ((int32_t)kinds[i].kind->product_kind == t->product_kind && kinds[i].kind->batch_invariant)
             count = kinds[i].kind->batch_invariant(&measured, props, t, out);
     return of_this_backend(out, count);
 }
@@ -159,7 +159,7 @@ static nvfp4_status reject_grouped(const device_props *props, const gemm_traits 
     return reject_tiles("sm90", t);
 }
 
-/* Each planner asks the kinds of its operation. */
+/* Each planner asks the kernel kinds of its product kind. */
 #define PLANNER(types, tma_types, why, ...)                                                                            \
     {.a_types = types,                                                                                                 \
      .tma_a_types = tma_types,                                                                                         \
@@ -178,6 +178,6 @@ static const gemm_planner grouped =
 const gemm_backend sm90_backend = {
     BACKEND_ROW(sm90),
     .kernels = &set,
-    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn, [OP_GROUPED] = &grouped},
+    .planners = {[PRODUCT_GEMM] = &gemm, [PRODUCT_GEMM_NN] = &gemm_nn, [PRODUCT_GROUPED] = &grouped},
     .roundings = {.per_block = 72, .block_k = 16, .constant = 64},
 };

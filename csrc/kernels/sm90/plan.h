@@ -45,7 +45,7 @@ enum {
 /* How the kernels of a kind are planned: functions as in a gemm_backend. plan.c adds the backend and the kernel's name
  * to the candidates. */
 typedef struct sm90_kind {
-    gemm_operation operation; /* GEMM_OPERATIONS: none, a kind that stands for a candidate of another */
+    product_kind product_kind; /* PRODUCT_KINDS: none, a kind that stands for a candidate of another */
     int32_t (*candidates)(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                           gemm_candidate *out);
     /* NULL: no order of additions serves every M. */

@@ -209,4 +209,4 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     add_tensor_map(out, &mma_a, &s->mma_a.values);
 }
 
-const sm90_kind sm90_prefill_kind = {.operation = OP_GEMM, .candidates = candidates, .build = build};
+const sm90_kind sm90_prefill_kind = {.product_kind = PRODUCT_GEMM, .candidates = candidates, .build = build};

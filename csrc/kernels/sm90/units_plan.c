@@ -155,4 +155,4 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     add_tensor_map(out, &a, &s->a);
 }
 
-const sm90_kind sm90_units_kind = {.operation = OP_GEMM, .candidates = candidates, .build = build};
+const sm90_kind sm90_units_kind = {.product_kind = PRODUCT_GEMM, .candidates = candidates, .build = build};

@@ -100,7 +100,7 @@ class Product(launch.Product):
 
     def problem(self) -> Struct:
         one = super().problem()
-        one.m, one.a_type, one.operation = self.m, self.a_type, 2
+        one.m, one.a_type, one.product_kind = self.m, self.a_type, 2
         one.out_batch = 0 if self.activation else self.n * self.item
         one.sfa = one.sfa_pitch = one.sfa_batch = one.a_batch = 0
         one.a_pitch, one.out_pitch, one.aligned16 = self.a_pitch, self.out_pitch, 1

@@ -59,7 +59,7 @@ class Product(launch.Product):
             a_batch=own_a * self.m * self.a_pitch, b_batch=own_b * self.k * self.b_pitch, sfb=scales,
             sfb_pitch=scale_pitch, sfb_batch=own_b * ceil_div(self.k, 128) * scale_pitch, out=self.out.address,
             out_pitch=self.out_pitch, out_batch=self.m * self.out_pitch, alpha_value=1.0, a_type=self.a_type,
-            operation=1, out_type=self.out_type, bias_type=FP32, aligned16=1,
+            product_kind=1, out_type=self.out_type, bias_type=FP32, aligned16=1,
         )  # fmt: skip
         for name, value in self.extras.items():
             setattr(made, name, value)
