@@ -8,14 +8,14 @@
 #include "common/error.h"
 #include "cpu/cpu.h"
 #include "driver/fatbin.h"
-#include "plan/conversion.h"
 #include "plan/gemm_backend.h"
+#include "plan/row_op.h"
 #ifdef NVFP4_DUMP
 #include "api/debug.h"
 #include "kernels/common/dump.h"
 #endif
 
-/* The kernels of every backend, and of the operations that are no products. */
+/* The kernels of every backend, and of the row ops. */
 static driver *create_driver(void) {
     const kernel_set *sets[GEMM_BACKENDS + 2] = {&quantize_kernels, &moe_kernels};
     int32_t count = 2;

@@ -5,8 +5,8 @@
  * parts lie side by side in the workspace, the product's own behind them, and `gated` reads them from there. */
 #include <stdlib.h>
 
-#include "api/conversion.h"
 #include "api/gemm.h"
+#include "api/row_op.h"
 #include "common/error.h"
 #include "common/math.h"
 #include "plan/gemm_backend.h"
@@ -126,8 +126,8 @@ static nvfp4_status run_in(nvfp4_context *context, const nvfp4_gated_grouped_gem
     }
     nvfp4_status status = gemm_run(context, &(const checked_call){&operation_grouped_gemm, &grouped}, &product);
     if (status) return status;
-    const prepared_call activation = {.problem.conversion.gated = activation_of(p, memory), .where = call->where};
-    return conversion_run(context, &(const checked_call){&operation_gated, args}, &activation);
+    const prepared_call activation = {.problem.row_op.gated = activation_of(p, memory), .where = call->where};
+    return row_op_run(context, &(const checked_call){&operation_gated, args}, &activation);
 }
 
 nvfp4_status gated_grouped_gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call) {

@@ -1,6 +1,6 @@
 /* The table of operations but for the quantizers (operations_quantize.c). */
-#include "api/conversion.h"
 #include "api/gemm.h"
+#include "api/row_op.h"
 
 /* ---- gemm ---- */
 
@@ -206,9 +206,9 @@ const operation operation_amax_scale = {
     .given = RESULTS_NEW,
     .planners = PLANNERS(amax_scale),
     .check = check_amax_scale,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_amax_scale,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 /* ---- changes of scale layout ---- */
@@ -240,9 +240,9 @@ const operation operation_swizzle = {
     .given = RESULTS_NEW,
     .planners = PLANNERS(swizzle),
     .check = check_swizzle,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_swizzle,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 static const operation_tensor unswizzle_tensors[] = {
@@ -274,9 +274,9 @@ const operation operation_unswizzle = {
     .given = RESULTS_NEW,
     .planners = PLANNERS(unswizzle),
     .check = check_unswizzle,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_swizzle,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 /* ---- the steps around experts ---- */
@@ -319,9 +319,9 @@ const operation operation_gated = {
     .given = RESULTS_NEW_OR_GIVEN,
     .planners = PLANNERS(gated),
     .check = check_gated,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_gated,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 static void moe_route_defaults(operation_args *args) {
@@ -371,9 +371,9 @@ const operation operation_moe_route = {
     .given = RESULTS_NEW,
     .planners = PLANNERS(moe_route),
     .check = check_moe_route,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_moe_route,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 static void moe_combine_defaults(operation_args *args) {
@@ -408,7 +408,7 @@ const operation operation_moe_combine = {
     .given = RESULTS_NEW_OR_GIVEN,
     .planners = PLANNERS(moe_combine),
     .check = check_moe_combine,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_moe_combine,
-    .run = conversion_run,
+    .run = row_op_run,
 };

@@ -1,5 +1,5 @@
 /* The quantizers in the table of operations: data and scales of a matrix, and of rows in groups. */
-#include "api/conversion.h"
+#include "api/row_op.h"
 #include "common/group_blocks.h"
 
 static void quantize_defaults(operation_args *args) {
@@ -48,9 +48,9 @@ const operation operation_quantize = {
     .given = RESULTS_NEW,
     .planners = PLANNERS(quantize),
     .check = check_quantize,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_quantize,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 /* T rows, of `rows` or else of x; their 128-row blocks of scales, of which each group begins with one. */
@@ -115,9 +115,9 @@ const operation operation_grouped_quantize = {
     .given = RESULTS_NEW_OR_GIVEN,
     .planners = PLANNERS(grouped_quantize),
     .check = check_grouped_quantize,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_grouped_quantize,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 static const operation_tensor dequantize_tensors[] = {
@@ -149,9 +149,9 @@ const operation operation_dequantize = {
     .given = RESULTS_NEW,
     .planners = PLANNERS(dequantize),
     .check = check_dequantize,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_quantize,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 static const operation_tensor silu_tensors[] = {
@@ -176,9 +176,9 @@ const operation operation_silu_mul_quantize = {
     .given = RESULTS_NEW_OR_GIVEN,
     .planners = PLANNERS(silu_mul_quantize),
     .check = check_silu_mul_quantize,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_silu_mul_quantize,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 enum { GATED_GATE, GATED_UP, GATED_GLOBAL, GATED_ENDS, GATED_DATA, GATED_SCALE, GATED_SCALE_ROWS };
@@ -235,9 +235,9 @@ const operation operation_gated_quantize = {
     .given = RESULTS_NEW_OR_GIVEN,
     .planners = PLANNERS(gated_quantize),
     .check = check_gated_quantize,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_gated_quantize,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 static void rms_norm_quantize_defaults(operation_args *args) {
@@ -273,8 +273,8 @@ const operation operation_rms_norm_quantize = {
     .given = RESULTS_NEW_OR_GIVEN,
     .planners = PLANNERS(rms_norm_quantize),
     .check = check_rms_norm_quantize,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_rms_norm_quantize,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 #undef AT

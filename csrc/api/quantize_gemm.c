@@ -5,8 +5,8 @@
  * memory yet. On a GPU they lie in the workspace, the product's own behind them. */
 #include <stdlib.h>
 
-#include "api/conversion.h"
 #include "api/gemm.h"
+#include "api/row_op.h"
 #include "common/error.h"
 #include "common/math.h"
 #include "plan/gemm_backend.h"
@@ -132,7 +132,7 @@ nvfp4_status check_quantize_gemm(const checked_call *c, prepared_call *call) {
     gemm.a = quantize.data, gemm.scale_a = quantize.scale;
     status = check_quantize(&(const checked_call){&quantize_of_a, &quantize}, &quantizer);
     if (!status) status = check_gemm(&(const checked_call){&operation_gemm, &gemm}, call);
-    call->problem.quantize_gemm.q = quantizer.problem.conversion.quantize;
+    call->problem.quantize_gemm.q = quantizer.problem.row_op.quantize;
     call->problem.quantize_gemm.q.x = a->data;
     return status;
 }
@@ -184,8 +184,8 @@ static nvfp4_status run_in(nvfp4_context *context, const nvfp4_quantize_gemm_arg
         gemm.call.allocate = NULL;
     }
     if (p->k > 0) {
-        const prepared_call quantizer = {.problem.conversion.quantize = *q, .where = call->where};
-        status = conversion_run(context, &(const checked_call){&operation_quantize, args}, &quantizer);
+        const prepared_call quantizer = {.problem.row_op.quantize = *q, .where = call->where};
+        status = row_op_run(context, &(const checked_call){&operation_quantize, args}, &quantizer);
         /* The quantizer starts after all work before it and writes a alone: whatever wrote b has completed. */
         p->constant_b = 1;
     }

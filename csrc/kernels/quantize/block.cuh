@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "common/conversion_problem.h"
+#include "common/row_op_problems.h"
 #include "kernels/common/decode.cuh"
 #include "kernels/common/epilogue.cuh"
 #include "kernels/common/exponential.h"

@@ -6,7 +6,7 @@
 #include "common/group_blocks.h"
 #include "common/math.h"
 #include "kernels/quantize/kernels.h"
-#include "plan/conversion.h"
+#include "plan/row_op.h"
 
 #define ROW_OF(fatbin_, symbol) {.name = "nvfp4_" symbol, .fatbin = "quantize_" fatbin_, .threads = QUANTIZE_THREADS}
 #define ROW(symbol)             ROW_OF("kernels", symbol)
@@ -69,7 +69,7 @@ static void add_blocks(int32_t kernel, const quantize_problem *problem, int64_t 
 
 enum { MOST_SERIAL = 16 };
 
-static void build_quantize(const device_props *props, const conversion_problem *problem, void *workspace,
+static void build_quantize(const device_props *props, const row_op_problem *problem, void *workspace,
                            launch_plan *out) {
     (void)props, (void)workspace;
     const quantize_problem *p = &problem->quantize;
@@ -78,7 +78,7 @@ static void build_quantize(const device_props *props, const conversion_problem *
 
 /* A CTA works on one 128-row block, so that it looks for the block's group once. Each block gets CTAs until an SM has
  * 8, twice as many as it runs at once, but no more than have work if the block is full. */
-static void build_grouped_quantize(const device_props *props, const conversion_problem *problem, void *workspace,
+static void build_grouped_quantize(const device_props *props, const row_op_problem *problem, void *workspace,
                                    launch_plan *out) {
     (void)workspace;
     const grouped_quantize_problem *p = &problem->grouped;
@@ -92,7 +92,7 @@ static void build_grouped_quantize(const device_props *props, const conversion_p
 }
 
 /* Its factors lie as far behind the gates in every row. */
-static void build_silu_mul_quantize(const device_props *props, const conversion_problem *problem, void *workspace,
+static void build_silu_mul_quantize(const device_props *props, const row_op_problem *problem, void *workspace,
                                     launch_plan *out) {
     (void)props, (void)workspace;
     quantize_problem p = problem->grouped.q;
@@ -100,14 +100,14 @@ static void build_silu_mul_quantize(const device_props *props, const conversion_
     add_blocks(KERNEL_SILU_MUL_QUANTIZE, &p, MOST_SERIAL, out);
 }
 
-static void build_dequantize(const device_props *props, const conversion_problem *problem, void *workspace,
+static void build_dequantize(const device_props *props, const row_op_problem *problem, void *workspace,
                              launch_plan *out) {
     (void)props, (void)workspace;
     add_blocks(KERNEL_DEQUANTIZE, &problem->quantize, 1, out);
 }
 
 /* A row has a thread for each block of 16 values, a power of two from a warp to a CTA. */
-static void build_rms_norm_quantize(const device_props *props, const conversion_problem *problem, void *workspace,
+static void build_rms_norm_quantize(const device_props *props, const row_op_problem *problem, void *workspace,
                                     launch_plan *out) {
     (void)props, (void)workspace;
     norm_problem p = problem->norm;
@@ -123,13 +123,13 @@ static int64_t amax_ctas(const device_props *props, const amax_problem *p) {
     return min_int(p->l * p->rows * p->chunks, min_int(AMAX_MOST_CTAS, props->sm_count * 8));
 }
 
-static int64_t amax_workspace(const device_props *props, const conversion_problem *problem) {
+static int64_t amax_workspace(const device_props *props, const row_op_problem *problem) {
     const amax_problem *p = &problem->amax;
     return !p->by_row && amax_ctas(props, p) > 1 ? NVFP4_AMAX_WORKSPACE : 0;
 }
 
 /* The tag of a call tells its count of arrivals from what the workspace held before. */
-static void build_amax_scale(const device_props *props, const conversion_problem *problem, void *workspace,
+static void build_amax_scale(const device_props *props, const row_op_problem *problem, void *workspace,
                              launch_plan *out) {
     static _Atomic uint64_t calls;
     amax_problem p = problem->amax;
@@ -147,22 +147,21 @@ static void add_scales(int32_t kernel, const swizzle_problem *p, launch_plan *ou
     add_launch(kernel, ceil_div(p->columns, SWIZZLE_COLUMNS), p->l * ceil_div(p->rows, 128), p, sizeof *p, out);
 }
 
-static void build_swizzle(const device_props *props, const conversion_problem *problem, void *workspace,
-                          launch_plan *out) {
+static void build_swizzle(const device_props *props, const row_op_problem *problem, void *workspace, launch_plan *out) {
     (void)props, (void)workspace;
     add_scales(KERNEL_SWIZZLE, &problem->swizzle, out);
 }
 
-static void build_unswizzle(const device_props *props, const conversion_problem *problem, void *workspace,
+static void build_unswizzle(const device_props *props, const row_op_problem *problem, void *workspace,
                             launch_plan *out) {
     (void)props, (void)workspace;
     add_scales(KERNEL_UNSWIZZLE, &problem->swizzle, out);
 }
 
-const conversion_planner gpu_gated_quantize_planner = {.kernels = &quantize_kernels, .build = build_grouped_quantize};
-const conversion_planner gpu_amax_scale_planner = {
+const row_op_planner gpu_gated_quantize_planner = {.kernels = &quantize_kernels, .build = build_grouped_quantize};
+const row_op_planner gpu_amax_scale_planner = {
     .kernels = &quantize_kernels, .workspace = amax_workspace, .build = build_amax_scale};
 
-#define X(name) const conversion_planner gpu_##name##_planner = {.kernels = &quantize_kernels, .build = build_##name};
+#define X(name) const row_op_planner gpu_##name##_planner = {.kernels = &quantize_kernels, .build = build_##name};
 X(quantize) X(dequantize) X(grouped_quantize) X(silu_mul_quantize) X(rms_norm_quantize) X(swizzle) X(unswizzle)
 #undef X

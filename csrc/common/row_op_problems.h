@@ -1,7 +1,7 @@
-/* Quantizers, global scales, changes of scale layout and the steps around experts after checking, as gemm_problem is a
- * product. */
-#ifndef NVFP4_COMMON_CONVERSION_PROBLEM_H
-#define NVFP4_COMMON_CONVERSION_PROBLEM_H
+/* The problems of row ops after checking, as gemm_problem is a product: quantizers, global scales, changes of scale
+ * layout and the steps around experts. */
+#ifndef NVFP4_COMMON_ROW_OP_PROBLEMS_H
+#define NVFP4_COMMON_ROW_OP_PROBLEMS_H
 
 #include <stdint.h>
 
