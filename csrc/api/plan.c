@@ -133,12 +133,12 @@ static nvfp4_status choose_on_gpu(nvfp4_context *context, const plan_settings *o
     query.override = *override;
     query.rank = rank;
     query.batch_invariant = (flags & NVFP4_BATCH_INVARIANT) != 0;
-    const plan_choice *choice = plan_choose(&query);
-    call->candidates = choice->candidates;
-    call->candidate = choice->taken;
-    if (choice->candidates) {
-        const gemm_planner *planner = planner_of(choice->taken.backend, query.traits.product_kind, query.traits.a_type);
-        if (planner->workspace) call->candidate.workspace = planner->workspace(&call->problem.gemm, &choice->taken);
+    const plan_answer *answer = plan_choose(&query);
+    call->candidates = answer->candidates;
+    call->candidate = answer->taken;
+    if (answer->candidates) {
+        const gemm_planner *planner = planner_of(answer->taken.backend, query.traits.product_kind, query.traits.a_type);
+        if (planner->workspace) call->candidate.workspace = planner->workspace(&call->problem.gemm, &answer->taken);
         return NVFP4_OK;
     }
     if (!taking_product(where->backends, &call->problem.gemm))

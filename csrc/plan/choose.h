@@ -5,7 +5,7 @@
 #include "driver/device_props.h"
 #include "plan/gemm_backend.h"
 
-/* Names one candidate among those for a problem. */
+/* The settings of a plan: they name one candidate among those for a problem. */
 typedef struct plan_settings {
     int32_t backend, kernel, swap_ab, split_k, prefetch_stages, ctas_per_sm; /* split_k = 0: names none */
 } plan_settings;
@@ -20,16 +20,16 @@ typedef struct plan_query { /* compared as bytes: cleared before it is filled, n
     int32_t padding_;
 } plan_query;
 
-typedef struct plan_choice {
-    gemm_candidate taken;
-    int32_t candidates; /* how many there are; 0: none is taken */
-} plan_choice;
+typedef struct plan_answer {
+    gemm_candidate taken; /* the plan */
+    int32_t candidates;   /* how many there are; 0: none is taken */
+} plan_answer;
 
 /* Whether settings name this candidate; settings with split_k = 0 name none. */
 int candidate_is(const gemm_candidate *candidate, const plan_settings *settings);
 
 /* Each thread keeps the answers of some queries, since modelling all candidates takes longer than a call. The answer
  * stays valid until the thread's next query. */
-const plan_choice *plan_choose(const plan_query *query);
+const plan_answer *plan_choose(const plan_query *query);
 
 #endif

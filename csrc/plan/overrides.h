@@ -1,4 +1,4 @@
-/* Plans that a user has put before the ranking's choice, one for a device and a product: the table of
+/* Plans that a user has put before the first of the ranking, one for a device and a product: the table of
  * nvfp4_override_plan. */
 #ifndef NVFP4_PLAN_OVERRIDES_H
 #define NVFP4_PLAN_OVERRIDES_H

@@ -44,9 +44,9 @@ static const gemm_candidate *take(const gpu *g, const gemm_problem *p, uint32_t 
                                   plan_settings override, int32_t candidates) {
     plan_query query = query_of(g, p, backends, rank);
     query.override = override;
-    const plan_choice *choice = plan_choose(&query);
-    expect(choice->candidates == candidates, "how many candidates there are");
-    return &choice->taken;
+    const plan_answer *answer = plan_choose(&query);
+    expect(answer->candidates == candidates, "how many candidates there are");
+    return &answer->taken;
 }
 
 /* Rank i is the i-th of all backends' candidates; returns the bits of the backends that are ranked. */

@@ -97,9 +97,9 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
 static gemm_candidate fastest(int64_t m, int64_t n, uint32_t backends, int32_t *count) {
     const gemm_problem p = problem(m, n, 2048, 1, PLAIN);
     const plan_query query = query_of(&gpus[H200], &p, backends, 0);
-    const plan_choice *choice = plan_choose(&query);
-    *count = choice->candidates;
-    return choice->taken;
+    const plan_answer *answer = plan_choose(&query);
+    *count = answer->candidates;
+    return answer->taken;
 }
 
 /* It is taken where its time is the least, and where it is the only one. */

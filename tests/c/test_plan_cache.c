@@ -81,17 +81,17 @@ static void check_answer(const plan_query *q, const char *rule) {
                 if ((q->backends >> backend & 1) && is_override(q, backend, i) == overrides)
                     order[count][0] = backend, order[count++][1] = i;
     const int32_t *wanted = order[q->rank < count ? q->rank : count - 1];
-    const plan_choice *choice = plan_choose(q);
+    const plan_answer *answer = plan_choose(q);
     if (q->batch_invariant) { /* whatever the override and the rank */
         const int32_t found = q->backends >> NVFP4_BACKEND_SM80 & 1;
-        expect(choice->candidates == found &&
-                   (!found || (choice->taken.backend == NVFP4_BACKEND_SM80 && choice->taken.kernel == ANSWERS &&
-                               choice->taken.batch_invariant && choice->taken.grid == digest(&q->props, &q->traits))),
+        expect(answer->candidates == found &&
+                   (!found || (answer->taken.backend == NVFP4_BACKEND_SM80 && answer->taken.kernel == ANSWERS &&
+                               answer->taken.batch_invariant && answer->taken.grid == digest(&q->props, &q->traits))),
                rule);
         return;
     }
-    expect(choice->candidates == count && choice->taken.backend == wanted[0] && choice->taken.kernel == wanted[1] &&
-               choice->taken.grid == digest(&q->props, &q->traits) && !choice->taken.batch_invariant,
+    expect(answer->candidates == count && answer->taken.backend == wanted[0] && answer->taken.kernel == wanted[1] &&
+               answer->taken.grid == digest(&q->props, &q->traits) && !answer->taken.batch_invariant,
            rule);
 }
 

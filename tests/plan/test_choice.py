@@ -45,10 +45,10 @@ int main(void) {
         query.props = (device_props){.compute_capability = 90, .sm_count = 132, .shared_per_block = 232448,
                                      .shared_per_sm = 233472, .l2_bytes = 50 << 20};
         query.backends = 1u << NVFP4_BACKEND_SM80 | 1u << NVFP4_BACKEND_SM90;
-        const plan_choice *choice = plan_choose(&query);
-        const gemm_candidate *c = &choice->taken;
-        if (choice->candidates == 0) return 1;
-        printf("%s %d %d %lld %d\n", c->name, c->swap_ab, c->split_k, (long long)c->workspace, choice->candidates);
+        const plan_answer *answer = plan_choose(&query);
+        const gemm_candidate *c = &answer->taken;
+        if (answer->candidates == 0) return 1;
+        printf("%s %d %d %lld %d\n", c->name, c->swap_ab, c->split_k, (long long)c->workspace, answer->candidates);
     }
 }
 """

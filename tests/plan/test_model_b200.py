@@ -163,8 +163,8 @@ int main(void) {
         contiguous_traits(m, n, k, l, &query.traits);
         query.backends = 1u << NVFP4_BACKEND_SM100;
         query.rank = rank;
-        const plan_choice *choice = plan_choose(&query);
-        printf("%d %.17g\n", choice->candidates, choice->taken.modelled_us);
+        const plan_answer *answer = plan_choose(&query);
+        printf("%d %.17g\n", answer->candidates, answer->taken.modelled_us);
     }
 }
 """
