@@ -556,7 +556,8 @@ nvfp4_status nvfp4_gated_grouped_gemm_plan(nvfp4_context *context, const nvfp4_g
  *   places      int32 [S, k]: the place of each choice; -1 for one of no expert here, which has no place: a negative
  *               id, one of E (G) or more, or one that expert_map sends elsewhere.
  * rows, ends and places are contiguous. */
-#define NVFP4_MOE_MOST_EXPERTS 1024
+#define NVFP4_MOE_MAX_EXPERTS  1024
+#define NVFP4_MOE_MOST_EXPERTS NVFP4_MOE_MAX_EXPERTS /* its former name */
 typedef struct nvfp4_moe_route_args {
     nvfp4_call call;
     nvfp4_tensor ids, expert_map, rows, ends, places;

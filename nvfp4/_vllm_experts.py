@@ -31,7 +31,7 @@ from nvfp4 import _C
 from nvfp4.checkpoints import compressed_tensors, modelopt
 from nvfp4.checkpoints.common import W4A4, W4A16
 from nvfp4.checkpoints.experts import DOWN, GATE_UP, UP, Container
-from nvfp4.experts import MOST
+from nvfp4.experts import MAX_EXPERTS
 from nvfp4.mixture import Description
 from nvfp4.packed import BLOCK
 
@@ -294,8 +294,8 @@ def check_sizes(name: str, experts: int, hidden: int, inner: int) -> None:
     for what, size in (("hidden size", hidden), ("intermediate size on each device", inner)):
         if size % BLOCK:
             raise _C.Error(f"{name}: the {what} is {size}; must be a multiple of {BLOCK}")
-    if not 1 <= experts <= MOST:
-        raise _C.Error(f"{name}: has {experts} experts on each device; must have 1 to {MOST}")
+    if not 1 <= experts <= MAX_EXPERTS:
+        raise _C.Error(f"{name}: has {experts} experts on each device; must have 1 to {MAX_EXPERTS}")
 
 
 def reject_unsupported(layer: RoutedExperts, name: str) -> None:

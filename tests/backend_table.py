@@ -7,8 +7,8 @@ from typing import Any
 from nvfp4 import _C
 
 ROWS: dict[str, dict[str, Any]] = {row["name"]: row for row in _C.backends()}
-ON_GPU = [name for name, row in ROWS.items() if row["least_capability"]]  # oldest architecture first
-OWN = [name for name in ON_GPU if ROWS[name]["most_capability"]]  # whose kernels are for one architecture
+ON_GPU = [name for name, row in ROWS.items() if row["min_capability"]]  # oldest architecture first
+OWN = [name for name in ON_GPU if ROWS[name]["max_capability"]]  # whose kernels are for one architecture
 LISTED = f"{', '.join(['auto', *ROWS][:-1])} or {list(ROWS)[-1]}"  # as messages do
 QUOTED = f"None, {', '.join(map(repr, [*ROWS][:-1]))} or {[*ROWS][-1]!r}"  # as the front ends do
 
@@ -20,12 +20,12 @@ def capability(device: str) -> int:
 
 def device_of(backend: str) -> str:
     """The oldest emulated GPU that runs it."""
-    return f"sm_{ROWS[backend]['least_capability']}"
+    return f"sm_{ROWS[backend]['min_capability']}"
 
 
 def runs_on(backend: str, compute_capability: int) -> bool:
-    least, most = (ROWS[backend][f"{end}_capability"] for end in ("least", "most"))
-    return least is not None and least <= compute_capability and (most is None or compute_capability <= most)
+    oldest, newest = (ROWS[backend][f"{end}_capability"] for end in ("min", "max"))
+    return oldest is not None and oldest <= compute_capability and (newest is None or compute_capability <= newest)
 
 
 def backends_of(device: str) -> tuple[str, ...]:

@@ -191,7 +191,7 @@ def runs(backend: str) -> bool:
     from backend_table import ROWS, runs_on
 
     capability = compute_capability()
-    return runs_on(backend, capability) if capability else ROWS[backend]["most_capability"] is None
+    return runs_on(backend, capability) if capability else ROWS[backend]["max_capability"] is None
 
 
 def skip_other_backends(name: str) -> None:

@@ -143,18 +143,18 @@ static nvfp4_status check_results(const checked_call *call, const nvfp4_gemm_arg
     return NVFP4_OK;
 }
 
-/* A dense tensor with `columns` elements for each batch; or with one, in least_ndim dimensions or two. */
+/* A dense tensor with `columns` elements for each batch; or with one, in min_ndim dimensions or two. */
 static nvfp4_status check_by_batch(const checked_call *c, const nvfp4_tensor *t, int64_t l, int64_t columns,
-                                   int least_ndim) {
+                                   int min_ndim) {
     const char *name = argument_name(c, t);
-    const int one = t->ndim == 1 || (t->ndim == 2 && t->shape[1] == 1 && least_ndim > 0);
-    const int fits = (t->ndim == 2 || (t->ndim == 1 && least_ndim == 1)) && t->shape[0] == l;
+    const int one = t->ndim == 1 || (t->ndim == 2 && t->shape[1] == 1 && min_ndim > 0);
+    const int fits = (t->ndim == 2 || (t->ndim == 1 && min_ndim == 1)) && t->shape[0] == l;
     if (!fits || !(one || t->shape[1] == columns))
         return REJECT(name, ("has %lld elements in %d dimensions", (long long)element_count(t), t->ndim),
                       ("must have %s%lld x %lld, a row for each batch",
-                       least_ndim == 1   ? "one element for each matrix of b, or "
-                       : least_ndim == 2 ? "L x 1 elements, or "
-                                         : "",
+                       min_ndim == 1   ? "one element for each matrix of b, or "
+                       : min_ndim == 2 ? "L x 1 elements, or "
+                                       : "",
                        (long long)l, (long long)columns));
     if (!is_contiguous(t)) return REJECT(name, ("is not contiguous"), ("must be, with a row for each batch"));
     return check_alignment(c, t, dtype_bytes(t->dtype));

@@ -103,8 +103,8 @@ nvfp4_status check_moe_route(const checked_call *c, prepared_call *call) {
     nvfp4_status status = check_table(c, &args->ids, "[S, k]", READ_ONLY, &ids);
     if (status) return status;
     const int64_t choices = ids.rows * ids.columns, experts = ends->ndim ? ends->shape[0] : 0;
-    if (experts < 1 || experts > NVFP4_MOE_MOST_EXPERTS)
-        return REJECT("E", ("is %lld", (long long)experts), ("must be between 1 and %d", NVFP4_MOE_MOST_EXPERTS));
+    if (experts < 1 || experts > NVFP4_MOE_MAX_EXPERTS)
+        return REJECT("E", ("is %lld", (long long)experts), ("must be between 1 and %d", NVFP4_MOE_MAX_EXPERTS));
     if (!absent(map) && map->ndim != 1)
         return REJECT(argument_name(c, map), ("has %d dimensions", map->ndim), ("must be a vector, [G]"));
     if (!absent(map)) status = check_vector(c, map, 'G', map->shape[0], 0);

@@ -202,7 +202,7 @@ static nvfp4_status check_groups(const checked_call *c, const nvfp4_tensor *ends
         status = check_indices(c, rows, 'T');
         *result = (result_rows){rows->shape[0], 0, 'T'};
     }
-    result->scale_rows = SCALE_BLOCK_ROWS * most_group_tiles(result->t, p->groups, SCALE_BLOCK_ROWS);
+    result->scale_rows = SCALE_BLOCK_ROWS * max_group_tiles(result->t, p->groups, SCALE_BLOCK_ROWS);
     if (!status && result->scale_rows > MAX_SIZE) /* scale_rows are int32 */
         return REJECT("T", ("is %lld, with %lld rows of scales", (long long)result->t, (long long)result->scale_rows),
                       ("must have at most %d", MAX_SIZE));

@@ -143,7 +143,7 @@ typedef struct checked_call {
 struct operation {
     const char *name;
     size_t args_bytes;
-    size_t least_bytes; /* of the first version of the arguments */
+    size_t min_bytes; /* of the first version of the arguments */
     void (*defaults)(operation_args *args);
     const operation_tensor *tensors; /* the first is required and decides on which device the call runs */
     const operation_scalar *scalars;

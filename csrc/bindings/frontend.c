@@ -142,7 +142,7 @@ static nvfp4_status find_size(const operation *op, const front_call *call, const
         nvfp4_status status = size_of_tensor(op, call, size, &of);
         if (status) return status;
     }
-    if (size->ends) of = most_group_tiles(of, counted(tensor_at(op, size->ends - 1, &call->args)), SCALE_BLOCK_ROWS);
+    if (size->ends) of = max_group_tiles(of, counted(tensor_at(op, size->ends - 1, &call->args)), SCALE_BLOCK_ROWS);
     if (__builtin_mul_overflow(of, (int64_t)size->times, &of)) of = INT64_MAX;
     if (size->over > 1) of /= size->over; /* a division takes longer than the rest of this function */
     *value = size->round_up > 1 ? ceil_div(of, size->round_up) * size->round_up : of;
@@ -274,7 +274,7 @@ static const operation_tensor view_tensors[] = {
 const operation operation_custom_kernel = {
     .name = "custom_kernel",
     .args_bytes = sizeof(nvfp4_gemm_args),
-    .least_bytes = sizeof(nvfp4_gemm_args),
+    .min_bytes = sizeof(nvfp4_gemm_args),
     .defaults = view_defaults,
     .tensors = view_tensors,
     .tensor_count = sizeof view_tensors / sizeof *view_tensors,

@@ -69,7 +69,7 @@ typedef struct amax_problem {
     int32_t by_row;     /* 1: a scale for each row, of l = 1 */
     uint64_t *arrivals; /* GPU, where the grid has several CTAs: tag + how many have arrived; else NULL */
     uint32_t *partial;  /* and one amax of each CTA */
-    uint64_t tag;       /* of this call, a multiple of AMAX_MOST_CTAS */
+    uint64_t tag;       /* of this call, a multiple of AMAX_MAX_CTAS */
 } amax_problem;
 
 /* Conversion between scale layouts, rows x columns scales a batch. */

@@ -39,7 +39,7 @@ nvfp4_status cpu_gemm(const gemm_problem *p, cpu_isa isa, int threads, int batch
     nvfp4_status status;
     if (p->product_kind == PRODUCT_GEMM_NN)
         status = nn_gemm(p, kernel, threads);
-    else if (least(p->m, p->n) <= kernel->max_vectors && !batch_invariant)
+    else if (min_int(p->m, p->n) <= kernel->max_vectors && !batch_invariant)
         status = vectors_gemm(p, kernel, threads);
     else
         status = blocked_gemm(p, kernel, threads);

@@ -37,7 +37,7 @@ static int find_groups(const grouped_problem *p, group *found) {
     int count = 0;
     for (int32_t e = 0; e < p->groups; e++) {
         const int64_t first = end;
-        if (p->ends[e] > end) end = least(p->ends[e], p->g.m);
+        if (p->ends[e] > end) end = min_int(p->ends[e], p->g.m);
         if (end > first) found[count++] = (group){first, end - first, e};
     }
     return count;
@@ -54,7 +54,7 @@ static int64_t rows_with_scales(const grouped_problem *p, const group *one) {
     if (!p->scale_rows) return one->rows;
     const int64_t first = p->scale_rows[one->index];
     if (first < 0 || first % 128 || first >= p->sfa_rows) return 0;
-    return least(one->rows, p->sfa_rows - first);
+    return min_int(one->rows, p->sfa_rows - first);
 }
 
 /* Where the scales of a group's first row begin in g.sfa. */
@@ -73,7 +73,7 @@ static void store_nan(const grouped_problem *p, int64_t first, int64_t rows) {
     for (int64_t i = first; i < first + rows; i++)
         for (int64_t n = 0; n < columns; n += CHUNK)
             store_floats((char *)g->out + i * g->out_pitch + n * type_size(g->out_type), nan, g->out_type,
-                         least(CHUNK, columns - n));
+                         min_int(CHUNK, columns - n));
 }
 
 /* NaN to the results of rows without scales. `found` has room for all groups. */
@@ -148,7 +148,7 @@ static void run_task(void *context, int64_t task, int thread) {
     const group *one = &x->groups[matrix / parts];
     const grouped_problem p = problem_of_group(x, one);
     const operand b = operand_b(&p.g, matrix % parts);
-    const int64_t rows = least(TASK_ROWS, p.g.n - row0);
+    const int64_t rows = min_int(TASK_ROWS, p.g.n - row0);
     float sums[TASK_ROWS * MAX_VECTORS];
     x->kernel->dots(sums, &b, row0, rows, x->packed + (size_t)x->packed_first[matrix / parts] * x->vector_bytes,
                     (int)one->rows, p.g.k / 16);
@@ -171,11 +171,11 @@ static nvfp4_status run_few(grouped *x, int count, int64_t *packed_first, int th
     if (!x->packed) return fail(NVFP4_OUT_OF_MEMORY, "grouped_gemm: no %zu bytes of scratch", bytes);
     /* Few rows are packed in less time than another thread takes to wake. */
     const int64_t packers = 1 + rows * p->g.k / PACKED_BY_ONE;
-    parallel_for((int)least(threads, packers), count, pack, x);
+    parallel_for((int)min_int(threads, packers), count, pack, x);
     /* Reading bounds this: a thread is worth waking for some 40 us of it, which cpu_grouped_gemm's rule, made for
      * arithmetic, would give to fewer threads. */
     const int64_t readers = 1 + count * p->parts * p->g.n * p->g.k / READ_BY_ONE;
-    parallel_for((int)least(available, readers), count * p->parts * x->tasks, run_task, x);
+    parallel_for((int)min_int(available, readers), count * p->parts * x->tasks, run_task, x);
     return NVFP4_OK;
 }
 

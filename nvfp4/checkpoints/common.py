@@ -24,7 +24,7 @@ AUTO = "auto"  # of `activations`: by what tensors there are
 W4A4, W4A4_DYNAMIC, W4A16 = "W4A4", "W4A4 dynamic", "W4A16"
 W4A4_AWQ, W4A16_AWQ = "W4A4 AWQ", "W4A16 AWQ"  # with a pre_quant_scale
 
-MOST_EXPERTS = 16384  # of a stack; each takes 0.2 ms and 2 KB beside its tensors
+MAX_EXPERTS = 16384  # of a stack; each takes 0.2 ms and 2 KB beside its tensors
 
 PAIRED = ("weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale")
 SCALES = {"torchao": "_weight_scale", "GGUF": "weight"}  # the tensors of block scales that are no "weight_scale"
@@ -286,9 +286,9 @@ def read_experts(
         read: reads one expert's tensors.
     """
     count, size = own[weight].shape[0], own[weight].numel()
-    if count > MOST_EXPERTS or (count and not size):
+    if count > MAX_EXPERTS or (count and not size):
         raise _C.Error(
-            f"{name}.{weight}: shape is {list(own[weight].shape)}; must have values, and at most {MOST_EXPERTS} experts"
+            f"{name}.{weight}: shape is {list(own[weight].shape)}; must have values, and at most {MAX_EXPERTS} experts"
         )
     for local, t in own.items():
         if t.numel() != 1 and (t.ndim == 0 or t.shape[0] != count):

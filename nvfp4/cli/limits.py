@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import machine, timing
 from .baselines import multiply, operands
-from .report import MODES, least_bytes, shape_of
+from .report import MODES, min_bytes, shape_of
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ def best(result: dict[str, Any], of_layers: bool) -> tuple[tuple[float, str], tu
         (entry["seconds"][mode]["p10"], entry["name"]) for entry in result["implementations"] for mode in MODES
     )
     of = f"{name} at {shape}"
-    return (least_bytes(shape, of_layers) / seconds, of), (shape.operations / seconds, of)
+    return (min_bytes(shape, of_layers) / seconds, of), (shape.operations / seconds, of)
 
 
 def products() -> dict[str, Callable[[int], timing.Call]]:

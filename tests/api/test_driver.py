@@ -44,7 +44,7 @@ def test_split_along_k_for_a_small_grid(fake_driver: Path, tmp_path: Path) -> No
     assert len(names) == 2 and names[1] == "nvfp4_sm80_split_reduce"
 
 
-CAPABILITIES = [ROWS[name]["least_capability"] for name in ON_GPU]
+CAPABILITIES = [ROWS[name]["min_capability"] for name in ON_GPU]
 GPUS_OF = [(name, str(capability)) for name in ON_GPU for capability in CAPABILITIES if runs_on(name, capability)]
 
 
@@ -70,7 +70,7 @@ def test_launches_that_call_cost_has_rows_for(backend: str, capability: str, fak
 def test_call_cost(backend: str, fake_driver: Path) -> None:
     """Runs the part of the program that measures; the next test checks how the program starts it."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "NVFP4_LIBCUDA": str(fake_driver)}
-    environment["FAKE_CC"] = str(ROWS[backend]["least_capability"])
+    environment["FAKE_CC"] = str(ROWS[backend]["min_capability"])
     arguments = ("--measure", "--calls", "20", "--backend", backend)
     done = python(call_cost.__file__, *arguments, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -422,21 +422,21 @@ def test_a_backend_takes_what_the_table_says(name: str, fake_driver: Path) -> No
         for kind, dtype in cases
     ]
     lines = [line for call in calls for line in (f"try: print({call})", "except nvfp4.Error: print('-')")]
-    said = run("\n    ".join(lines), fake_driver, FAKE_CC=str(ROWS[name]["least_capability"])).split()
+    said = run("\n    ".join(lines), fake_driver, FAKE_CC=str(ROWS[name]["min_capability"])).split()
     taken = [dtype in ROWS[name]["product_kinds"].get(kind, []) for kind, dtype in cases]
     assert said == [name if takes else "-" for takes in taken]
 
 
 def test_the_table_of_backends() -> None:
     assert [row["number"] for row in ROWS.values()] == list(range(1, 1 + len(ROWS)))
-    assert ROWS["cpu"]["least_capability"] is ROWS["cpu"]["roundings"] is None and not ROWS["cpu"]["architectures"]
+    assert ROWS["cpu"]["min_capability"] is ROWS["cpu"]["roundings"] is None and not ROWS["cpu"]["architectures"]
     for name, row in ROWS.items():
         everywhere, dense = row["linear_scales"], row["product_kinds"]
         assert everywhere.keys() == dense.keys() and "uint8" in dense["gemm"]
         assert all(set(everywhere[kind]) <= set(dense[kind]) for kind in dense)
         assert name == "cpu" or any(arch.startswith("compute_") for arch in row["architectures"])
     sm90 = ROWS["sm90"]
-    assert (sm90["least_capability"], sm90["most_capability"]) == (90, 90) and "H200" in sm90["runs_on"]
+    assert (sm90["min_capability"], sm90["max_capability"]) == (90, 90) and "H200" in sm90["runs_on"]
     assert sm90["linear_scales"] == {"gemm": ["uint8", "float4_e2m1fn_x2"], "gemm_nn": [], "grouped_gemm": []}
     assert ROWS["sm80"]["roundings"] == {"per_block": 72, "block_k": 16, "constant": 64}
 
@@ -470,7 +470,7 @@ def test_plans_of_a_thor(memory: str, fake_driver: Path) -> None:
 
 @pytest.mark.parametrize("own", OWN)
 def test_without_code_for_the_device_another_backend_runs(fake_driver: Path, tmp_path: Path, own: str) -> None:
-    cc = str(ROWS[own]["least_capability"])
+    cc = str(ROWS[own]["min_capability"])
     absent = {"FAKE_CC": cc, "FAKE_ABSENT": f"nvfp4_{own}_"}
     rows = launches(
         "call(128, 4096, 7168, backend=None)", fake_driver, tmp_path / "log", NVFP4_BACKEND="sm80", **absent

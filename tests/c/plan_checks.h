@@ -53,7 +53,7 @@ static const gpu gpus[GPUS] = {
 
 static inline int runs_on(int32_t backend, const gpu *g) {
     const kernel_set *set = gemm_backends[backend]->kernels;
-    return g->props.compute_capability >= set->least_capability && g->props.compute_capability <= set->most_capability;
+    return g->props.compute_capability >= set->min_capability && g->props.compute_capability <= set->max_capability;
 }
 
 typedef enum variant {
@@ -208,7 +208,7 @@ static inline int is_listed(int32_t backend, const gpu *g, const gemm_problem *p
 }
 
 /* A GPU with exactly the shared memory that a kernel needs can run it, and one with less cannot. */
-static inline void check_least_shared_memory(int32_t backend, gpu g, const gemm_problem *p, int32_t kernel) {
+static inline void check_min_shared_memory(int32_t backend, gpu g, const gemm_problem *p, int32_t kernel) {
     const kernel_entry *entry = &gemm_backends[backend]->kernels->kernels[kernel];
     snprintf(about, sizeof about, "%s with little shared memory", entry->name);
     g.props.shared_per_block = entry->shared_bytes;

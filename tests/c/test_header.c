@@ -117,6 +117,7 @@ enum {
 /* Former names that programs may use. */
 static void check_aliases(void) {
     expect((int)FAMILIES == (int)NVFP4_BACKEND_SM120, "families.def has the rows of backends.def");
+    expect(NVFP4_MOE_MOST_EXPERTS == NVFP4_MOE_MAX_EXPERTS, "the most experts of moe_route");
 }
 
 static void check_error(nvfp4_context *context) {

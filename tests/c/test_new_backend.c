@@ -50,7 +50,7 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
 static const kernel_entry kernels[] = {
     {.name = "nvfp4_tiny", .fatbin = "tiny", .threads = THREADS, .shared_bytes = SHARED_BYTES}};
 static const kernel_set set = {
-    .kernels = kernels, .count = COUNT(kernels), .least_capability = 80, .most_capability = 99, .optional = 1};
+    .kernels = kernels, .count = COUNT(kernels), .min_capability = 80, .max_capability = 99, .optional = 1};
 static const gemm_planner tiny_gemm = {
     .a_types = TAKES_E2M1, .candidates = candidates, .reject = reject, .build = build};
 static const gemm_backend tiny_backend = {

@@ -104,7 +104,7 @@ static void check_activation(const gpu *g, const grouped_problem *product, varia
         expect(c.grid == min_int(pairs, g->props.sm_count), "a CTA an SM, if it has a pair");
         expect(s->pairs == p.parts - 1, "the tiles of two parts follow each other");
         expect(s->numbers.limit == 7.0f && s->numbers.up_limit == (p.parts == 2 ? 7.0f : INFINITY) &&
-                   s->numbers.alpha == 3.0f && s->numbers.least == -86.0f / 3.0f,
+                   s->numbers.alpha == 3.0f && s->numbers.min_gate == -86.0f / 3.0f,
                "the numbers of the activation");
         expect(!memcmp(param_of(&plan, step, 0), &p, sizeof p), "the kernel gets the problem");
         sm120_grouped_schedule without = *s;
@@ -196,7 +196,7 @@ static void check_limits(void) {
     expect(one(&on[0], &many, PLAIN, 1) == 0, "too many tiles are an error");
     for (int32_t k = SM120_CONFIGS; k < SM120_KERNELS; k++) {
         const grouped_problem p = grouped(PRODUCT_GROUPED, 64, 64, 512, 4, 1, PLAIN);
-        check_least_shared_memory(NVFP4_BACKEND_SM120, gpus[RTX_5090], &p.g, k);
+        check_min_shared_memory(NVFP4_BACKEND_SM120, gpus[RTX_5090], &p.g, k);
     }
     const grouped_problem p = grouped(PRODUCT_GROUPED, 64, 64, 512, 4, 1, PLAIN);
     const gemm_traits t = traits_of_product(&p.g);

@@ -175,7 +175,7 @@ static void check_configs(void) {
                    set->kernels[i].threads > 32 * configs[i].warps_m * configs[i].warps_n,
                "a warp that loads");
         const gemm_problem p = problem(configs[i].mma_tile_n, 4096, 4096, 1, PLAIN);
-        check_least_shared_memory(NVFP4_BACKEND_SM120, gpus[RTX_5090], &p, i);
+        check_min_shared_memory(NVFP4_BACKEND_SM120, gpus[RTX_5090], &p, i);
     }
 }
 

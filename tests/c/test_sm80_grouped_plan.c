@@ -132,7 +132,7 @@ static void check_limits(void) {
         const int32_t kind = strstr(kernel->name, "_nn_") ? PRODUCT_GROUPED_NN : PRODUCT_GROUPED;
         const variant v = strstr(kernel->name, "_w4a4_") ? PLAIN : strstr(kernel->name, "_fp16_") ? FP16_A : BF16_A;
         const grouped_problem p = grouped(kind, 64, 64, 512, 4, 1, v);
-        check_least_shared_memory(NVFP4_BACKEND_SM80, gpus[A100], &p.g, k);
+        check_min_shared_memory(NVFP4_BACKEND_SM80, gpus[A100], &p.g, k);
     }
     static const variant of_a[] = {BF16_A, PLAIN};
     for (size_t i = 0; i < COUNT(of_a); i++) {

@@ -97,7 +97,7 @@ static void check_rejections(void) {
                                  : strstr(name, "_bf16") ? BF16_A
                                                          : PLAIN);
         p.product_kind = strstr(name, "sm80_nn") ? PRODUCT_GEMM_NN : PRODUCT_GEMM;
-        check_least_shared_memory(NVFP4_BACKEND_SM80, gpus[A100], &p, k);
+        check_min_shared_memory(NVFP4_BACKEND_SM80, gpus[A100], &p, k);
     }
     snprintf(about, sizeof about, "rejections");
     list_candidates(NVFP4_BACKEND_SM80, &small, &few, 0, &list);
@@ -108,7 +108,7 @@ static void check_rejections(void) {
 int main(void) {
     const kernel_set *set = gemm_backends[NVFP4_BACKEND_SM80]->kernels;
     for (int g = 0; g < GPUS; g++) expect(runs_on(NVFP4_BACKEND_SM80, &gpus[g]), "sm80 runs on every GPU since Ampere");
-    expect(set->least_capability == 80 && !set->optional, "its code has to be there");
+    expect(set->min_capability == 80 && !set->optional, "its code has to be there");
     check_rejections();
     for (size_t g = 0; g < COUNT(on); g++)
         for (size_t m = 0; m < COUNT(sizes); m++)

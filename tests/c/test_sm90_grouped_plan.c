@@ -160,7 +160,7 @@ static void check_with_activation(const gpu *g, const grouped_problem *p) {
         expect(256 << s->team_log2 == of->tile_k, "by teams of as many warps");
         expect(step->grid_x == min_int(tiles_m * tiles_n, g->props.sm_count), "a CTA an SM, if it has a tile");
         expect(numbers.limit == 7.0f && numbers.up_limit == (p->parts == 2 ? 7.0f : INFINITY) &&
-                   numbers.alpha == 0.5f && numbers.least == -172.0f,
+                   numbers.alpha == 0.5f && numbers.min_gate == -172.0f,
                "with the numbers of the activation");
     }
 }
@@ -262,7 +262,7 @@ static void check_limits(void) {
         const kernel_entry *kernel = &gemm_backends[NVFP4_BACKEND_SM90]->kernels->kernels[k];
         const variant v = strstr(kernel->name, "_fp16_") ? FP16_A : BF16_A;
         const grouped_problem p = grouped(PRODUCT_GROUPED, 64, 64, 512, 4, 1, v);
-        check_least_shared_memory(NVFP4_BACKEND_SM90, gpus[H200], &p.g, k);
+        check_min_shared_memory(NVFP4_BACKEND_SM90, gpus[H200], &p.g, k);
     }
     grouped_problem tall = grouped(PRODUCT_GROUPED, 64, 64, 512, 4, 1, FP16_A);
     tall.a_rows = 1000;

@@ -132,7 +132,7 @@ def rows() -> dict[str, dict[str, Any]]:
     """The table of backends, without the CPU's."""
     import nvfp4
 
-    return {row["name"]: row for row in nvfp4._C.backends() if row["least_capability"]}
+    return {row["name"]: row for row in nvfp4._C.backends() if row["min_capability"]}
 
 
 def gpu_backends() -> list[str]:
@@ -143,7 +143,7 @@ def gpu_backends() -> list[str]:
     if not devices:
         sys.exit("this machine has no GPU that nvfp4 can use; `python -m nvfp4 info` says why")
     capability = devices[0]["compute_capability"]
-    ends = ((name, row["least_capability"], row["most_capability"] or capability) for name, row in rows().items())
+    ends = ((name, row["min_capability"], row["max_capability"] or capability) for name, row in rows().items())
     return [name for name, least, most in ends if least <= capability <= most]
 
 
@@ -446,7 +446,7 @@ def run_experts() -> int:
 
 def products(backends: list[str]) -> list[Call]:
     calls = [call for backend in backends for call in first_plans(backend)]
-    own = [backend for backend in backends if rows()[backend]["most_capability"]]
+    own = [backend for backend in backends if rows()[backend]["max_capability"]]
     calls += [call for backend in own for call in every_kernel(backend)]
     return calls + [call for backend in backends for call in of_16_bit_a(backend)]
 

@@ -41,7 +41,7 @@ needs_gpu_code = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this buil
 
 
 def python_step(name: str, text: str, limit_s: float = 60, **more: object) -> Step:
-    return Step(name, name.upper(), lambda _: [sys.executable, "-c", text], limit_s, least_s=0.1, **more)
+    return Step(name, name.upper(), lambda _: [sys.executable, "-c", text], limit_s, min_s=0.1, **more)
 
 
 TEXT = {"capture_output": True, "text": True}
@@ -83,7 +83,7 @@ def test_a_run_goes_on(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[s
         python_step("fails", "print('the sums differ'); raise SystemExit(3)", advice="mend the sums"),
         python_step("hangs", HANG, limit_s=1.5),
         python_step("toolless", "print(1)", skip=(steps.tool("no-such-tool", "a shop"),)),
-        Step("unstartable", "", lambda _: ["/no/such/program"], 60, least_s=0.1),
+        Step("unstartable", "", lambda _: ["/no/such/program"], 60, min_s=0.1),
         python_step("dependent", "print(1)", requires=("device", "hangs")),
         python_step("crashes", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"),
         python_step(
@@ -167,7 +167,7 @@ def test_the_dump_of_a_failed_check_is_in_the_report(run: Run, tmp_path: Path) -
     (real,) = (step for step in steps.STEPS if step.name == "dump")
     command = lambda s: [sys.executable, "-c", f"print('table of', {real.command(s)[-2:]})"]  # noqa: E731
     watched = python_step("check-watchdog", """open('check-watchdog.json', 'w').write('{"tests": []}')""")
-    assert run(fails, watched, Step("dump", "", command, 60, least_s=0.1, skip=real.skip)) == 1
+    assert run(fails, watched, Step("dump", "", command, 60, min_s=0.1, skip=real.skip)) == 1
     assert "table of ['--test', '2']" in (tmp_path / "found/report.txt").read_text().partition("The end of 04-dump")[2]
 
 
@@ -192,7 +192,7 @@ def test_limits(tmp_path: Path) -> None:
     setting.minutes = 6
     assert step.limit(setting, 1000) == 6
     assert step.why_skipped(setting, 0.05) == "takes 0 s, 0 s are left" and step.why_skipped(setting, 1) == ""
-    long = Step("long", "", lambda _: [], 600, least_s=100)
+    long = Step("long", "", lambda _: [], 600, min_s=100)
     assert long.limit(setting, 1000) == 100
     assert long.why_skipped(setting, 1000) == "takes 100 s, more than a quarter of --minutes 6"
     assert long.why_skipped(Setting(tmp_path, tmp_path, ROOT, 60), 1000) == "needs device, which is not among the steps"

@@ -129,7 +129,7 @@ def test_what_runs_where_is_the_table_of_backends() -> None:
             named |= set(cells)
         shown |= set(capabilities)
     assert named == set(backend_table.ROWS)
-    assert {backend_table.ROWS[name]["least_capability"] for name in backend_table.ON_GPU} <= shown
+    assert {backend_table.ROWS[name]["min_capability"] for name in backend_table.ON_GPU} <= shown
 
 
 def test_hopper_csv_is_of_the_run_on_the_page() -> None:

@@ -85,13 +85,13 @@ Reason = Callable[[Setting], str]
 
 @dataclass(frozen=True)
 class Step:
-    """limit_s is for --minutes 60 and shrinks with it, but not below least_s, what the step takes at the least."""
+    """limit_s is for --minutes 60 and shrinks with it, but not below min_s, what the step takes at the least."""
 
     name: str
     what: str
     command: Callable[[Setting], list[str]]
     limit_s: float
-    least_s: float = 20
+    min_s: float = 20
     requires: tuple[str, ...] = ("device",)  # steps that must have passed
     skip: tuple[Reason, ...] = ()  # each gives a reason to skip the step, or ""
     environment: Callable[[Setting], Mapping[str, str]] = lambda _: {}
@@ -106,12 +106,12 @@ class Step:
         for reason in self.skip:
             if why := reason(setting):
                 return why
-        if self.least_s > setting.minutes * 60 / 4:
-            return f"takes {self.least_s:.0f} s, more than a quarter of --minutes {setting.minutes:g}"
-        return f"takes {self.least_s:.0f} s, {max(left_s, 0):.0f} s are left" if self.least_s > left_s else ""
+        if self.min_s > setting.minutes * 60 / 4:
+            return f"takes {self.min_s:.0f} s, more than a quarter of --minutes {setting.minutes:g}"
+        return f"takes {self.min_s:.0f} s, {max(left_s, 0):.0f} s are left" if self.min_s > left_s else ""
 
     def limit(self, setting: Setting, left_s: float) -> float:
-        return min(max(self.limit_s * min(setting.minutes / 60, 1), self.least_s), left_s)
+        return min(max(self.limit_s * min(setting.minutes / 60, 1), self.min_s), left_s)
 
 
 # --- why a step is skipped ------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def groups(setting: Setting) -> list[str]:
 
 
 def sanitizer(setting: Setting) -> list[str]:
-    limit = max(SANITIZER_S * min(setting.minutes / 60, 1), SANITIZER_LEAST_S) * 0.9  # of each of its tools
+    limit = max(SANITIZER_S * min(setting.minutes / 60, 1), SANITIZER_MIN_S) * 0.9  # of each of its tools
     script = in_tree("tests/kernels/sanitize.py")(setting)
     return [sys.executable, script, "--backend", setting.backend, "--limit", f"{limit:.0f}"]
 
@@ -269,7 +269,7 @@ def counters(setting: Setting) -> list[str]:
 
 # --- the steps, in order --------------------------------------------------------------------------------------------
 
-SANITIZER_S, SANITIZER_LEAST_S = 420, 60
+SANITIZER_S, SANITIZER_MIN_S = 420, 60
 # The watchdog makes kernels slow and each call wait: placement is recorded without it.
 DEBUG, PLACEMENT = ("NVFP4_WATCHDOG", "NVFP4_DUMP"), ("NVFP4_DUMP",)
 BUILD_ADVICE = "the steps that need it are skipped. It needs setuptools 77 or later, and nvcc of CUDA 13."
@@ -290,7 +290,7 @@ STEPS = (
         "a build with the watchdog and the dump",
         build(*DEBUG),
         600,
-        least_s=240,
+        min_s=240,
         skip=(real_gpu, only_tuned, NVCC),
         advice=BUILD_ADVICE,
     ),
@@ -367,7 +367,7 @@ STEPS = (
         "compute-sanitizer",
         sanitizer,
         SANITIZER_S,
-        SANITIZER_LEAST_S,
+        SANITIZER_MIN_S,
         skip=(real_gpu, tool("compute-sanitizer", "the CUDA toolkit")),
         telling="FAILED",
         advice="memory errors and races are defects whatever the results were.",
@@ -384,7 +384,7 @@ STEPS = (
         "the constants of the B200 model, measured",
         lambda setting: program("constants", str(setting.checkout))(setting),
         180,
-        least_s=60,
+        min_s=60,
         skip=(real_gpu, NVCC),
         advice="compile and run the programs by hand: their headers have the command.",
     ),
@@ -393,7 +393,7 @@ STEPS = (
         "every plan of the ranked shapes, timed",
         tune,
         420,
-        least_s=45,
+        min_s=45,
         skip=(real_gpu, only_tuned),
         telling="^Fitted from this run",
         advice="a plan that is wrong is named in the output.",
@@ -410,7 +410,7 @@ STEPS = (
         "the competition's measurement",
         contest,
         420,
-        least_s=60,
+        min_s=60,
         skip=(real_gpu, submitted),
         telling="^geometric mean",
     ),
@@ -419,7 +419,7 @@ STEPS = (
         "a build that records placement",
         build(*PLACEMENT),
         600,
-        least_s=240,
+        min_s=240,
         skip=(real_gpu, only_tuned, NVCC),
         advice=BUILD_ADVICE,
     ),

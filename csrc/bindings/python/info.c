@@ -108,9 +108,9 @@ static PyObject *describe_backend(int32_t number) {
                                      : Py_NewRef(Py_None);
     return Py_BuildValue(
         "{ss,si,ss,sN,sN,sN,sN,sN,sN}", "name", backend->name, "number", number, "runs_on", backend->runs_on,
-        "architectures", split, "least_capability",
-        number_or_none(kernels != NULL, kernels ? kernels->least_capability : 0), "most_capability",
-        number_or_none(kernels && kernels->most_capability < INT32_MAX, kernels ? kernels->most_capability : 0),
+        "architectures", split, "min_capability",
+        number_or_none(kernels != NULL, kernels ? kernels->min_capability : 0), "max_capability",
+        number_or_none(kernels && kernels->max_capability < INT32_MAX, kernels ? kernels->max_capability : 0),
         "product_kinds", kinds_of(backend, 0), "linear_scales", kinds_of(backend, 1), "roundings", roundings);
 }
 

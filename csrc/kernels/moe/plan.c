@@ -14,7 +14,7 @@ static const kernel_entry kernels[MOE_KERNELS] = {
     [KERNEL_COMBINE] = ROW("moe_combine", "combine", ROWS_THREADS),
 };
 const kernel_set moe_kernels = {
-    .kernels = kernels, .count = MOE_KERNELS, .least_capability = 80, .most_capability = INT32_MAX};
+    .kernels = kernels, .count = MOE_KERNELS, .min_capability = 80, .max_capability = INT32_MAX};
 
 /* The threads that a CTA has in a row, a power of two: all of them, or what the columns need. */
 static int32_t tile_log2_of(int64_t columns) {
@@ -46,7 +46,7 @@ static void build_moe_route(const device_props *props, const row_op_problem *pro
     (void)workspace;
     const int64_t most = min_int(ROUTE_THREADS / 32, ROUTE_COUNTERS / p.experts), chunks = ceil_div(p.choices, 32);
     p.segments = (int32_t)max_int(1, min_int(most, chunks));
-    const int64_t ctas = max_int(1, min_int(ceil_div(chunks, p.segments), min_int(ROUTE_MOST_CTAS, props->sm_count)));
+    const int64_t ctas = max_int(1, min_int(ceil_div(chunks, p.segments), min_int(ROUTE_MAX_CTAS, props->sm_count)));
     p.segment = 32 * max_int(1, ceil_div(chunks, p.segments * ctas));
     launch_step *step = add_step(out, KERNEL_ROUTE, max_int(1, ceil_div(p.choices, p.segments * p.segment)), 0);
     memcpy(add_param(out, step, sizeof p), &p, sizeof p);

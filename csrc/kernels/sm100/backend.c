@@ -22,7 +22,7 @@ static const kernel_entry kernels[] = {
 #undef X
 };
 static const kernel_set set = {
-    .kernels = kernels, .count = SM100_CONFIGS, .least_capability = 100, .most_capability = 119, .optional = 1};
+    .kernels = kernels, .count = SM100_CONFIGS, .min_capability = 100, .max_capability = 119, .optional = 1};
 
 enum { THOR_CAPABILITY = 110, THOR_GB_S = 273, B200_GB_S = 8184, B200_SMS = 148 }; /* GB/s: peaks of the memory */
 

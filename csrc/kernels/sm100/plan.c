@@ -113,14 +113,14 @@ static int withholds_room(const device_props *props, int32_t cluster, int64_t cl
 static shared_room room_of(const device_props *props, const sm100_config *config, int32_t split_k, int64_t clusters,
                            int against_rule) {
     const int32_t stages = config->shared_bytes, all = stages + SM100_PARTIALS_BYTES(config->mma_tile_n, split_k);
-    const int32_t least_alone = (props->shared_per_sm / 2 - RESERVED_BYTES) / 16 * 16 + 16;
+    const int32_t min_alone = (props->shared_per_sm / 2 - RESERVED_BYTES) / 16 * 16 + 16;
     shared_room room;
     room.for_next_call = leaves_room(props, config, stages) &&
                          withholds_room(props, cluster_ctas(config, split_k), clusters) == against_rule;
     room.partials_in_stages =
         split_k > 1 && (all > props->shared_per_block || (room.for_next_call && !leaves_room(props, config, all)));
     room.bytes = room.partials_in_stages ? stages : all;
-    if (!room.for_next_call && leaves_room(props, config, room.bytes)) room.bytes = least_alone;
+    if (!room.for_next_call && leaves_room(props, config, room.bytes)) room.bytes = min_alone;
     return room;
 }
 

@@ -242,7 +242,7 @@ static const kernel_entry kernels[SM120_KERNELS] = {
 #undef ENTRY
 };
 static const kernel_set set = {
-    .kernels = kernels, .count = SM120_KERNELS, .least_capability = 120, .most_capability = 129, .optional = 1};
+    .kernels = kernels, .count = SM120_KERNELS, .min_capability = 120, .max_capability = 129, .optional = 1};
 
 static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
     const nvfp4_status status = reject_shared_memory(sm120_name, kernels, SM120_CONFIGS, props);

@@ -97,7 +97,7 @@ int32_t sm80_grouped_candidates(const device_props *props, const gemm_traits *t,
         const grouped_config *c = &configs[i];
         if (c->a_type != t->a_type || c->product_kind != t->product_kind || c->shared_bytes > props->shared_per_block)
             continue;
-        const int64_t tiles_m = most_group_tiles(t->m, t->groups, c->tile_m), tiles_n = tiles_along_n(t, c),
+        const int64_t tiles_m = max_group_tiles(t->m, t->groups, c->tile_m), tiles_n = tiles_along_n(t, c),
                       parts = t->l / t->groups;
         if (tiles_m > INT32_MAX / (tiles_n * parts)) continue;
         gemm_candidate *x = &out[count++];

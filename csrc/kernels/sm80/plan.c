@@ -277,7 +277,7 @@ static void build_grouped(const device_props *props, const gemm_problem *p, cons
 }
 
 static const kernel_set set = {
-    .kernels = kernels, .count = SM80_KERNELS, .least_capability = 80, .most_capability = INT32_MAX};
+    .kernels = kernels, .count = SM80_KERNELS, .min_capability = 80, .max_capability = INT32_MAX};
 
 static const gemm_planner gemm = {.a_types = TAKES_E2M1 | TAKES_16_BIT,
                                   .takes_by_batch = 1,

@@ -35,7 +35,7 @@ int sm90_fp16_operand(const gemm_traits *t, int is_b, int32_t tile_rows, sm90_op
     const int64_t pitch = SM90_DEQUANT_PITCH(t->k), missing = ceil_div(rows, tile_rows) * tile_rows - rows;
     *size = (sm90_operand_size){.rows = (int32_t)rows, .batches = (int32_t)batches, .map_rows = rows};
     if ((double)rows * (double)batches * (double)pitch >= (double)TENSOR_STRIDE_END) return 0;
-    if (missing * pitch <= SM90_MOST_UNWRITTEN) size->map_rows += missing; /* 255 rows of up to 2^33 bytes */
+    if (missing * pitch <= SM90_MAX_UNWRITTEN) size->map_rows += missing; /* 255 rows of up to 2^33 bytes */
     size->dequant_bytes = (rows * (batches - 1) + size->map_rows) * pitch;
     return SM90_DEQUANT_CTAS(rows, t->k, batches, 4) <= INT32_MAX / 2;
 }

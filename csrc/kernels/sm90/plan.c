@@ -22,7 +22,7 @@ static const kernel_entry kernels[SM90_KERNELS] = {
                                   .pdl = 1},
 };
 static const kernel_set set = {
-    .kernels = kernels, .count = SM90_KERNELS, .least_capability = 90, .most_capability = 90, .optional = 1};
+    .kernels = kernels, .count = SM90_KERNELS, .min_capability = 90, .max_capability = 90, .optional = 1};
 
 static const struct {
     const sm90_kind *kind;

@@ -154,7 +154,7 @@ class Groups(launch.Product):
         if self.activation:
             schedule.pairs, numbers = self.parts - 1, schedule.numbers
             numbers.limit, numbers.up_limit = self.limit, self.limit if self.parts == 2 else float("inf")
-            numbers.alpha, numbers.least = SWIGLU_ALPHA, numpy.float32(-86) / numpy.float32(SWIGLU_ALPHA)
+            numbers.alpha, numbers.min_gate = SWIGLU_ALPHA, numpy.float32(-86) / numpy.float32(SWIGLU_ALPHA)
         self.start(module, config, schedule, grid or max(1, self.tiles(config)), config.shared_bytes, wait=wait)
 
     def tiles(self, config: Config) -> int:

@@ -20,7 +20,7 @@ HEADERS = headers_of("sm90")
 CONFIGS = HEADERS.configs("grouped_units")
 Schedule, GroupedProblem = HEADERS.structs["sm90_grouped_units_schedule"], HEADERS.structs["grouped_problem"]
 STEP_K, ATOMS = HEADERS.value("SM90_UNITS_STEP_K"), HEADERS.value("SM90_UNITS_ATOMS")
-WARPS, MOST_PAIRS = HEADERS.value("SM90_GROUPED_UNITS_WARPS"), HEADERS.value("SM90_GROUPED_UNITS_PAIRS")
+WARPS, MAX_PAIRS = HEADERS.value("SM90_GROUPED_UNITS_WARPS"), HEADERS.value("SM90_GROUPED_UNITS_PAIRS")
 DTYPES = {FP16: torch.float16, BF16: torch.bfloat16, FP32: torch.float32}
 
 
@@ -46,7 +46,7 @@ class Activation:
         of_problem = self.fields()
         numbers.limit, numbers.alpha = of_problem["limit"], of_problem["activation_alpha"]
         numbers.up_limit = numbers.limit if parts == 2 else float("inf")
-        numbers.least = numpy.float32(-86) / numpy.float32(numbers.alpha)
+        numbers.min_gate = numpy.float32(-86) / numpy.float32(numbers.alpha)
 
     def of(self, results: numpy.ndarray, parts: int, kind: int) -> numpy.ndarray:
         """The CPU's result for those of both parts, which are rounded to that type."""
@@ -118,7 +118,7 @@ class Product(launch.Product):
     ) -> None:  # fmt: skip
         pairs, steps = HEADERS.value("SM90_UNITS_ALL", self.n) // 2, ceil_div(self.k, STEP_K)
         parts = self.parts if self.activation else 1  # of a tile
-        assert 1 << team_log2 <= min(steps, WARPS) and tile_pairs * parts * config.a_units <= MOST_PAIRS
+        assert 1 << team_log2 <= min(steps, WARPS) and tile_pairs * parts * config.a_units <= MAX_PAIRS
         made = Schedule(
             a_cache_policy=EVICT_FIRST, b_cache_policy=EVICT_FIRST, team_log2=team_log2, steps=steps, pairs=pairs,
             full_pairs=HEADERS.value("SM90_UNITS_FULL", self.n) // 2, tile_pairs=tile_pairs,

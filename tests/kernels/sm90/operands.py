@@ -15,7 +15,7 @@ from harness.values import ceil_div
 HEADERS = headers_of("sm90")
 DequantOperand, DequantSchedule = HEADERS.structs["sm90_dequant_operand"], HEADERS.structs["sm90_dequant_schedule"]
 STAGE_K = HEADERS.value("SM90_PREFILL_STAGE_K")
-MOST_THIN_CTAS = 264  # CTAs of the pre-pass with one row a thread (csrc/kernels/sm90/dequant_plan.c)
+MAX_THIN_CTAS = 264  # CTAs of the pre-pass with one row a thread (csrc/kernels/sm90/dequant_plan.c)
 UNIT = 64.0  # dequantized values are divided by it
 
 
@@ -74,7 +74,7 @@ class Dequantizing(launch.Product):
         """rows_per_thread: 0: the planner's rule. flags: words of `zeroed` to zero, for stream-K kernels. part: rows of
         the operand and values along K, from the beginning; fields: others of the schedule."""
         if not rows_per_thread:
-            thin = sum(self.dequant_ctas(which, 1, part) for which, _ in operands) <= MOST_THIN_CTAS
+            thin = sum(self.dequant_ctas(which, 1, part) for which, _ in operands) <= MAX_THIN_CTAS
             rows_per_thread = 1 if thin else 4
         ctas = [self.dequant_ctas(which, rows_per_thread, part) for which, _ in operands]
         filled = [DequantOperand(to=to.address, **self.placed(which)) for which, to in operands]

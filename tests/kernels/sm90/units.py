@@ -20,12 +20,12 @@ PASS_PAIRS = HEADERS.value("SM90_UNITS_PASS_PAIRS")
 A_TYPES = (None, FP16, BF16)  # by the column `a`
 
 
-def schedule(config: Config, n: int, k: int, l: int, sms: int, most_pairs: int = 0) -> tuple[Struct, int]:
-    """Without the operands; and the bytes of shared memory. most_pairs: of a pass, fewer than have room; 0: those."""
+def schedule(config: Config, n: int, k: int, l: int, sms: int, max_pairs: int = 0) -> tuple[Struct, int]:
+    """Without the operands; and the bytes of shared memory. max_pairs: of a pass, fewer than have room; 0: those."""
     units = HEADERS.value("SM90_UNITS_ALL", n)
     ctas = min(units, max(1, sms // l))
     pairs = ceil_div(units // ctas + (units % ctas > 0), 2)
-    room = min((SHARED_LIMIT - config.stages_bytes) // config.sums_bytes, most_pairs or PASS_PAIRS)
+    room = min((SHARED_LIMIT - config.stages_bytes) // config.sums_bytes, max_pairs or PASS_PAIRS)
     pass_pairs = ceil_div(pairs, ceil_div(pairs, room))
     made = Schedule(
         ctas=ctas, cta_units=units // ctas, larger_ctas=units % ctas, full_units=HEADERS.value("SM90_UNITS_FULL", n),
@@ -69,8 +69,8 @@ class Product(launch.Product):
     def decoded(self, which: int) -> numpy.ndarray:
         return self.values if which == 0 and self.a_type is not None else super().decoded(which)
 
-    def launch(self, module: Module, config: Config, sms: int = 132, wait: bool = True, most_pairs: int = 0) -> None:
-        made, shared = schedule(config, self.n, self.k, self.l, sms, most_pairs)
+    def launch(self, module: Module, config: Config, sms: int = 132, wait: bool = True, max_pairs: int = 0) -> None:
+        made, shared = schedule(config, self.n, self.k, self.l, sms, max_pairs)
         assert shared <= SHARED_LIMIT
         made.a_cache_policy, made.b_cache_policy, made.early_b = EVICT_LAST, EVICT_FIRST, int(self.constant_b)
         b, sfb, l, blocks = self.arrays[2], self.arrays[3], self.l, ceil_div(self.n, 128)
