@@ -99,13 +99,13 @@ static nvfp4_status check_scales(const checked_call *c, const nvfp4_gemm_args *a
     const int64_t b_rows = is_nn(p) ? p->k : p->n, b_columns = is_nn(p) ? p->n : p->k;
     nvfp4_status status = check_layout(args->scale_layout);
     if (!status && a_is_e2m1)
-        status =
-            check_scale(c, scale_a, args->scale_layout, p->l, p->m, p->k / 16, READ_ONLY, &p->sfa_pitch, &p->sfa_batch);
+        status = check_scale(c, scale_a, args->scale_layout, p->l, p->m, p->k / 16, READ_ONLY, &p->scale_a_pitch,
+                             &p->scale_a_batch);
     if (!status)
-        status = check_scale(c, scale_b, args->scale_layout, p->l, b_rows, b_columns / 16, READ_ONLY, &p->sfb_pitch,
-                             &p->sfb_batch);
-    p->sfa = scale_a->data;
-    p->sfb = scale_b->data;
+        status = check_scale(c, scale_b, args->scale_layout, p->l, b_rows, b_columns / 16, READ_ONLY, &p->scale_b_pitch,
+                             &p->scale_b_batch);
+    p->scale_a = scale_a->data;
+    p->scale_b = scale_b->data;
     p->scale_layout = (int32_t)args->scale_layout;
     return status;
 }

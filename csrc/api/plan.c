@@ -315,8 +315,8 @@ static void set_problem_of_shape(const nvfp4_shape *s, prepared_call *call) {
                                         .b_pitch = s->k / 2,
                                         .a_batch = s->m * a_row,
                                         .b_batch = s->n * s->k / 2,
-                                        .sfa_batch = is_e2m1 ? swizzled_bytes(s->m, s->k / 16) : 0,
-                                        .sfb_batch = swizzled_bytes(s->n, s->k / 16),
+                                        .scale_a_batch = is_e2m1 ? swizzled_bytes(s->m, s->k / 16) : 0,
+                                        .scale_b_batch = swizzled_bytes(s->n, s->k / 16),
                                         .out_type = NVFP4_FP16,
                                         .out_pitch = columns * 2,
                                         .out_batch = s->m * columns * 2,
@@ -329,7 +329,7 @@ static void set_problem_of_shape(const nvfp4_shape *s, prepared_call *call) {
     call->problem.grouped = (grouped_problem){.g = one, .a_rows = s->m, .groups = (int32_t)s->groups, .parts = parts};
     call->problem.gemm.product_kind = is_nn ? PRODUCT_GROUPED_NN : PRODUCT_GROUPED;
     call->problem.gemm.l = s->groups * parts;
-    call->problem.gemm.a_batch = call->problem.gemm.sfa_batch = 0;
+    call->problem.gemm.a_batch = call->problem.gemm.scale_a_batch = 0;
     call->problem.gemm.out_batch = columns * 2;
     call->problem.gemm.out_pitch = parts * columns * 2;
 }

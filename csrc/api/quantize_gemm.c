@@ -176,7 +176,7 @@ static nvfp4_status run_in(nvfp4_context *context, const nvfp4_quantize_gemm_arg
     gemm_problem *p = &product.problem.quantize_gemm.g;
     nvfp4_status status = NVFP4_OK;
     q->data = memory, q->scale = memory + data_bytes(q);
-    p->a = q->data, p->sfa = q->scale;
+    p->a = q->data, p->scale_a = q->scale;
     if (call->where.on_gpu) {
         product.candidate.workspace -= quantized_bytes(q);
         gemm.call.workspace = memory + quantized_bytes(q);

@@ -6,7 +6,7 @@
 #include "common/row_op_problems.h"
 
 typedef struct quantize_gemm_problem {
-    gemm_problem g;     /* a and sfa are q's data and scale */
+    gemm_problem g;     /* a and scale_a are q's data and scale */
     quantize_problem q; /* its x is the call's a */
 } quantize_gemm_problem;
 

@@ -15,7 +15,7 @@ typedef struct quantize_problem {
     uint8_t *data;
     int64_t data_pitch, data_batch;
     uint8_t *scale;
-    int64_t scale_pitch, scale_batch; /* as sfa_pitch */
+    int64_t scale_pitch, scale_batch; /* as scale_a_pitch */
     const float *global_scale;        /* NULL: global_value */
     int64_t up_at;                    /* of silu_mul_quantize: bytes from a row's gates to their factors */
     float global_value;

@@ -53,14 +53,14 @@ static int64_t row_of_a(const grouped_problem *p, int64_t i) {
 static int64_t rows_with_scales(const grouped_problem *p, const group *one) {
     if (!p->scale_rows) return one->rows;
     const int64_t first = p->scale_rows[one->index];
-    if (first < 0 || first % 128 || first >= p->sfa_rows) return 0;
-    return min_int(one->rows, p->sfa_rows - first);
+    if (first < 0 || first % 128 || first >= p->scale_a_rows) return 0;
+    return min_int(one->rows, p->scale_a_rows - first);
 }
 
-/* Where the scales of a group's first row begin in g.sfa. */
+/* Where the scales of a group's first row begin in g.scale_a. */
 static int64_t scale_offset_of_group(const grouped_problem *p, const group *one) {
-    if (p->scale_rows) return p->scale_rows[one->index] / 128 * p->g.sfa_pitch;
-    return p->g.sfa ? one->first * p->g.sfa_pitch : 0;
+    if (p->scale_rows) return p->scale_rows[one->index] / 128 * p->g.scale_a_pitch;
+    return p->g.scale_a ? one->first * p->g.scale_a_pitch : 0;
 }
 
 /* NaN to all results of some rows. */
@@ -102,13 +102,13 @@ static grouped_problem problem_of_group(const grouped *x, const group *one) {
     g->l = p.parts;
     g->product_kind = g->product_kind == PRODUCT_GROUPED_NN ? PRODUCT_GEMM_NN : PRODUCT_GEMM;
     g->a += one->first * g->a_pitch;
-    if (g->sfa) g->sfa += scale_offset_of_group(x->problem, one);
+    if (g->scale_a) g->scale_a += scale_offset_of_group(x->problem, one);
     if (p.b_list) {
         g->b = p.b_list[one->index];
-        g->sfb = p.sfb_list[one->index];
+        g->scale_b = p.scale_b_list[one->index];
     } else {
         g->b += matrix * g->b_batch;
-        g->sfb += matrix * g->sfb_batch;
+        g->scale_b += matrix * g->scale_b_batch;
     }
     g->out = (char *)g->out + one->first * g->out_pitch;
     if (g->by_batch & ALPHA_BY_BATCH) g->alpha += matrix * (g->alpha_stride ? g->n : 1);
@@ -210,9 +210,9 @@ static nvfp4_status run_many(const grouped *x, const group *one, char *gathered,
         char *gathered_scales = gathered + (size_t)one->rows * values;
         gather(x->problem, one, all->a, all->a_pitch, gathered, values);
         p.g.a = (const uint8_t *)gathered, p.g.a_pitch = (int64_t)values;
-        if (all->sfa) {
-            gather(x->problem, one, all->sfa, all->sfa_pitch, gathered_scales, scales);
-            p.g.sfa = (const uint8_t *)gathered_scales, p.g.sfa_pitch = (int64_t)scales;
+        if (all->scale_a) {
+            gather(x->problem, one, all->scale_a, all->scale_a_pitch, gathered_scales, scales);
+            p.g.scale_a = (const uint8_t *)gathered_scales, p.g.scale_a_pitch = (int64_t)scales;
         }
     }
     if (!x->kernel || p.g.k == 0) return reference_gemm(&p.g, threads);

@@ -42,8 +42,8 @@ static inline gemm_traits traits_of(const gemm_problem *p) {
     t.output_bytes = (int32_t)element;
     t.tma_values = tma_reaches(p, p->m, p->a_pitch, p->a_batch) && tma_reaches(p, b_rows, p->b_pitch, p->b_batch);
     t.output_is_column = p->n == 1 && p->out_pitch == element && (!p->c || p->c_pitch == element) && !p->bias;
-    t.broadcast_a = (p->a_batch == 0 ? BROADCAST_VALUES : 0) | (p->sfa_batch == 0 ? BROADCAST_SCALES : 0);
-    t.broadcast_b = (p->b_batch == 0 ? BROADCAST_VALUES : 0) | (p->sfb_batch == 0 ? BROADCAST_SCALES : 0);
+    t.broadcast_a = (p->a_batch == 0 ? BROADCAST_VALUES : 0) | (p->scale_a_batch == 0 ? BROADCAST_SCALES : 0);
+    t.broadcast_b = (p->b_batch == 0 ? BROADCAST_VALUES : 0) | (p->scale_b_batch == 0 ? BROADCAST_SCALES : 0);
     t.a_type = p->a_type;
     t.product_kind = p->product_kind;
     t.by_batch = p->by_batch;

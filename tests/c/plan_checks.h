@@ -86,11 +86,11 @@ static inline gemm_problem problem(int64_t m, int64_t n, int64_t k, int64_t l, v
     p.a_pitch = m > 1 ? pitch : a_row, p.b_pitch = k / 2;
     p.a_batch = v == FAR_BATCHES ? TENSOR_STRIDE_END : one_a ? 0 : m * pitch;
     p.b_batch = n * k / 2;
-    p.sfa = memory[2], p.sfb = memory[3];
-    p.sfa_pitch = p.sfb_pitch = scale_pitch;
-    p.sfa_batch = v == ONE_FOR_ALL ? 0 : scale_pitch * (v == LINEAR ? m : ceil_div(m, 128));
-    p.sfb_batch = scale_pitch * (v == LINEAR ? n : ceil_div(n, 128));
-    if (a_type != VALUES_E2M1) p.sfa = NULL, p.sfa_pitch = p.sfa_batch = 0;
+    p.scale_a = memory[2], p.scale_b = memory[3];
+    p.scale_a_pitch = p.scale_b_pitch = scale_pitch;
+    p.scale_a_batch = v == ONE_FOR_ALL ? 0 : scale_pitch * (v == LINEAR ? m : ceil_div(m, 128));
+    p.scale_b_batch = scale_pitch * (v == LINEAR ? n : ceil_div(n, 128));
+    if (a_type != VALUES_E2M1) p.scale_a = NULL, p.scale_a_pitch = p.scale_a_batch = 0;
     p.a_type = a_type;
     p.out = memory[4];
     p.out_pitch = n * element;
@@ -115,8 +115,9 @@ static inline grouped_problem grouped(int32_t kind, int64_t m, int64_t n, int64_
     p.g.a_batch = 0, p.g.out_batch = n * 2;
     p.a_rows = m, p.groups = groups, p.parts = parts;
     if (p.g.a_type == VALUES_E2M1) {
-        p.g.sfa_batch = 0;
-        if (p.g.scale_layout == NVFP4_128X4) p.rows = NULL, p.scale_rows = rows, p.sfa_rows = ceil_div(m, 128) * 128;
+        p.g.scale_a_batch = 0;
+        if (p.g.scale_layout == NVFP4_128X4)
+            p.rows = NULL, p.scale_rows = rows, p.scale_a_rows = ceil_div(m, 128) * 128;
     }
     return p;
 }
@@ -289,7 +290,7 @@ static inline void check_params(const launch_plan *plan, param_size *size_of) {
 }
 
 static inline int in_operand(const gemm_problem *p, const void *data) {
-    return data == p->a || data == p->b || data == p->sfa || data == p->sfb;
+    return data == p->a || data == p->b || data == p->scale_a || data == p->scale_b;
 }
 
 /* Checks the rules of cuTensorMapEncodeTiled (CUDA driver API, tensor map object management). */

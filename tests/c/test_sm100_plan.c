@@ -181,11 +181,11 @@ static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candi
 static void check_operands(const gpu *g, const gemm_problem *p, const gemm_candidate *candidate, const config *c,
                            const sm100_schedule *s) {
     const sm100_operand *a = s->swap_ab ? &s->mma_b : &s->mma_a, *b = s->swap_ab ? &s->mma_a : &s->mma_b;
-    expect(a->data == p->a && a->scale == p->sfa && a->pitch == p->a_pitch && a->batch == p->a_batch &&
-               a->scale_pitch == p->sfa_pitch && a->scale_batch == p->sfa_batch,
+    expect(a->data == p->a && a->scale == p->scale_a && a->pitch == p->a_pitch && a->batch == p->a_batch &&
+               a->scale_pitch == p->scale_a_pitch && a->scale_batch == p->scale_a_batch,
            "A is its operand of the mma");
-    expect(b->data == p->b && b->scale == p->sfb && b->pitch == p->b_pitch && b->batch == p->b_batch &&
-               b->scale_pitch == p->sfb_pitch && b->scale_batch == p->sfb_batch,
+    expect(b->data == p->b && b->scale == p->scale_b && b->pitch == p->b_pitch && b->batch == p->b_batch &&
+               b->scale_pitch == p->scale_b_pitch && b->scale_batch == p->scale_b_batch,
            "B is its operand of the mma");
     const uint64_t normal = 0x1000000000000000, first = 0x12F0000000000000, last = 0x14F0000000000000;
     const int64_t rows[2] = {s->mma_a.rows, s->mma_b.rows};

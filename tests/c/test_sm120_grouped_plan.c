@@ -50,10 +50,11 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     expect(s->scales_by_tma == (p->aligned16 && p->scale_layout == NVFP4_128X4), "scales by bulk copies, of any K");
     expect(s->tiles_n == ceil_div(p->n, c->tile_n), "tiles cover N");
     check_tiles_of_groups(g, all, c, step, s->tiles_n, 1);
-    expect(s->mma_a.data == p->b && s->mma_a.scale == p->sfb && s->mma_a.rows == p->n &&
-               s->mma_a.scale_pitch == p->sfb_pitch && s->mma_a.scale_batch == p->sfb_batch,
+    expect(s->mma_a.data == p->b && s->mma_a.scale == p->scale_b && s->mma_a.rows == p->n &&
+               s->mma_a.scale_pitch == p->scale_b_pitch && s->mma_a.scale_batch == p->scale_b_batch,
            "B is the operand of the mma with 16 rows");
-    expect(s->mma_b.data == p->a && s->mma_b.scale == p->sfa && s->mma_b.scale_pitch == p->sfa_pitch, "A the other");
+    expect(s->mma_b.data == p->a && s->mma_b.scale == p->scale_a && s->mma_b.scale_pitch == p->scale_a_pitch,
+           "A the other");
     expect(plan->tensor_maps == (p->k > 0 && s->values_by_tma ? 2 : 0), "values have tensor maps");
     if (plan->tensor_maps == 0) return;
     check_map(p, plan, 1, &s->mma_a, c);

@@ -58,11 +58,11 @@ static void check_maps(const gemm_problem *p, const launch_plan *plan, const con
 
 static void check_operands(const gemm_problem *p, const sm120_schedule *s) {
     const sm120_operand *a = s->swap_ab ? &s->mma_b : &s->mma_a, *b = s->swap_ab ? &s->mma_a : &s->mma_b;
-    expect(a->data == p->a && a->scale == p->sfa && a->pitch == p->a_pitch && a->batch == p->a_batch &&
-               a->scale_pitch == p->sfa_pitch && a->scale_batch == p->sfa_batch && a->rows == p->m,
+    expect(a->data == p->a && a->scale == p->scale_a && a->pitch == p->a_pitch && a->batch == p->a_batch &&
+               a->scale_pitch == p->scale_a_pitch && a->scale_batch == p->scale_a_batch && a->rows == p->m,
            "A is its operand of the mma");
-    expect(b->data == p->b && b->scale == p->sfb && b->pitch == p->b_pitch && b->batch == p->b_batch &&
-               b->scale_pitch == p->sfb_pitch && b->scale_batch == p->sfb_batch && b->rows == p->n,
+    expect(b->data == p->b && b->scale == p->scale_b && b->pitch == p->b_pitch && b->batch == p->b_batch &&
+               b->scale_pitch == p->scale_b_pitch && b->scale_batch == p->scale_b_batch && b->rows == p->n,
            "B is its operand of the mma");
 }
 

@@ -82,7 +82,7 @@ static void check_units(const gpu *g, const grouped_problem *all, const gemm_can
         expect(b->data == p->b && (int64_t)b->dims[1] == p->n && b->box[1] == 4, "one of the rest");
     }
     const tensor_layout *scales = &plan->tensor_map[maps++].layout;
-    expect(scales->data == p->sfb && (int64_t)scales->dims[3] == p->l && scales->box[0] == 64, "one of the scales");
+    expect(scales->data == p->scale_b && (int64_t)scales->dims[3] == p->l && scales->box[0] == 64, "one of the scales");
     expect(plan->tensor_maps == maps, "and no other");
 }
 

@@ -45,7 +45,7 @@ static int may_reject(const gpu *g, const gemm_problem *p) {
     const gemm_traits t = traits_of(p);
     const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM90, p->product_kind, p->a_type);
     const double row = (double)SM90_DEQUANT_PITCH(p->k), end = (double)TENSOR_STRIDE_END;
-    const double a = row * (double)p->m * (double)(p->a_batch == 0 && p->sfa_batch == 0 ? 1 : p->l);
+    const double a = row * (double)p->m * (double)(p->a_batch == 0 && p->scale_a_batch == 0 ? 1 : p->l);
     const double b = row * (double)p->n * (double)p->l;
     const int e2m1 = p->scale_layout == NVFP4_128X4 && needs_tma(p);
     if (p->product_kind == PRODUCT_GEMM_NN) {

@@ -35,9 +35,9 @@ int main(void) {
     while (scanf("%lld %lld %lld %lld %d", &m, &n, &k, &l, &shared) == 5) {
         const gemm_problem p = {.m = m, .n = n, .k = k, .l = l, .a_pitch = k / 2, .b_pitch = k / 2,
                                 .a_batch = shared == 1 ? 0 : m * k / 2, .b_batch = shared == 2 ? 0 : n * k / 2,
-                                .sfa_pitch = k / 64 * 512, .sfb_pitch = k / 64 * 512,
-                                .sfa_batch = shared == 1 ? 0 : scale_bytes(m, k),
-                                .sfb_batch = shared == 2 ? 0 : scale_bytes(n, k),
+                                .scale_a_pitch = k / 64 * 512, .scale_b_pitch = k / 64 * 512,
+                                .scale_a_batch = shared == 1 ? 0 : scale_bytes(m, k),
+                                .scale_b_batch = shared == 2 ? 0 : scale_bytes(n, k),
                                 .out_type = NVFP4_FP16, .out_pitch = n * 2, .out_batch = m * n * 2, .aligned16 = 1};
         plan_query query;
         memset(&query, 0, sizeof query);

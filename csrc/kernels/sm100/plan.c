@@ -252,11 +252,11 @@ int32_t sm100_candidates(const sm100_model *model, const device_props *props, co
 
 static void fill_operand(const gemm_problem *p, int is_b, uint64_t cache_policy, sm100_operand *o) {
     o->data = is_b ? p->b : p->a;
-    o->scale = is_b ? p->sfb : p->sfa;
+    o->scale = is_b ? p->scale_b : p->scale_a;
     o->pitch = is_b ? p->b_pitch : p->a_pitch;
     o->batch = is_b ? p->b_batch : p->a_batch;
-    o->scale_pitch = is_b ? p->sfb_pitch : p->sfa_pitch;
-    o->scale_batch = is_b ? p->sfb_batch : p->sfa_batch;
+    o->scale_pitch = is_b ? p->scale_b_pitch : p->scale_a_pitch;
+    o->scale_batch = is_b ? p->scale_b_batch : p->scale_a_batch;
     o->cache_policy = cache_policy;
     o->rows = (int32_t)(is_b ? p->n : p->m);
 }

@@ -9,11 +9,11 @@ enum {
 
 sm90_dequant_operand sm90_operand_of(const gemm_problem *p, int is_b) {
     return (sm90_dequant_operand){.data = is_b ? p->b : p->a,
-                                  .scale = is_b ? p->sfb : p->sfa,
+                                  .scale = is_b ? p->scale_b : p->scale_a,
                                   .pitch = is_b ? p->b_pitch : p->a_pitch,
                                   .batch = is_b ? p->b_batch : p->a_batch,
-                                  .scale_pitch = is_b ? p->sfb_pitch : p->sfa_pitch,
-                                  .scale_batch = is_b ? p->sfb_batch : p->sfa_batch,
+                                  .scale_pitch = is_b ? p->scale_b_pitch : p->scale_a_pitch,
+                                  .scale_batch = is_b ? p->scale_b_batch : p->scale_a_batch,
                                   .rows = (int32_t)(is_b ? p->n : p->m),
                                   .type = is_b ? VALUES_E2M1 : p->a_type};
 }

@@ -114,9 +114,9 @@ static gemm_problem transposed(const gemm_problem *p) {
     t.a = p->b, t.b = p->a;
     t.a_pitch = p->b_pitch, t.b_pitch = p->a_pitch;
     t.a_batch = p->b_batch, t.b_batch = p->a_batch;
-    t.sfa = p->sfb, t.sfb = p->sfa;
-    t.sfa_pitch = p->sfb_pitch, t.sfb_pitch = p->sfa_pitch;
-    t.sfa_batch = p->sfb_batch, t.sfb_batch = p->sfa_batch;
+    t.scale_a = p->scale_b, t.scale_b = p->scale_a;
+    t.scale_a_pitch = p->scale_b_pitch, t.scale_b_pitch = p->scale_a_pitch;
+    t.scale_a_batch = p->scale_b_batch, t.scale_b_batch = p->scale_a_batch;
     t.alpha_stride = 0; /* the alpha of the only column is that of every element */
     return t;
 }
@@ -140,7 +140,8 @@ const sm90_kind sm90_gemv_kind = {.product_kind = PRODUCT_GEMM, .candidates = ca
 
 /* Whether the kernel's FAST code takes the product. */
 static int is_fast(const gemm_problem *p) {
-    return p->scale_layout == NVFP4_128X4 && p->aligned16 && p->k % 32 == 0 && (p->b_pitch | p->sfb_pitch) >> 26 == 0;
+    return p->scale_layout == NVFP4_128X4 && p->aligned16 && p->k % 32 == 0 &&
+           (p->b_pitch | p->scale_b_pitch) >> 26 == 0;
 }
 
 int32_t sm90_gemv_with_quantizer(const device_props *props, const quantize_gemm_problem *p, const gemm_candidate *of,
@@ -174,7 +175,7 @@ static void build_quantizing(const device_props *props, const gemm_problem *p, c
     gemm_problem of_x = *p;
     sm90_gemv_schedule s = TILING(const gemv_tiling, c)->schedule;
     of_x.a = q->x, of_x.a_pitch = q->x_pitch, of_x.a_batch = q->x_batch;
-    of_x.a_type = q->x_type, of_x.sfa = NULL;
+    of_x.a_type = q->x_type, of_x.scale_a = NULL;
     s.global_scale = q->global_scale, s.global_value = q->global_value;
     add_launch(&of_x, c, &s, out);
 }

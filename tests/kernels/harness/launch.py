@@ -192,7 +192,7 @@ class Product:
 
     def memory(self, name: str) -> Array:
         """The array that this pointer of the problem points to."""
-        named = dict(zip(("a", "sfa", "b", "sfb"), self.arrays)) | {"out": self.out} | self.kept
+        named = dict(zip(("a", "scale_a", "b", "scale_b"), self.arrays)) | {"out": self.out} | self.kept
         return named[name]
 
     def place_c(self, numbers: numpy.ndarray, beta: float, in_place: bool) -> None:
@@ -220,7 +220,7 @@ class Product:
         return 1 if which == self.shared else self.l
 
     def problem(self) -> Struct:
-        a, sfa, b, sfb = (array.address for array in self.arrays)
+        a, scale_a, b, scale_b = (array.address for array in self.arrays)
         scale_pitch = self.k // 16 if self.linear else ceil_div(self.k, 64) * 512
         rows = (self.m, self.n) if self.linear else (ceil_div(self.m, 128), ceil_div(self.n, 128))
         add = self.add
@@ -228,14 +228,14 @@ class Product:
             c=add.out.address if add else 0, c_pitch=add.out_pitch if add else 0,
             c_batch=add.m * add.out_pitch if add else 0, beta=1.0,
             m=self.m, n=self.n, k=self.k, l=self.l, a=a, b=b, a_pitch=self.pitch, b_pitch=self.pitch,
-            a_batch=self.m * self.pitch, b_batch=self.n * self.pitch, sfa=sfa, sfb=sfb,
-            sfa_pitch=scale_pitch, sfb_pitch=scale_pitch, sfa_batch=rows[0] * scale_pitch,
-            sfb_batch=rows[1] * scale_pitch, out=self.out.address, out_pitch=self.out_pitch,
+            a_batch=self.m * self.pitch, b_batch=self.n * self.pitch, scale_a=scale_a, scale_b=scale_b,
+            scale_a_pitch=scale_pitch, scale_b_pitch=scale_pitch, scale_a_batch=rows[0] * scale_pitch,
+            scale_b_batch=rows[1] * scale_pitch, out=self.out.address, out_pitch=self.out_pitch,
             out_batch=self.m * self.out_pitch, alpha_value=1.0, scale_layout=int(self.linear), out_type=self.out_type,
             bias_type=FP32, aligned16=int(self.pitch % 16 == 0),
         )  # fmt: skip
         if self.shared is not None:
-            for name in (("a_batch", "sfa_batch"), ("b_batch", "sfb_batch"))[self.shared]:
+            for name in (("a_batch", "scale_a_batch"), ("b_batch", "scale_b_batch"))[self.shared]:
                 setattr(made, name, 0)
         for name, value in self.extras.items():
             setattr(made, name, value)
@@ -247,8 +247,8 @@ class Product:
         data, scale = self.arrays[2 * which : 2 * which + 2]
         return {
             "data": data.address, "scale": scale.address, "pitch": self.pitch, "batch": (p.a_batch, p.b_batch)[which],
-            "scale_pitch": (p.sfa_pitch, p.sfb_pitch)[which], "scale_batch": (p.sfa_batch, p.sfb_batch)[which],
-            "rows": self.rows(which),
+            "scale_pitch": (p.scale_a_pitch, p.scale_b_pitch)[which],
+            "scale_batch": (p.scale_a_batch, p.scale_b_batch)[which], "rows": self.rows(which),
         }  # fmt: skip
 
     def tensor_map(

@@ -138,7 +138,7 @@ EDITS: list[tuple[Any, ...]] = [
     ("scales: of the group's first rows", BLOCKS, "(int64_t)first + row;", "first;"),
     ("scales: from the block's first row", NARROW, "tile.mma_n % SM120_ATOM_ROWS +", "0 +"),
     ("scales: a group begins inside a block", MISSING, "first % SCALE_BLOCK_ROWS || at >=", "at >="),
-    ("scales: blocks that do not exist", MISSING, " || at >= p.sfa_rows)", ")"),
+    ("scales: blocks that do not exist", MISSING, " || at >= p.scale_a_rows)", ")"),
     ("scales: results without them are not NaN", MISSING, "exists = tile.scale_row >= 0 &&", "exists ="),
     ("scales: bytes are expected that do not come", MISSING, "+ has_scales;", "+ 1;"),
     ("scales: bytes come that are not expected", TILES, "+ has_scales;", "+ 0;"),

@@ -68,7 +68,7 @@ class Quantized(Product):
         self.arrays[0] = self.emulator.array(rows)
         self.arrays[1].numpy()[...] = 0xFF
         self.kept["global_scale"] = self.emulator.array(numpy.float32([self.global_scale]))
-        self.extras |= {"a_type": self.x_type, "sfa": 0, "a_pitch": 2 * rows.shape[2]}
+        self.extras |= {"a_type": self.x_type, "scale_a": 0, "a_pitch": 2 * rows.shape[2]}
         self.extras["a_batch"] = self.m * self.extras["a_pitch"]
 
     def complete(self, made: Struct) -> None:

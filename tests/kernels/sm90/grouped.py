@@ -104,8 +104,8 @@ class E2m1Product(Product):
 
     def problem(self) -> Struct:
         one = super().problem()
-        one.g.sfa, one.g.sfa_pitch = self.arrays[1].address, ceil_div(self.k, 64) * 512
-        one.scale_rows, one.sfa_rows = self.placed_first.address, self.scale_rows_count
+        one.g.scale_a, one.g.scale_a_pitch = self.arrays[1].address, ceil_div(self.k, 64) * 512
+        one.scale_rows, one.scale_a_rows = self.placed_first.address, self.scale_rows_count
         return one
 
     def queue_reorder(self, reorder: Module, config: Config) -> bool:

@@ -102,7 +102,7 @@ class Product(launch.Product):
         one = super().problem()
         one.m, one.a_type, one.product_kind = self.m, self.a_type, 2
         one.out_batch = 0 if self.activation else self.n * self.item
-        one.sfa = one.sfa_pitch = one.sfa_batch = one.a_batch = 0
+        one.scale_a = one.scale_a_pitch = one.scale_a_batch = one.a_batch = 0
         one.a_pitch, one.out_pitch, one.aligned16 = self.a_pitch, self.out_pitch, 1
         for name, value in self.extras.items():
             setattr(one, name, value)

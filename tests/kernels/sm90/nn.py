@@ -56,8 +56,8 @@ class Product(launch.Product):
         own_a, own_b = self.shared != 0, self.shared != 1
         made = Problem(
             m=self.m, n=self.n, k=self.k, l=self.l, a=a, b=b, a_pitch=self.a_pitch, b_pitch=self.b_pitch,
-            a_batch=own_a * self.m * self.a_pitch, b_batch=own_b * self.k * self.b_pitch, sfb=scales,
-            sfb_pitch=scale_pitch, sfb_batch=own_b * ceil_div(self.k, 128) * scale_pitch, out=self.out.address,
+            a_batch=own_a * self.m * self.a_pitch, b_batch=own_b * self.k * self.b_pitch, scale_b=scales,
+            scale_b_pitch=scale_pitch, scale_b_batch=own_b * ceil_div(self.k, 128) * scale_pitch, out=self.out.address,
             out_pitch=self.out_pitch, out_batch=self.m * self.out_pitch, alpha_value=1.0, a_type=self.a_type,
             product_kind=1, out_type=self.out_type, bias_type=FP32, aligned16=1,
         )  # fmt: skip

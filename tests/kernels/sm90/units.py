@@ -60,7 +60,7 @@ class Product(launch.Product):
     def problem(self) -> Struct:
         made = super().problem()
         if self.a_type is not None:
-            made.a_type, made.sfa, made.sfa_pitch, made.sfa_batch = self.a_type, 0, 0, 0
+            made.a_type, made.scale_a, made.scale_a_pitch, made.scale_a_batch = self.a_type, 0, 0, 0
             made.a_pitch, made.a_batch = self.a_pitch, self.m * self.a_pitch
             for name, value in self.extras.items():
                 setattr(made, name, value)
