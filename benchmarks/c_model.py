@@ -172,7 +172,7 @@ def traits(m: int, n: int, k: int, l: int = 1) -> Struct:
 def candidates(constants: Struct, on: Struct, of: Struct, configs: tuple[Config, ...] = ()) -> list[Struct]:
     """A backend's candidates for a product, with modelled times. The type of the constants selects the backend."""
     function = getattr(library(configs).c, type(constants).__name__.replace("_model", "_candidates"))
-    found = (_structs()["gemm_candidate"] * number("BACKEND_MAX_CANDIDATES"))()
+    found = (_structs()["gemm_candidate"] * number("MAX_CANDIDATES"))()
     return found[: function(*map(ctypes.byref, (constants, on, of)), found)]
 
 

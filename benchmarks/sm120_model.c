@@ -34,7 +34,7 @@ static const device_props gpus[] = {
 };
 
 static gemm_candidate first_of(const gemm_backend *backend, const device_props *props, const gemm_traits *traits) {
-    static gemm_candidate all[BACKEND_MAX_CANDIDATES];
+    static gemm_candidate all[MAX_CANDIDATES];
     const int32_t count = backend->planners[traits->product_kind]->candidates(props, traits, all);
     gemm_candidate first = all[0];
     for (int32_t i = 1; i < count; i++)

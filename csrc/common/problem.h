@@ -37,12 +37,10 @@ typedef struct gemm_problem {
     int32_t scale_layout; /* nvfp4_layout */
     int32_t out_type;     /* nvfp4_dtype of out and c */
     int32_t bias_type;    /* nvfp4_dtype */
-    int32_t aligned16;    /* 1: every row of a and b is on 16 bytes; 0: on 8 (a 16-bit a always on 16, in A . B
-                           * on 2) */
+    int32_t aligned16;    /* 1: rows of a and b are on 16 bytes; 0: on 8 (those of a 16-bit a on 16, in A . B on 2) */
     int32_t a_type;       /* VALUES_E2M1, NVFP4_FP16 or NVFP4_BF16 */
     int32_t constant_b;   /* 1: no kernel that may still run writes b and scale_b. For plans */
-    int32_t product_kind; /* which one. PRODUCT_GEMM_NN: b is [l][k][n/2] bytes, a scale has 16 values along n, n is
-                           * a multiple of 16 */
+    int32_t product_kind; /* A . B: b is [l][k][n/2] bytes, a scale has 16 values along n, n is a multiple of 16 */
     int32_t by_batch;     /* bits: common/grouped_problem.h */
 } gemm_problem;
 

@@ -107,7 +107,7 @@ const gemm_candidate *choose(const device_props &props, const gemm_problem &p) {
     const gemm_traits traits = traits_of(&p);
     for (int i = 0; i < entries; i++)
         if (!std::memcmp(&cache[i].traits, &traits, sizeof traits)) return &cache[i].best;
-    gemm_candidate all[BACKEND_MAX_CANDIDATES];
+    gemm_candidate all[MAX_CANDIDATES];
     const sm100_model plain = sm100_without_pdl(&sm100_b200);
     const int32_t count = sm100_candidates(&plain, &props, &traits, all);
     if (count == 0) return nullptr;

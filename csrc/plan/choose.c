@@ -25,7 +25,7 @@ static const gemm_planner *planner_for(const plan_query *q, int32_t backend) {
 /* Takes the first candidate, or the first that follows `previous`. 0 if there is none: `taken` stays as it was. One
  * backend is listed at a time, so that the stack does not grow with the backends. */
 static int take_next(const plan_query *q, const gemm_candidate *previous, plan_answer *answer) {
-    gemm_candidate listed[BACKEND_MAX_CANDIDATES];
+    gemm_candidate listed[MAX_CANDIDATES];
     int found = 0;
     answer->candidates = 0;
     for (int32_t b = 0; b < GEMM_BACKENDS; b++) {
@@ -55,7 +55,7 @@ static void choose(const plan_query *q, plan_answer *answer) {
 /* The backend of the highest number that has an order for every M takes the product, whatever the times: another
  * backend adds in another order. */
 static void choose_batch_invariant(const plan_query *q, plan_answer *answer) {
-    gemm_candidate listed[BACKEND_MAX_CANDIDATES];
+    gemm_candidate listed[MAX_CANDIDATES];
     int32_t count = -1;
     for (int32_t b = GEMM_BACKENDS - 1; b >= 0 && count < 0; b--) {
         const gemm_planner *planner = planner_for(q, b);

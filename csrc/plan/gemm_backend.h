@@ -18,7 +18,7 @@ typedef struct gemm_planner {
     int32_t takes_by_batch; /* 1: alpha and bias may be those of a batch */
     uint32_t tma_a_types;   /* those of them for which scales must be 128x4, and tensor maps reach values of A and B */
 
-    /* Writes the candidates of a product, in any order, and returns how many; at most BACKEND_MAX_CANDIDATES. Depends
+    /* Writes the candidates of a product, in any order, and returns how many; at most MAX_CANDIDATES. Depends
      * on nothing but its arguments. Sizes are at least 1, k may be 0. A backend of the host gets NULL for props and
      * traits, here and in reject, and writes at most one. */
     int32_t (*candidates)(const device_props *props, const gemm_traits *traits, gemm_candidate *out);

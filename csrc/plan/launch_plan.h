@@ -14,7 +14,7 @@
 #include "driver/tensor_layout.h"
 
 enum {
-    BACKEND_MAX_CANDIDATES = 256,
+    MAX_CANDIDATES = 256,
     PLAN_MAX_STEPS = 2,
     PLAN_MAX_PARAMS = 2, /* of a kernel */
     PLAN_MAX_TENSOR_MAPS = 5,
@@ -32,8 +32,8 @@ typedef struct gemm_candidate {
     int32_t backend;   /* nvfp4_backend */
     int32_t kernel;    /* of the backend's kernel_set; on the CPU a cpu_isa */
     int32_t swap_ab;   /* 1: B is the A operand of the mma */
-    int32_t split_k; /* CTAs, or pairs of CTAs, that share an output tile along K; 1 where a kernel splits by a rule of
-                      * its own (sm90 gemv, prefill) */
+    /* CTAs, or pairs of them, that share an output tile along K; 1 where a kernel splits by its own rule (sm90) */
+    int32_t split_k;
     int32_t prefetch_stages;
     int32_t ctas_per_sm; /* sm100: of consecutive calls, that an SM has room for, 1 or 2; 0 elsewhere */
     int32_t tile_m, tile_n, tile_k, stages;

@@ -151,7 +151,7 @@ static inline gemm_traits traits_of_product(const gemm_problem *p) {
 
 typedef struct candidate_list {
     int32_t count;
-    gemm_candidate all[BACKEND_MAX_CANDIDATES + 1]; /* the last one is not the backend's to write */
+    gemm_candidate all[MAX_CANDIDATES + 1]; /* the last one is not the backend's to write */
 } candidate_list;
 
 static inline int same_settings(const gemm_candidate *x, const gemm_candidate *y) {
@@ -171,8 +171,8 @@ static inline void list_candidates(int32_t backend, const gpu *g, const gemm_pro
     list->count = planner ? planner->candidates(&g->props, &t, list->all) : 0;
     unsigned char untouched[sizeof *list->all];
     memset(untouched, garbage, sizeof untouched);
-    expect(list->count >= 0 && list->count <= BACKEND_MAX_CANDIDATES &&
-               memcmp(&list->all[BACKEND_MAX_CANDIDATES], untouched, sizeof untouched) == 0,
+    expect(list->count >= 0 && list->count <= MAX_CANDIDATES &&
+               memcmp(&list->all[MAX_CANDIDATES], untouched, sizeof untouched) == 0,
            "no more candidates than there is room for");
 }
 

@@ -81,7 +81,7 @@ int main(int argc, char **argv) {
         {100, 148, 232448, 233472, 1965, 8184, 126 << 20, {{74, 33, 15}, {148, 66, -1}}},
         {100, 18, 232448, 233472, 0, 0, 18 << 20, {{0}}},
         {103, 33, 232448, 233472, 1920, 8184, 126 << 20, {{0}}}};
-    static gemm_candidate all[BACKEND_MAX_CANDIDATES];
+    static gemm_candidate all[MAX_CANDIDATES];
     static launch_plan plan;
     seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     for (int product = 0; product < PRODUCTS; product++) {

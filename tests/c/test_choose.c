@@ -8,7 +8,7 @@ enum { SM80 = 1 << NVFP4_BACKEND_SM80, SM90 = 1 << NVFP4_BACKEND_SM90, SM100 = 1
 
 typedef struct ranking {
     int32_t count;
-    gemm_candidate all[3 * BACKEND_MAX_CANDIDATES];
+    gemm_candidate all[3 * MAX_CANDIDATES];
 } ranking;
 
 static int by_time(const void *left, const void *right) {

@@ -69,13 +69,13 @@ const gemm_backend *const gemm_backends[GEMM_BACKENDS] = {
 };
 
 static int32_t crowd(int32_t backend, gemm_candidate *out) {
-    for (int32_t i = 0; i < BACKEND_MAX_CANDIDATES; i++) {
+    for (int32_t i = 0; i < MAX_CANDIDATES; i++) {
         memset(&out[i], 0, sizeof out[i]);
         out[i].modelled_us = 1e5 * backend + i;
         out[i].backend = backend;
         out[i].split_k = 1 + i;
     }
-    return BACKEND_MAX_CANDIDATES;
+    return MAX_CANDIDATES;
 }
 
 static int32_t sm80_candidates_or_crowd(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
@@ -155,17 +155,17 @@ static void check_gaps(void) {
 
 /* All backends may list as many candidates as there is room for, at once. */
 static void check_room(void) {
-    enum { ALL = 3 * BACKEND_MAX_CANDIDATES };
+    enum { ALL = 3 * MAX_CANDIDATES };
     int32_t count;
     crowded = 1;
     tiny_us = 1e6;
-    tiny_count = BACKEND_MAX_CANDIDATES;
+    tiny_count = MAX_CANDIDATES;
     snprintf(about, sizeof about, "room");
     expect(fastest(3, 9999, SM80 | SM90 | OWN, &count).backend == NVFP4_BACKEND_SM80 && count == ALL, "all are listed");
     const gemm_problem p = problem(3, 9999, 2048, 1, PLAIN);
     const plan_query last = query_of(&gpus[H200], &p, SM80 | SM90 | OWN, ALL - 1);
     const gemm_candidate *taken = &plan_choose(&last)->taken;
-    expect(taken->backend == TINY && taken->split_k == BACKEND_MAX_CANDIDATES, "and ranked");
+    expect(taken->backend == TINY && taken->split_k == MAX_CANDIDATES, "and ranked");
     crowded = 0;
     tiny_count = 1;
 }

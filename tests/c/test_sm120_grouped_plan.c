@@ -134,7 +134,7 @@ static int32_t one(const gpu *g, const grouped_problem *p, variant v, int all) {
 static void check_batch_invariant(const gpu *g, const grouped_problem *p) {
     const gemm_traits t = traits_of_product(&p->g);
     const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM120, PRODUCT_GROUPED, VALUES_E2M1);
-    gemm_candidate plain[BACKEND_MAX_CANDIDATES], invariant[BACKEND_MAX_CANDIDATES];
+    gemm_candidate plain[MAX_CANDIDATES], invariant[MAX_CANDIDATES];
     const int32_t count = planner->candidates(&g->props, &t, plain);
     expect(planner->batch_invariant(&g->props, &t, invariant) == count, "as many candidates");
     for (int32_t i = 0; i < count; i++) expect(same_settings(&plain[i], &invariant[i]), "the same candidates");

@@ -128,7 +128,7 @@ static int may_reject(const gpu *g, const gemm_problem *p) {
 
 /* The same split for every M, at the same places of K, from the same planner. */
 static void check_batch_invariant(const gpu *g, int64_t n, int64_t k) {
-    static gemm_candidate all[BACKEND_MAX_CANDIDATES];
+    static gemm_candidate all[MAX_CANDIDATES];
     const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM120, PRODUCT_GEMM, VALUES_E2M1);
     int32_t split_k = 0;
     for (size_t i = 0; i < COUNT(sizes); i++) {

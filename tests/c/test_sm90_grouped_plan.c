@@ -208,7 +208,7 @@ static int32_t one(const gpu *g, const grouped_problem *p, variant v, int all) {
 static void check_batch_invariant(const grouped_problem *p) {
     const gemm_traits t = traits_of_product(&p->g);
     const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM90, t.product_kind, t.a_type);
-    gemm_candidate plain[BACKEND_MAX_CANDIDATES], invariant[BACKEND_MAX_CANDIDATES];
+    gemm_candidate plain[MAX_CANDIDATES], invariant[MAX_CANDIDATES];
     int32_t count = 0;
     for (int32_t i = 0, all = planner->candidates(&gpus[H200].props, &t, plain); i < all; i++)
         if (plain[i].kernel >= FIRST) plain[count++] = plain[i];

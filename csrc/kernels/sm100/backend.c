@@ -5,7 +5,7 @@
 /* One, or, where a CTA leaves room for the next call, three. */
 #define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast)                                        \
     +(SM100_CO_RESIDENT(cta_group, mma_tile_n, stages, accumulators) ? 3 : 1)
-_Static_assert((0 SM100_GEMM_CONFIGS(X)) * 2 * 4 <= BACKEND_MAX_CANDIDATES,
+_Static_assert((0 SM100_GEMM_CONFIGS(X)) * 2 * 4 <= MAX_CANDIDATES,
                "either order, four splits; with L2 prefetching or not, with room for the next call or not");
 #undef X
 

@@ -21,7 +21,7 @@ enum {
 };
 extern const sm100_config sm100_configs[SM100_CONFIGS];
 
-/* All candidates with their times under given constants, at most BACKEND_MAX_CANDIDATES, without the backend. */
+/* All candidates with their times under given constants, at most MAX_CANDIDATES, without the backend. */
 int32_t sm100_candidates(const sm100_model *model, const device_props *props, const gemm_traits *traits,
                          gemm_candidate *out);
 

@@ -41,7 +41,7 @@ static const sm120_config configs[SM120_CONFIGS] = {
     SM120_GEMM_CONFIGS(X)
 #undef X
 };
-_Static_assert(SM120_CONFIGS * 2 * 4 <= BACKEND_MAX_CANDIDATES, "either order, four splits");
+_Static_assert(SM120_CONFIGS * 2 * 4 <= MAX_CANDIDATES, "either order, four splits");
 
 const sm120_model sm120_published = {
 #define X(name, value, ...) value,

@@ -52,7 +52,7 @@ static const sm80_config configs[] = {
 #undef X
 };
 enum { CONFIGS = sizeof configs / sizeof *configs };
-_Static_assert(CONFIGS *(SM80_MAX_WAVES + 1) <= BACKEND_MAX_CANDIDATES, "room for all");
+_Static_assert(CONFIGS *(SM80_MAX_WAVES + 1) <= MAX_CANDIDATES, "room for all");
 
 const sm80_model sm80_model_e2m1 = {
 #define X(name, e2m1, a16) .name = e2m1,
