@@ -79,7 +79,7 @@ class BuildExt(build_ext):
             flags += ["-Werror=all-warnings"] * WERROR + [f"-D{name}" for name in DEBUG]
             sources = [ROOT / name for name in relative("csrc/kernels/**/*.cu")]
             folder.mkdir(parents=True, exist_ok=True)
-            all_archs = {s: nvfp4_cuda.architectures(ROOT / "csrc/families.def", s.parent.name) for s in sources}
+            all_archs = {s: nvfp4_cuda.architectures(ROOT / "csrc/backends.def", s.parent.name) for s in sources}
             known = set(sum(all_archs.values(), []))
             archs = {s: nvfp4_cuda.chosen(all_archs[s], known) for s in sources}
             nvfp4_cuda.write_fatbins(archs, folder, flags, ROOT / "csrc")

@@ -69,10 +69,10 @@ void contiguous_traits(int64_t m, int64_t n, int64_t k, int64_t l, gemm_traits *
                             .b_pitch = k / 2,
                             .a_batch = m * k / 2,
                             .b_batch = n * k / 2,
-                            .sfa_pitch = atoms,
-                            .sfb_pitch = atoms,
-                            .sfa_batch = ceil_div(m, SM100_ATOM_ROWS) * atoms,
-                            .sfb_batch = ceil_div(n, SM100_ATOM_ROWS) * atoms,
+                            .scale_a_pitch = atoms,
+                            .scale_b_pitch = atoms,
+                            .scale_a_batch = ceil_div(m, SM100_ATOM_ROWS) * atoms,
+                            .scale_b_batch = ceil_div(n, SM100_ATOM_ROWS) * atoms,
                             .out_pitch = n * 2,
                             .scale_layout = NVFP4_128X4,
                             .out_type = NVFP4_FP16,
@@ -139,7 +139,7 @@ const char *describe(void) {
     NUMBER(SM100_ATOM_ROWS);
     NUMBER(SM100_CTA_ROWS);
     NUMBER(SM100_BULK_STORES);
-    NUMBER(FAMILY_MAX_CANDIDATES);
+    NUMBER(MAX_CANDIDATES);
     SM100_MODEL_CONSTANTS(CONSTANT)
     SM100_GEMM_CONFIGS(CONFIG)
 
@@ -174,7 +174,7 @@ const char *describe(void) {
     FIELD(gemm_traits, broadcast_a);
     FIELD(gemm_traits, broadcast_b);
     FIELD(gemm_traits, a_type);
-    FIELD(gemm_traits, operation);
+    FIELD(gemm_traits, product_kind);
     FIELD(gemm_traits, by_batch);
     FIELD(gemm_traits, groups);
 
@@ -185,7 +185,7 @@ const char *describe(void) {
     FIELD(gemm_candidate, reason);
     FIELD(gemm_candidate, grid);
     FIELD(gemm_candidate, workspace);
-    FIELD(gemm_candidate, family);
+    FIELD(gemm_candidate, backend);
     FIELD(gemm_candidate, kernel);
     FIELD(gemm_candidate, swap_ab);
     FIELD(gemm_candidate, split_k);

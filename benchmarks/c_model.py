@@ -119,9 +119,9 @@ def exported(struct_name: str, variable: str) -> Struct:
     return _structs()[struct_name].in_dll(library().c, variable).copy()
 
 
-def model(family: str, **changes: float) -> Struct:
+def model(backend: str, **changes: float) -> Struct:
     """The constants of "sm90" or "sm100", some changed."""
-    return exported(f"{family}_model", f"{family}_model_defaults").copy(**changes)
+    return exported(f"{backend}_model", f"{backend}_model_defaults").copy(**changes)
 
 
 def without_pdl(constants: Struct) -> Struct:
@@ -170,9 +170,9 @@ def traits(m: int, n: int, k: int, l: int = 1) -> Struct:
 
 
 def candidates(constants: Struct, on: Struct, of: Struct, configs: tuple[Config, ...] = ()) -> list[Struct]:
-    """A family's candidates for a product, with their modelled times. The type of the constants selects the family."""
+    """A backend's candidates for a product, with modelled times. The type of the constants selects the backend."""
     function = getattr(library(configs).c, type(constants).__name__.replace("_model", "_candidates"))
-    found = (_structs()["gemm_candidate"] * number("FAMILY_MAX_CANDIDATES"))()
+    found = (_structs()["gemm_candidate"] * number("MAX_CANDIDATES"))()
     return found[: function(*map(ctypes.byref, (constants, on, of)), found)]
 
 

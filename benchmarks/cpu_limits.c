@@ -99,15 +99,15 @@ int main(int count, char **arguments) {
                               .b = weights,
                               .a_pitch = k / 2,
                               .b_pitch = k / 2,
-                              .sfa = activation_scales,
-                              .sfb = weights + most,
+                              .scale_a = activation_scales,
+                              .scale_b = weights + most,
                               .out = out,
                               .out_pitch = n * 4,
                               .alpha_value = 1.0f,
                               .out_type = NVFP4_FP32,
                               .aligned16 = 1};
             p.scale_layout = NVFP4_128X4;
-            p.sfa_pitch = p.sfb_pitch = (k + 63) / 64 * 512;
+            p.scale_a_pitch = p.scale_b_pitch = (k + 63) / 64 * 512;
             double start = now();
             parallel_for(threads, threads, fma_task, NULL);
             fma_time = best(fma_time, now() - start);

@@ -49,7 +49,7 @@ KEPT = {
     "units_unhidden",
     "units_pass_loss",
     "units_line_loss",
-    "least_worker",
+    "min_worker",
     "uneven",
     # By these stream-K divides its work: a fit to times would move them.
     "fixup_b_clk",

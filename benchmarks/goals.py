@@ -25,7 +25,7 @@ from nvfp4.cli import show
 
 DEFAULT = Path(__file__).resolve().parent / "results/h200.json"
 DEVICES = ("H200", "H100")  # in the name of the GPU
-FAMILY = "sm90"  # in the names of the kernels
+BACKEND = "sm90"  # in the names of the kernels
 
 # a step of a dense model in vLLM on an H100, what it is beside, how many times as fast it is to be
 VLLM_STEPS = [
@@ -76,12 +76,12 @@ PUBLISHED = {
 
 
 def load(path: Path) -> report.Report:
-    """A run that the goals apply to: on this GPU, the first implementation with kernels of this family."""
+    """A run that the goals apply to: on this GPU, the first implementation with kernels of this backend."""
     run = report.load(path)
     kernels = [result["implementations"][0]["kernel"] for result in run["results"]]
     here = any(device in run["conditions"]["hardware"] for device in DEVICES)
-    if not here or not any(FAMILY in kernel for kernel in kernels):
-        raise show.CommandError(f"{path}: is not a run of the {FAMILY} kernels on an {' or an '.join(DEVICES)}")
+    if not here or not any(BACKEND in kernel for kernel in kernels):
+        raise show.CommandError(f"{path}: is not a run of the {BACKEND} kernels on an {' or an '.join(DEVICES)}")
     return run
 
 

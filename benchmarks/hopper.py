@@ -158,7 +158,7 @@ def experts() -> str:
 
 
 def experts_sm90() -> str:
-    """Layers of experts by the kernels of either family, and as before sm90_grouped_units, of one run."""
+    """Layers of experts by the kernels of either backend, and as before sm90_grouped_units, of one run."""
     names = ("floor us", "sm80 us", "before us", "sm90 us", "torch bf16 us")
     rows = [[row[name] for name in ("experts of", "tokens", *names)] for row in read("experts_sm90_h100.csv")]
     return show.markdown(["<experts of", "tokens", *names], rows)

@@ -42,12 +42,12 @@ LAYERS = [(shape.n, shape.k) for shape in monotone([1])]
 RANKED = LAYERS[-3:]
 NEAR = ((-128, 0), (-64, 0), (-8, 0), (8, 0), (64, 0), (128, 0), (0, -128), (0, -64), (0, 64), (0, 128))
 NEAR_M = (1, 8, 16, 32, 64, 128)
-MOST = 0.05
+MAX_LOSS = 0.05
 LIKELY = 1.12  # times the chosen plan's modelled time
-MOST_PLANS = 12
+MAX_PLANS = 12
 READ, MULTIPLY = 2.9e12, 6.2e14  # bytes and operations a second, of copies and of large matmuls on an H100
 ROTATED_BYTES = 160e6  # of weights: three times the L2
-COLD_REPEAT, GRAPH_REPEAT, LEAST_CALLS = 9, 5, 6
+COLD_REPEAT, GRAPH_REPEAT, MIN_CALLS = 9, 5, 6
 
 HEADER = ["rule", "from", "to", "rate, %", "by the fastest plans, %", "kernel", "kernel of the other", "reason"]
 
@@ -72,7 +72,7 @@ class Pair:
 
     @property
     def avoidable(self) -> bool:
-        return self.fastest >= -MOST
+        return self.fastest >= -MAX_LOSS
 
     def row(self, times: Times) -> list[str]:
         kernels = [times[shape][0].plan for shape in (self.one, self.other)]
@@ -123,7 +123,7 @@ def measure(path: Path, a_dtype: str) -> None:
                 out = torch.empty(m, n, dtype=dtype or torch.float16, device=device)
                 call = partial(product, a, scale_a, weights, out)
                 plan = partial(nvfp4.info, m, n, k, a_dtype=dtype)
-                writer.writerow([m, n, k, " ".join(times_of(plan, call, max(len(weights), LEAST_CALLS), clock))])
+                writer.writerow([m, n, k, " ".join(times_of(plan, call, max(len(weights), MIN_CALLS), clock))])
 
 
 def times_of(
@@ -135,7 +135,7 @@ def times_of(
 
     first = info()["plan"]
     try:
-        for rank in range(min(MOST_PLANS, first["candidates"])):
+        for rank in range(min(MAX_PLANS, first["candidates"])):
             _C.set_candidate(rank)
             plan = info()["plan"]
             if plan["modelled_us"] > LIKELY * first["modelled_us"]:
@@ -225,7 +225,7 @@ def found(times: Times) -> list[Pair]:
     broken = []
     for rule, one, other in pairs(times):
         by, least = (change(rule, one, other, times, of) for of in (chosen, fastest))
-        if by < -MOST:
+        if by < -MAX_LOSS:
             broken.append(Pair(rule, one, other, by, least))
     return broken
 
@@ -290,7 +290,7 @@ def main() -> None:
     for pair in broken:
         print(*pair.row(times), "AVOIDABLE" if pair.avoidable else "", sep="  ")
     lost = regrets(times)
-    mean, above = statistics.fmean(lost), sum(each > MOST for each in lost)
+    mean, above = statistics.fmean(lost), sum(each > MAX_LOSS for each in lost)
     print(
         f"{len(broken)} of {sum(1 for _ in pairs(times))} pairs, {sum(p.avoidable for p in broken)} of them avoidable"
     )

@@ -25,7 +25,7 @@ enum {
     THREADS = SM100_THREADS(64, 0), /* of a tile that leaves room for a second CTA */
     BODY_CLOCKS = 6000,
     HOLD_CLOCKS = 400000,
-    MOST_CTAS = 256
+    MAX_CTAS = 256
 };
 
 /* Keeps LIVE registers over the body, so that the kernel has about that many and 16. */
@@ -71,21 +71,21 @@ static void run(const char *plan, int ctas, int cluster, int shared, int sm_coun
     std::vector<int> fewest(LAUNCHES, sm_count + 1);
     int doubled = 0, last_of[CHAINS];
     for (int chain = 0; chain < CHAINS; chain++) {
-        CHECK(cudaMemset(sms, 0xff, LAUNCHES * MOST_CTAS * sizeof *sms));
+        CHECK(cudaMemset(sms, 0xff, LAUNCHES * MAX_CTAS * sizeof *sms));
         CHECK(cudaDeviceSynchronize());
         hold<<<1, 1>>>();
-        for (int i = 0; i < LAUNCHES; i++) CHECK(cudaLaunchKernelEx(&config, idle<LIVE>, in, sms + i * MOST_CTAS));
-        std::vector<int> host(LAUNCHES * MOST_CTAS);
+        for (int i = 0; i < LAUNCHES; i++) CHECK(cudaLaunchKernelEx(&config, idle<LIVE>, in, sms + i * MAX_CTAS));
+        std::vector<int> host(LAUNCHES * MAX_CTAS);
         CHECK(cudaMemcpy(host.data(), sms, host.size() * sizeof *sms, cudaMemcpyDeviceToHost));
         std::vector<int> used;
         for (int i = 0; i < LAUNCHES; i++) {
-            std::vector<int> counts = counts_of(host.data() + i * MOST_CTAS, ctas, sm_count);
+            std::vector<int> counts = counts_of(host.data() + i * MAX_CTAS, ctas, sm_count);
             used.push_back(sm_count - (int)std::count(counts.begin(), counts.end(), 0));
         }
         last_of[chain] = used.back();
         if (used.back() >= fewest.back()) continue;
         fewest = used;
-        std::vector<int> last = counts_of(host.data() + (LAUNCHES - 1) * MOST_CTAS, ctas, sm_count);
+        std::vector<int> last = counts_of(host.data() + (LAUNCHES - 1) * MAX_CTAS, ctas, sm_count);
         doubled = (int)std::count_if(last.begin(), last.end(), [](int n) { return n > 1; });
     }
     printf("%s,%d,%d,%d,%d,", plan, ctas, cluster, shared, attributes.numRegs);
@@ -99,7 +99,7 @@ int main() {
     cudaDeviceProp device;
     CHECK(cudaGetDeviceProperties(&device, 0));
     CHECK(cudaMalloc(&in, 256 * THREADS * sizeof *in)), CHECK(cudaMemset(in, 0, 256 * THREADS * sizeof *in));
-    CHECK(cudaMalloc(&sms, LAUNCHES * MOST_CTAS * sizeof *sms));
+    CHECK(cudaMalloc(&sms, LAUNCHES * MAX_CTAS * sizeof *sms));
     const int deep = SM100_SHARED_BYTES(2, 128, 8), pair = SM100_SHARED_BYTES(2, 64, 4);
     const int split = pair + SM100_PARTIALS_BYTES(64, 2), narrow = SM100_SHARED_BYTES(1, 16, 4) + 4096;
     const int alone = 120 << 10; /* no second CTA fits */

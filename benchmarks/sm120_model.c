@@ -1,13 +1,13 @@
 /* The modelled times of the sm120 and sm80 kernels, for sm120_model.py, which compiles it. Reads lines "GPU M N K
  * GROUPS PARTS", GPU an index of gpus[] and GROUPS 0 for a plain product, and prints for each the single-call times and
- * the kernels that the two families rank first; then those of sm120's product of groups and its activation, in one
+ * the kernels that the two backends rank first; then those of sm120's product of groups and its activation, in one
  * launch if that is what is planned, and in two. Nothing was measured on these GPUs. */
 #include <stdio.h>
 
 #include "kernels/sm120/plan.h"
 #include "kernels/sm80/plan.h"
 
-extern const gemm_family sm120_family, sm80_family;
+extern const gemm_backend sm120_backend, sm80_backend;
 
 static const device_props gpus[] = {
     {.compute_capability = 120,
@@ -33,9 +33,9 @@ static const device_props gpus[] = {
      .l2_bytes = 24 << 20},
 };
 
-static gemm_candidate first_of(const gemm_family *family, const device_props *props, const gemm_traits *traits) {
-    static gemm_candidate all[FAMILY_MAX_CANDIDATES];
-    const int32_t count = family->planners[traits->operation]->candidates(props, traits, all);
+static gemm_candidate first_of(const gemm_backend *backend, const device_props *props, const gemm_traits *traits) {
+    static gemm_candidate all[MAX_CANDIDATES];
+    const int32_t count = backend->planners[traits->product_kind]->candidates(props, traits, all);
     gemm_candidate first = all[0];
     for (int32_t i = 1; i < count; i++)
         if (candidate_precedes(&all[i], &first)) first = all[i];
@@ -55,7 +55,7 @@ static grouped_problem gated_of(const gemm_traits *t) {
                                    .b_batch = t->n * row,
                                    .out_type = NVFP4_BF16,
                                    .aligned16 = 1,
-                                   .operation = OP_GROUPED},
+                                   .product_kind = PRODUCT_GROUPED},
                              .groups = t->groups,
                              .parts = (int32_t)(t->l / t->groups),
                              .has_activation = 1};
@@ -81,10 +81,10 @@ int main(void) {
                                     .output_bytes = 2,
                                     .tma_values = 1,
                                     .a_type = VALUES_E2M1,
-                                    .operation = groups ? OP_GROUPED : OP_GEMM,
+                                    .product_kind = groups ? PRODUCT_GROUPED : PRODUCT_GEMM,
                                     .groups = groups};
-        const gemm_candidate own = first_of(&sm120_family, &gpus[gpu], &traits);
-        const gemm_candidate portable = first_of(&sm80_family, &gpus[gpu], &traits);
+        const gemm_candidate own = first_of(&sm120_backend, &gpus[gpu], &traits);
+        const gemm_candidate portable = first_of(&sm80_backend, &gpus[gpu], &traits);
         double gated[2] = {0, 0};
         if (groups) gated_times(&gpus[gpu], &traits, &own, gated);
         printf("%.17g %s %.17g %s %.17g %.17g\n", own.single_us, own.name, portable.single_us, portable.name, gated[0],

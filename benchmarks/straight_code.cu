@@ -13,7 +13,7 @@ static void check(cudaError_t error, const char *call) {
     exit(1);
 }
 
-enum { PASSES = 2, MOST_CTAS = 1024, FLUSH_MB = 512 };
+enum { PASSES = 2, MAX_CTAS = 1024, FLUSH_MB = 512 };
 
 /* 64 instructions of 16 bytes. */
 __device__ __forceinline__ void kilobyte(int (&v)[4], int by) {
@@ -35,12 +35,12 @@ template <int KILOBYTES> __global__ void run(long long *clocks, int *kept, int b
 }
 
 template <int KILOBYTES> static void measure(int ctas, int threads, char *flush) {
-    static long long host[MOST_CTAS * PASSES];
+    static long long host[MAX_CTAS * PASSES];
     static const char *const names[] = {"first launch", "second launch", "behind a flush"};
     long long *clocks;
     int *kept;
     CHECK(cudaMalloc(&clocks, sizeof host));
-    CHECK(cudaMalloc(&kept, sizeof(int) * MOST_CTAS * 1024));
+    CHECK(cudaMalloc(&kept, sizeof(int) * MAX_CTAS * 1024));
     for (int launch = 0; launch < 3; launch++) {
         if (launch == 2) CHECK(cudaMemset(flush, 1, (size_t)FLUSH_MB << 20));
         run<KILOBYTES><<<ctas, threads>>>(clocks, kept, 3);
@@ -59,7 +59,7 @@ int main() {
     char *flush;
     CHECK(cudaGetDeviceProperties(&properties, 0));
     CHECK(cudaMalloc(&flush, (size_t)FLUSH_MB << 20));
-    int ctas = properties.multiProcessorCount < MOST_CTAS ? properties.multiProcessorCount : MOST_CTAS;
+    int ctas = properties.multiProcessorCount < MAX_CTAS ? properties.multiProcessorCount : MAX_CTAS;
     printf("%s, a CTA an SM\n", properties.name);
     for (int threads : {32, 256}) {
         measure<1>(ctas, threads, flush);

@@ -109,8 +109,8 @@ def preprocesses_cxx() -> bool:
 
 
 def architectures(table: Path, folder: str) -> list[str]:
-    """The architectures that the kernels of a folder are compiled for, by the table of families (csrc/families.def)."""
-    rows = re.findall(r'^NVFP4_FAMILY\(\w+, (\w+), "[^"]*",\s*"([^"]*)"\)$', table.read_text(), re.MULTILINE)
+    """The architectures that the kernels of a folder are compiled for, by the table of backends (csrc/backends.def)."""
+    rows = re.findall(r'^NVFP4_BACKEND\(\w+, (\w+), "[^"]*",\s*"([^"]*)"\)$', table.read_text(), re.MULTILINE)
     portable = next(archs for _, archs in rows if archs)
     return dict(rows).get(folder, portable).split()
 

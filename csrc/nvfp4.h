@@ -59,8 +59,8 @@ typedef enum nvfp4_status {
 typedef enum nvfp4_backend {
     NVFP4_AUTO = 0, /* the plan with the least modelled time of all that the device can run */
 /* NVFP4_BACKEND_CPU, NVFP4_BACKEND_SM80 ...: 1, 2 ... in the order of the file, which says what each runs on */
-#define NVFP4_FAMILY(ID, ...) NVFP4_BACKEND_##ID,
-#include "families.def"
+#define NVFP4_BACKEND(ID, ...) NVFP4_BACKEND_##ID,
+#include "backends.def"
 } nvfp4_backend;
 
 typedef enum nvfp4_flags {
@@ -191,7 +191,7 @@ static inline nvfp4_gemm_args nvfp4_gemm_defaults(void) {
  *            is 1, and alpha has 1 element or E.
  *
  * The bits of a row depend on E, N, K, parts, types and at most on the size of its group and, where there are two
- * families of kernels to choose from (Hopper), on T; with NVFP4_BATCH_INVARIANT on neither. The number of launches does
+ * backends to choose from (Hopper), on T; with NVFP4_BATCH_INVARIANT on neither. The number of launches does
  * not depend on E. */
 #define NVFP4_MAX_GROUPS 1024
 typedef struct nvfp4_grouped_gemm_args {
@@ -556,7 +556,8 @@ nvfp4_status nvfp4_gated_grouped_gemm_plan(nvfp4_context *context, const nvfp4_g
  *   places      int32 [S, k]: the place of each choice; -1 for one of no expert here, which has no place: a negative
  *               id, one of E (G) or more, or one that expert_map sends elsewhere.
  * rows, ends and places are contiguous. */
-#define NVFP4_MOE_MOST_EXPERTS 1024
+#define NVFP4_MOE_MAX_EXPERTS  1024
+#define NVFP4_MOE_MOST_EXPERTS NVFP4_MOE_MAX_EXPERTS /* its former name */
 typedef struct nvfp4_moe_route_args {
     nvfp4_call call;
     nvfp4_tensor ids, expert_map, rows, ends, places;

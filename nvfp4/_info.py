@@ -60,7 +60,7 @@ def info(
         l (int, optional): the number of products in the call. Default: 1.
         device (int, str or torch.device, optional): the device of the product: an ordinal, "cpu", "cuda", "cuda:1" or a
             torch.device. Default: the first usable GPU, else the CPU.
-        backend (str, optional): the kernel family, as in gemm. Default: None.
+        backend (str, optional): whose kernels run, as in gemm. Default: None.
         a_dtype (dtype, optional): the dtype of gemm's a: torch.float16, torch.bfloat16, NumPy's types and names, or
             None for NVFP4. Default: None.
         transpose_b (bool, optional): whether B is transposed, as in gemm. Default: True.

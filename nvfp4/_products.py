@@ -78,7 +78,7 @@ def gemm(
             of a contiguous tensor of any shape with L * ceil(rows/128) * ceil(K/64) * 512 bytes. Padding may hold
             anything.
             "linear" is [rows, K/16] or [L, rows, K/16].
-        backend (str, optional): the kernel family: "cpu", "sm80" (any GPU since Ampere), "sm90" (H100, H200), "sm100"
+        backend (str, optional): whose kernels run: "cpu", "sm80" (any GPU since Ampere), "sm90" (H100, H200), "sm100"
             (B200, B300, Thor) or "sm120" (RTX 50, RTX PRO 6000, GB10). Default: None.
             None chooses by rule; `info(m, n, k)` shows the plan and the reason.
         batch_invariant (bool, optional): makes the bits of a row of the result independent of M and of the row's place.
@@ -183,7 +183,7 @@ def quantize_gemm(
         scale_layout (str, optional): the layout of scale_b, "128x4" or "linear", as of `gemm`. Default: "128x4".
         block_scale (str, optional): how the scales of a's blocks are chosen, "amax6" or "four_over_six", as of
             `quantize`. Default: "amax6".
-        backend (str, optional): the kernel family, as of `gemm`. Default: None.
+        backend (str, optional): whose kernels run, as of `gemm`. Default: None.
         batch_invariant (bool, optional): makes the bits of a row of the result independent of M and of the row's place,
             as of `gemm`. Default: False.
         constant_b (bool, optional): a promise that no kernel still running writes b or scale_b, as of `gemm`.
@@ -372,7 +372,7 @@ def gated_grouped_gemm(
         out_dtype (dtype, optional): torch.float16, torch.bfloat16 or torch.float32. Default: the dtype of `out`, else
             that of a 16-bit a, else torch.float16.
         scale_layout (str, optional): "128x4" or "linear", as of `gemm`. Default: "128x4".
-        backend (str, optional): the kernel family, as of `grouped_gemm`. Default: None.
+        backend (str, optional): whose kernels run, as of `grouped_gemm`. Default: None.
         batch_invariant (bool, optional): makes the bits of a row independent of T and of its group's size.
             Default: False.
         constant_b (bool, optional): a promise that no kernel still running writes b or scale_b, as of `gemm`.

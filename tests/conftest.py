@@ -25,7 +25,7 @@ import torch  # noqa: E402
 
 sys.path.insert(1, str(Path(__file__).with_name("support")))
 
-from paths import BENCHMARKS, CSRC, EMULATOR, KERNELS, SUPPORT, TESTS, TOOLS, families  # noqa: E402
+from paths import BENCHMARKS, CSRC, EMULATOR, KERNELS, SUPPORT, TESTS, TOOLS, gpu_backends  # noqa: E402
 
 sys.path[1:1] = map(str, (KERNELS, EMULATOR, BENCHMARKS, TOOLS))
 
@@ -189,25 +189,25 @@ def compute_capability() -> int:
     return devices[0]["compute_capability"] if devices else 0
 
 
-def runs(family: str) -> bool:
-    """Whether that GPU runs the family's kernels; without a GPU, whether they are for every one."""
-    from family_table import ROWS, runs_on
+def runs(backend: str) -> bool:
+    """Whether that GPU runs the backend's kernels; without a GPU, whether they are for every one."""
+    from backend_table import ROWS, runs_on
 
     capability = compute_capability()
-    return runs_on(family, capability) if capability else ROWS[family]["most_capability"] is None
+    return runs_on(backend, capability) if capability else ROWS[backend]["max_capability"] is None
 
 
-def skip_other_families(name: str) -> None:
+def skip_other_backends(name: str) -> None:
     if name != "cpu" and not runs(name):
         pytest.skip(f"needs a GPU that runs the {name} kernels")
 
 
-@pytest.fixture(params=["cpu", *families()])
+@pytest.fixture(params=["cpu", *gpu_backends()])
 def backend(request: pytest.FixtureRequest, timing: None) -> Iterator[Backend]:
     if request.config.getoption("--emulate"):
         if request.param == "cpu":
             pytest.skip("is not what --emulate asks for")
-        skip_other_families(request.param)
+        skip_other_backends(request.param)
         from nvfp4 import _C
 
         _C.set_default_backend(request.param)  # of what takes no backend: custom_kernel, quantize
@@ -218,7 +218,7 @@ def backend(request: pytest.FixtureRequest, timing: None) -> Iterator[Backend]:
     else:
         if not gpu():
             pytest.skip(NO_GPU)
-        skip_other_families(request.param)
+        skip_other_backends(request.param)
         yield Backend(request.param, "cuda")
 
 

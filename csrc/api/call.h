@@ -5,15 +5,15 @@
 #include "api/context.h"
 #include "common/grouped_problem.h"
 #include "common/quantize_gemm_problem.h"
-#include "plan/conversion.h"
 #include "plan/launch_plan.h"
+#include "plan/row_op.h"
 
 /* A problem as its check leaves it: pointers, sizes and strides. */
 typedef union call_problem {
     gemm_problem gemm;
     grouped_problem grouped;             /* begins with a gemm_problem */
     quantize_gemm_problem quantize_gemm; /* so does this */
-    conversion_problem conversion;
+    row_op_problem row_op;
 } call_problem;
 
 typedef struct prepared_call {

@@ -21,11 +21,11 @@ nvfp4_status check_activations(const checked_call *c, const nvfp4_tensor *t, int
 }
 
 static int is_grouped(const gemm_problem *p) {
-    return p->operation == OP_GROUPED || p->operation == OP_GROUPED_NN;
+    return p->product_kind == PRODUCT_GROUPED || p->product_kind == PRODUCT_GROUPED_NN;
 }
 
 static int is_nn(const gemm_problem *p) {
-    return p->operation == OP_GEMM_NN || p->operation == OP_GROUPED_NN;
+    return p->product_kind == PRODUCT_GEMM_NN || p->product_kind == PRODUCT_GROUPED_NN;
 }
 
 /* The caller's name for the columns of the result. */
@@ -81,7 +81,7 @@ static nvfp4_status check_operands(const checked_call *c, const nvfp4_gemm_args 
         .a_batch = a.batch,
         .b_batch = b.batch,
         .a_type = a_is_16_bit ? (int32_t)args->a.dtype : VALUES_E2M1,
-        .operation = no_transpose_b ? OP_GEMM_NN : OP_GEMM,
+        .product_kind = no_transpose_b ? PRODUCT_GEMM_NN : PRODUCT_GEMM,
     };
     uintptr_t bits = (uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)(a.pitch | b.pitch);
     if (a.l > 1) bits |= (uintptr_t)(a.batch | b.batch);
@@ -99,13 +99,13 @@ static nvfp4_status check_scales(const checked_call *c, const nvfp4_gemm_args *a
     const int64_t b_rows = is_nn(p) ? p->k : p->n, b_columns = is_nn(p) ? p->n : p->k;
     nvfp4_status status = check_layout(args->scale_layout);
     if (!status && a_is_e2m1)
-        status =
-            check_scale(c, scale_a, args->scale_layout, p->l, p->m, p->k / 16, READ_ONLY, &p->sfa_pitch, &p->sfa_batch);
+        status = check_scale(c, scale_a, args->scale_layout, p->l, p->m, p->k / 16, READ_ONLY, &p->scale_a_pitch,
+                             &p->scale_a_batch);
     if (!status)
-        status = check_scale(c, scale_b, args->scale_layout, p->l, b_rows, b_columns / 16, READ_ONLY, &p->sfb_pitch,
-                             &p->sfb_batch);
-    p->sfa = scale_a->data;
-    p->sfb = scale_b->data;
+        status = check_scale(c, scale_b, args->scale_layout, p->l, b_rows, b_columns / 16, READ_ONLY, &p->scale_b_pitch,
+                             &p->scale_b_batch);
+    p->scale_a = scale_a->data;
+    p->scale_b = scale_b->data;
     p->scale_layout = (int32_t)args->scale_layout;
     return status;
 }
@@ -114,8 +114,8 @@ static nvfp4_status check_scales(const checked_call *c, const nvfp4_gemm_args *a
 static nvfp4_status check_results(const checked_call *call, const nvfp4_gemm_args *args, gemm_problem *p) {
     const nvfp4_tensor *out = &args->out, *c = &args->c;
     matrix x;
-    const char *shape2 = p->operation == OP_GEMM_NN ? "[M, K]" : "[M, N]",
-               *shape3 = p->operation == OP_GEMM_NN ? "[L, M, K]" : "[L, M, N]";
+    const char *shape2 = p->product_kind == PRODUCT_GEMM_NN ? "[M, K]" : "[M, N]",
+               *shape3 = p->product_kind == PRODUCT_GEMM_NN ? "[L, M, K]" : "[L, M, N]";
     nvfp4_status status = check_matrix(call, out, shape2, shape3, WRITTEN, &x);
     if (!status) status = check_result_shape(call, out, &args->a, &x, p);
     if (!status) status = check_alignment(call, out, dtype_bytes(out->dtype));
@@ -143,18 +143,18 @@ static nvfp4_status check_results(const checked_call *call, const nvfp4_gemm_arg
     return NVFP4_OK;
 }
 
-/* A dense tensor with `columns` elements for each batch; or with one, in least_ndim dimensions or two. */
+/* A dense tensor with `columns` elements for each batch; or with one, in min_ndim dimensions or two. */
 static nvfp4_status check_by_batch(const checked_call *c, const nvfp4_tensor *t, int64_t l, int64_t columns,
-                                   int least_ndim) {
+                                   int min_ndim) {
     const char *name = argument_name(c, t);
-    const int one = t->ndim == 1 || (t->ndim == 2 && t->shape[1] == 1 && least_ndim > 0);
-    const int fits = (t->ndim == 2 || (t->ndim == 1 && least_ndim == 1)) && t->shape[0] == l;
+    const int one = t->ndim == 1 || (t->ndim == 2 && t->shape[1] == 1 && min_ndim > 0);
+    const int fits = (t->ndim == 2 || (t->ndim == 1 && min_ndim == 1)) && t->shape[0] == l;
     if (!fits || !(one || t->shape[1] == columns))
         return REJECT(name, ("has %lld elements in %d dimensions", (long long)element_count(t), t->ndim),
                       ("must have %s%lld x %lld, a row for each batch",
-                       least_ndim == 1   ? "one element for each matrix of b, or "
-                       : least_ndim == 2 ? "L x 1 elements, or "
-                                         : "",
+                       min_ndim == 1   ? "one element for each matrix of b, or "
+                       : min_ndim == 2 ? "L x 1 elements, or "
+                                       : "",
                        (long long)l, (long long)columns));
     if (!is_contiguous(t)) return REJECT(name, ("is not contiguous"), ("must be, with a row for each batch"));
     return check_alignment(c, t, dtype_bytes(t->dtype));

@@ -71,15 +71,15 @@ static nvfp4_status check_scale_blocks(const checked_call *c, const nvfp4_tensor
                       ("the 128x4 layout of groups and K = %lld needs a multiple of ceil(K/64) * 512 = %lld",
                        (long long)p->g.k, (long long)block));
     if (!is_contiguous(t)) return REJECT(argument_name(c, t), ("is not contiguous"), ("the 128x4 layout must be"));
-    p->g.sfa_pitch = block;
-    p->sfa_rows = block ? have / block * 128 : INT64_MAX; /* without values, rows have no scales */
+    p->g.scale_a_pitch = block;
+    p->scale_a_rows = block ? have / block * 128 : INT64_MAX; /* without values, rows have no scales */
     return check_alignment(c, t, 16);
 }
 
 static nvfp4_status check_scale_a(const checked_call *c, const nvfp4_grouped_gemm_args *args, grouped_problem *p) {
     const nvfp4_tensor *scale_a = &args->scale_a, *scale_rows = &args->scale_rows;
     gemm_problem *g = &p->g;
-    p->scale_rows = NULL, p->sfa_rows = 0;
+    p->scale_rows = NULL, p->scale_a_rows = 0;
     if (g->a_type != VALUES_E2M1) {
         const nvfp4_tensor *given = !absent(scale_a) ? scale_a : !absent(scale_rows) ? scale_rows : NULL;
         if (!given) return NVFP4_OK;
@@ -87,13 +87,13 @@ static nvfp4_status check_scale_a(const checked_call *c, const nvfp4_grouped_gem
                       ("must be absent, its values have no scales"));
     }
     if (absent(scale_a)) return REJECT("scale_a", ("is missing"), ("must be a tensor where a is NVFP4"));
-    g->sfa = scale_a->data;
+    g->scale_a = scale_a->data;
     if (args->scale_layout == NVFP4_LINEAR) {
         if (!absent(scale_rows))
             return REJECT("scale_rows", ("is given but the scales of a are linear"),
                           ("must be absent: they lie as the rows of a do"));
-        int64_t batch; /* one array serves all groups and parts: g->sfa_batch stays 0 */
-        return check_scale(c, scale_a, NVFP4_LINEAR, 1, p->a_rows, g->k / 16, READ_ONLY, &g->sfa_pitch, &batch);
+        int64_t batch; /* one array serves all groups and parts: g->scale_a_batch stays 0 */
+        return check_scale(c, scale_a, NVFP4_LINEAR, 1, p->a_rows, g->k / 16, READ_ONLY, &g->scale_a_pitch, &batch);
     }
     if (absent(scale_rows))
         return REJECT("scale_rows", ("is missing"), ("must be a tensor where a is NVFP4 with 128x4 scales"));
@@ -148,7 +148,7 @@ static nvfp4_status check_operands(const checked_call *c, const nvfp4_grouped_ge
         .b_pitch = b.pitch,
         .b_batch = b.batch,
         .a_type = a_is_e2m1 ? VALUES_E2M1 : (int32_t)args->a.dtype,
-        .operation = nn ? OP_GROUPED_NN : OP_GROUPED,
+        .product_kind = nn ? PRODUCT_GROUPED_NN : PRODUCT_GROUPED,
     };
     p->a_rows = a.rows;
     p->groups = (int32_t)groups;
@@ -158,13 +158,13 @@ static nvfp4_status check_operands(const checked_call *c, const nvfp4_grouped_ge
     g->aligned16 = bits % 16 == 0;
     status = check_layout(args->scale_layout);
     if (!status)
-        status = check_scale(c, &args->scale_b, args->scale_layout, b.l, b.rows, k / 16, READ_ONLY, &g->sfb_pitch,
-                             &g->sfb_batch);
+        status = check_scale(c, &args->scale_b, args->scale_layout, b.l, b.rows, k / 16, READ_ONLY, &g->scale_b_pitch,
+                             &g->scale_b_batch);
     if (!status && args->b_list) status = check_lists(args);
     if (!status) status = check_scale_a(c, args, p);
     p->b_list = args->b_list;
-    p->sfb_list = args->scale_b_list;
-    g->sfb = args->scale_b.data;
+    p->scale_b_list = args->scale_b_list;
+    g->scale_b = args->scale_b.data;
     g->scale_layout = (int32_t)args->scale_layout;
     return status;
 }
@@ -202,7 +202,7 @@ static nvfp4_status check_result(const checked_call *c, const nvfp4_grouped_gemm
     matrix x;
     int64_t columns;
     if (out->ndim != 2) return REJECT("out", ("has %d dimensions", out->ndim), ("must have 2"));
-    const char *size = g->operation == OP_GROUPED_NN ? "K" : p->has_activation ? "N" : "parts * N";
+    const char *size = g->product_kind == PRODUCT_GROUPED_NN ? "K" : p->has_activation ? "N" : "parts * N";
     nvfp4_status status = check_matrix(c, out, p->has_activation ? "[T, N]" : "[T, parts * N]", "", WRITTEN, &x);
     if (status) return status;
     const int64_t side_by_side = p->has_activation ? 1 : p->parts;

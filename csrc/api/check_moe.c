@@ -1,7 +1,7 @@
 /* The rules of gated activations, and of the ways of rows to experts and back. */
 #include <math.h>
 
-#include "api/conversion.h"
+#include "api/row_op.h"
 #include "api/rules.h"
 #include "common/error.h"
 
@@ -76,20 +76,20 @@ nvfp4_status check_gated(const checked_call *c, prepared_call *call) {
     if (!absent(up)) status = check_up(c, up, gate, &g, &u);
     if (!status) status = check_as_gate(c, &args->out, gate, WRITTEN, &g, &out);
     if (status) return status;
-    call->problem.conversion.gated = (gated_problem){.rows = g.rows,
-                                                     .columns = g.columns,
-                                                     .l = g.l,
-                                                     .gate_pitch = g.pitch,
-                                                     .gate_batch = g.batch,
-                                                     .up_pitch = u.pitch,
-                                                     .up_batch = u.batch,
-                                                     .out_pitch = out.pitch,
-                                                     .out_batch = out.batch,
-                                                     .limit = args->limit,
-                                                     .alpha = args->alpha,
-                                                     .activation = (int32_t)args->activation,
-                                                     .type = (int32_t)gate->dtype,
-                                                     .out_type = (int32_t)args->out.dtype};
+    call->problem.row_op.gated = (gated_problem){.rows = g.rows,
+                                                 .columns = g.columns,
+                                                 .l = g.l,
+                                                 .gate_pitch = g.pitch,
+                                                 .gate_batch = g.batch,
+                                                 .up_pitch = u.pitch,
+                                                 .up_batch = u.batch,
+                                                 .out_pitch = out.pitch,
+                                                 .out_batch = out.batch,
+                                                 .limit = args->limit,
+                                                 .alpha = args->alpha,
+                                                 .activation = (int32_t)args->activation,
+                                                 .type = (int32_t)gate->dtype,
+                                                 .out_type = (int32_t)args->out.dtype};
     call->is_empty = element_count(gate) == 0;
     return NVFP4_OK;
 }
@@ -103,8 +103,8 @@ nvfp4_status check_moe_route(const checked_call *c, prepared_call *call) {
     nvfp4_status status = check_table(c, &args->ids, "[S, k]", READ_ONLY, &ids);
     if (status) return status;
     const int64_t choices = ids.rows * ids.columns, experts = ends->ndim ? ends->shape[0] : 0;
-    if (experts < 1 || experts > NVFP4_MOE_MOST_EXPERTS)
-        return REJECT("E", ("is %lld", (long long)experts), ("must be between 1 and %d", NVFP4_MOE_MOST_EXPERTS));
+    if (experts < 1 || experts > NVFP4_MOE_MAX_EXPERTS)
+        return REJECT("E", ("is %lld", (long long)experts), ("must be between 1 and %d", NVFP4_MOE_MAX_EXPERTS));
     if (!absent(map) && map->ndim != 1)
         return REJECT(argument_name(c, map), ("has %d dimensions", map->ndim), ("must be a vector, [G]"));
     if (!absent(map)) status = check_vector(c, map, 'G', map->shape[0], 0);
@@ -116,12 +116,12 @@ nvfp4_status check_moe_route(const checked_call *c, prepared_call *call) {
         return REJECT(argument_name(c, out), ("is %lld x %lld", (long long)places.rows, (long long)places.columns),
                       ("must be as ids, %lld x %lld", (long long)ids.rows, (long long)ids.columns));
     if (!is_contiguous(out)) return REJECT(argument_name(c, out), ("is not contiguous"), ("must be"));
-    call->problem.conversion.moe_route = (moe_route_problem){.choices = choices,
-                                                             .per_token = ids.columns,
-                                                             .ids_pitch = ids.pitch,
-                                                             .ids_end = absent(map) ? experts : map->shape[0],
-                                                             .experts = (int32_t)experts,
-                                                             .ids_type = (int32_t)args->ids.dtype};
+    call->problem.row_op.moe_route = (moe_route_problem){.choices = choices,
+                                                         .per_token = ids.columns,
+                                                         .ids_pitch = ids.pitch,
+                                                         .ids_end = absent(map) ? experts : map->shape[0],
+                                                         .experts = (int32_t)experts,
+                                                         .ids_type = (int32_t)args->ids.dtype};
     call->is_empty = 0; /* the ends of nothing are zeros */
     return NVFP4_OK;
 }
@@ -143,17 +143,17 @@ nvfp4_status check_moe_combine(const checked_call *c, prepared_call *call) {
     if (out.rows != places.rows || out.columns != y.columns)
         return REJECT(argument_name(c, &args->out), ("is %lld x %lld", (long long)out.rows, (long long)out.columns),
                       ("places and y make it S x N = %lld x %lld", (long long)places.rows, (long long)y.columns));
-    call->problem.conversion.moe_combine = (moe_combine_problem){.tokens = places.rows,
-                                                                 .columns = y.columns,
-                                                                 .per_token = places.columns,
-                                                                 .y_rows = y.rows,
-                                                                 .y_pitch = y.pitch,
-                                                                 .places_pitch = places.pitch,
-                                                                 .weights_pitch = w.pitch,
-                                                                 .out_pitch = out.pitch,
-                                                                 .y_type = (int32_t)args->y.dtype,
-                                                                 .weights_type = (int32_t)weights->dtype,
-                                                                 .out_type = (int32_t)args->out.dtype};
+    call->problem.row_op.moe_combine = (moe_combine_problem){.tokens = places.rows,
+                                                             .columns = y.columns,
+                                                             .per_token = places.columns,
+                                                             .y_rows = y.rows,
+                                                             .y_pitch = y.pitch,
+                                                             .places_pitch = places.pitch,
+                                                             .weights_pitch = w.pitch,
+                                                             .out_pitch = out.pitch,
+                                                             .y_type = (int32_t)args->y.dtype,
+                                                             .weights_type = (int32_t)weights->dtype,
+                                                             .out_type = (int32_t)args->out.dtype};
     call->is_empty = out.rows * out.columns == 0;
     return NVFP4_OK;
 }

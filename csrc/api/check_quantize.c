@@ -1,7 +1,7 @@
 /* The rules of quantization, its inverse, fused and global scales, and changes of scale layout. */
 #include <float.h>
 
-#include "api/conversion.h"
+#include "api/row_op.h"
 #include "api/rules.h"
 #include "common/error.h"
 #include "common/group_blocks.h"
@@ -110,14 +110,14 @@ static int is_empty(const quantize_problem *p) {
 }
 
 nvfp4_status check_quantize(const checked_call *c, prepared_call *call) {
-    quantize_problem *p = &call->problem.conversion.quantize;
+    quantize_problem *p = &call->problem.row_op.quantize;
     nvfp4_status status = check_blocks(c, READ_ONLY, p);
     call->is_empty = is_empty(p);
     return status;
 }
 
 nvfp4_status check_dequantize(const checked_call *c, prepared_call *call) {
-    quantize_problem *p = &call->problem.conversion.quantize;
+    quantize_problem *p = &call->problem.row_op.quantize;
     nvfp4_status status = check_blocks(c, WRITTEN, p);
     call->is_empty = is_empty(p);
     return status;
@@ -155,7 +155,7 @@ static nvfp4_status check_residual(const checked_call *c, const nvfp4_tensor *re
 nvfp4_status check_rms_norm_quantize(const checked_call *c, prepared_call *call) {
     const nvfp4_rms_norm_quantize_args *args = c->args;
     const nvfp4_tensor *x = &args->quantize.x, *residual = &args->residual;
-    norm_problem *p = &call->problem.conversion.norm;
+    norm_problem *p = &call->problem.row_op.norm;
     matrix r = {0};
     *p = (norm_problem){.weight = NULL};
     nvfp4_status status = check_amax6(args->quantize.block_scale);
@@ -202,7 +202,7 @@ static nvfp4_status check_groups(const checked_call *c, const nvfp4_tensor *ends
         status = check_indices(c, rows, 'T');
         *result = (result_rows){rows->shape[0], 0, 'T'};
     }
-    result->scale_rows = SCALE_BLOCK_ROWS * most_group_tiles(result->t, p->groups, SCALE_BLOCK_ROWS);
+    result->scale_rows = SCALE_BLOCK_ROWS * max_group_tiles(result->t, p->groups, SCALE_BLOCK_ROWS);
     if (!status && result->scale_rows > MAX_SIZE) /* scale_rows are int32 */
         return REJECT("T", ("is %lld, with %lld rows of scales", (long long)result->t, (long long)result->scale_rows),
                       ("must have at most %d", MAX_SIZE));
@@ -211,7 +211,7 @@ static nvfp4_status check_groups(const checked_call *c, const nvfp4_tensor *ends
 
 nvfp4_status check_grouped_quantize(const checked_call *c, prepared_call *call) {
     const nvfp4_grouped_quantize_args *args = c->args;
-    grouped_quantize_problem *p = &call->problem.conversion.grouped;
+    grouped_quantize_problem *p = &call->problem.row_op.grouped;
     result_rows result;
     matrix x;
     if (args->quantize.x.ndim != 2)
@@ -227,7 +227,7 @@ nvfp4_status check_grouped_quantize(const checked_call *c, prepared_call *call) 
 nvfp4_status check_gated_quantize(const checked_call *c, prepared_call *call) {
     const nvfp4_gated_quantize_args *args = c->args;
     const nvfp4_tensor *gate = &args->quantize.x, *up = &args->up;
-    grouped_quantize_problem *p = &call->problem.conversion.grouped;
+    grouped_quantize_problem *p = &call->problem.row_op.grouped;
     result_rows result;
     matrix x, u = {0};
     nvfp4_status status = check_amax6(args->quantize.block_scale);
@@ -252,7 +252,7 @@ nvfp4_status check_gated_quantize(const checked_call *c, prepared_call *call) {
 nvfp4_status check_silu_mul_quantize(const checked_call *c, prepared_call *call) {
     const nvfp4_quantize_args *args = c->args;
     const nvfp4_tensor *x = &args->x;
-    grouped_quantize_problem *p = &call->problem.conversion.grouped;
+    grouped_quantize_problem *p = &call->problem.row_op.grouped;
     matrix whole;
     nvfp4_status status = check_amax6(args->block_scale);
     if (!status) status = check_matrix(c, x, "[R, 2 K]", "[L, R, 2 K]", READ_ONLY, &whole);
@@ -294,7 +294,7 @@ nvfp4_status check_amax_scale(const checked_call *c, prepared_call *call) {
         return REJECT("x", ("has %d dimensions", x->ndim), ("must have 2 ([R, K]) for a scale of each row"));
     status = args->by_row ? check_written_vector(c, &args->scale, "R", blocks.rows) : check_scalar(c, &args->scale);
     if (status) return status;
-    amax_problem *p = &call->problem.conversion.amax;
+    amax_problem *p = &call->problem.row_op.amax;
     *p = (amax_problem){.rows = blocks.rows,
                         .l = blocks.l,
                         .x_bytes = blocks.columns * dtype_bytes(x->dtype),
@@ -334,7 +334,7 @@ static nvfp4_status check_layouts(const checked_call *c, direction linear_use, p
     nvfp4_status status = check_matrix(c, &args->linear, "[R, S]", "[L, R, S]", linear_use, &x);
     if (!status) status = check_swizzled(c, &args->swizzled, &x);
     if (status) return status;
-    call->problem.conversion.swizzle = (swizzle_problem){
+    call->problem.row_op.swizzle = (swizzle_problem){
         .rows = x.rows, .columns = x.columns, .l = x.l, .linear_pitch = x.pitch, .linear_batch = x.batch};
     call->is_empty = x.l == 0 || x.rows == 0 || x.columns == 0;
     return NVFP4_OK;

@@ -8,25 +8,25 @@
 #include "common/error.h"
 #include "cpu/cpu.h"
 #include "driver/fatbin.h"
-#include "plan/conversion.h"
-#include "plan/gemm_family.h"
+#include "plan/gemm_backend.h"
+#include "plan/row_op.h"
 #ifdef NVFP4_DUMP
 #include "api/debug.h"
 #include "kernels/common/dump.h"
 #endif
 
-/* The kernels of every family, and of the operations that are no products. */
+/* The kernels of every backend, and of the row ops. */
 static driver *create_driver(void) {
-    const kernel_set *sets[GEMM_FAMILIES + 2] = {&quantize_kernels, &moe_kernels};
+    const kernel_set *sets[GEMM_BACKENDS + 2] = {&quantize_kernels, &moe_kernels};
     int32_t count = 2;
-    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
-        if (gemm_families[f] && gemm_families[f]->kernels) sets[count++] = gemm_families[f]->kernels;
+    for (int32_t b = 0; b < GEMM_BACKENDS; b++)
+        if (gemm_backends[b] && gemm_backends[b]->kernels) sets[count++] = gemm_backends[b]->kernels;
     return driver_create(sets, count);
 }
 
 /* The number of the backend with this name; -1: there is none. */
 static int32_t backend_number(const char *name) {
-    int32_t i = GEMM_FAMILIES - 1;
+    int32_t i = GEMM_BACKENDS - 1;
     while (i >= 0 && strcmp(name, nvfp4_backend_name((nvfp4_backend)i)) != 0) i--;
     return i;
 }
@@ -67,7 +67,7 @@ nvfp4_status nvfp4_set_candidate(nvfp4_context *context, int32_t candidate) {
 
 static nvfp4_status check_backend(int32_t backend) {
     char names[160];
-    if (backend >= NVFP4_AUTO && backend < GEMM_FAMILIES) return NVFP4_OK;
+    if (backend >= NVFP4_AUTO && backend < GEMM_BACKENDS) return NVFP4_OK;
     return REJECT("backend", ("is %d", backend),
                   ("must be %s", list_backends(names, sizeof names, ALL_BACKENDS, "%s (%d)", " or ")));
 }
@@ -102,12 +102,12 @@ nvfp4_status nvfp4_placement(nvfp4_context *context, int32_t device, void *memor
 
 const char *nvfp4_backend_name(nvfp4_backend backend) {
     if (backend == NVFP4_AUTO) return "auto";
-    return (uint32_t)backend < GEMM_FAMILIES ? gemm_families[backend]->name : "unknown";
+    return (uint32_t)backend < GEMM_BACKENDS ? gemm_backends[backend]->name : "unknown";
 }
 
 char *list_backends(char *text, size_t size, uint32_t backends, const char *format, const char *last) {
     size_t length = 0;
-    for (int32_t i = NVFP4_AUTO; i < GEMM_FAMILIES && length < size; i++) {
+    for (int32_t i = NVFP4_AUTO; i < GEMM_BACKENDS && length < size; i++) {
         if (!(backends >> i & 1)) continue;
         const char *separator = length == 0 ? "" : backends >> i == 1 ? last : ", ";
         length += (size_t)snprintf(text + length, size - length, "%s", separator);
@@ -119,17 +119,17 @@ char *list_backends(char *text, size_t size, uint32_t backends, const char *form
 
 uint32_t device_backends(const nvfp4_context *context, int32_t device) {
     uint32_t backends = 0;
-    for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
-        const kernel_set *kernels = gemm_families[f] ? gemm_families[f]->kernels : NULL;
-        if (kernels && (device == NVFP4_HOST || driver_has_set(context->driver, device, kernels))) backends |= 1u << f;
+    for (int32_t b = 0; b < GEMM_BACKENDS; b++) {
+        const kernel_set *kernels = gemm_backends[b] ? gemm_backends[b]->kernels : NULL;
+        if (kernels && (device == NVFP4_HOST || driver_has_set(context->driver, device, kernels))) backends |= 1u << b;
     }
     return backends;
 }
 
 static uint32_t host_backends(void) {
     uint32_t backends = 0;
-    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
-        if (gemm_families[f] && !gemm_families[f]->kernels) backends |= 1u << f;
+    for (int32_t b = 0; b < GEMM_BACKENDS; b++)
+        if (gemm_backends[b] && !gemm_backends[b]->kernels) backends |= 1u << b;
     return backends;
 }
 
@@ -139,7 +139,7 @@ static nvfp4_status reject_environment(const nvfp4_context *context) {
                   ("must be %s", list_backends(names, sizeof names, ALL_BACKENDS, "%s", " or ")));
 }
 
-static nvfp4_status reject_family(const nvfp4_context *context, const target *where, int32_t backend) {
+static nvfp4_status reject_backend(const nvfp4_context *context, const target *where, int32_t backend) {
     nvfp4_device device;
     nvfp4_status status = driver_device(context->driver, where->device, &device);
     if (status) return status;
@@ -147,7 +147,7 @@ static nvfp4_status reject_family(const nvfp4_context *context, const target *wh
     list_backends(names, sizeof names, device_backends(context, where->device), "%s", ", ");
     return REJECT_AS(NVFP4_UNSUPPORTED, "backend",
                      ("is %s, whose code runs on %s; cuda:%d is %s, of compute capability %d.%d",
-                      gemm_families[backend]->name, gemm_families[backend]->runs_on, where->device, device.name,
+                      gemm_backends[backend]->name, gemm_backends[backend]->runs_on, where->device, device.name,
                       device.compute_capability / 10, device.compute_capability % 10),
                      ("must be %s or " WORD_AUTO " there", names));
 }
@@ -161,9 +161,9 @@ nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device
         backend = context->default_backend;
         if (backend < NVFP4_AUTO) return reject_environment(context);
     }
-    const int names_host = backend != NVFP4_AUTO && !gemm_families[backend]->kernels;
+    const int names_host = backend != NVFP4_AUTO && !gemm_backends[backend]->kernels;
     if (device == NVFP4_HOST && (backend == NVFP4_AUTO || names_host)) {
-        where->families = names_host ? 1u << backend : host_backends();
+        where->backends = names_host ? 1u << backend : host_backends();
         return NVFP4_OK;
     }
     if (names_host)
@@ -179,9 +179,9 @@ nvfp4_status find_target(nvfp4_context *context, int32_t backend, int32_t device
         return CONTRADICTS("backend", ("is %s but the tensors are on the CPU, whose memory cuda:0 cannot read",
                                        nvfp4_backend_name((nvfp4_backend)backend)));
     if (status) return status;
-    where->families = device_backends(context, where->device);
-    if (backend != NVFP4_AUTO) where->families &= 1u << backend;
-    return where->families ? NVFP4_OK : reject_family(context, where, backend);
+    where->backends = device_backends(context, where->device);
+    if (backend != NVFP4_AUTO) where->backends &= 1u << backend;
+    return where->backends ? NVFP4_OK : reject_backend(context, where, backend);
 }
 
 nvfp4_status find_workspace(const nvfp4_call *how, int64_t bytes, void **workspace) {

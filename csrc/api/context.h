@@ -19,7 +19,7 @@ struct nvfp4_context {
 };
 
 typedef struct target {
-    uint32_t families; /* bit f: gemm_families[f] may run the call */
+    uint32_t backends; /* bit b: gemm_backends[b] may run the call */
     int32_t on_gpu;
     int32_t device;      /* ordinal, where on_gpu */
     int32_t host_memory; /* the GPU works on host memory: the call synchronises */
@@ -39,6 +39,6 @@ nvfp4_status find_workspace(const nvfp4_call *how, int64_t bytes, void **workspa
 /* Writes "x, y or z" for error messages: the backends of the bit mask, each by a format that takes its name and its
  * number, the last one behind `last`. Returns text. */
 char *list_backends(char *text, size_t size, uint32_t backends, const char *format, const char *last);
-enum { ALL_BACKENDS = (1 << GEMM_FAMILIES) - 1 };
+enum { ALL_BACKENDS = (1 << GEMM_BACKENDS) - 1 };
 
 #endif

@@ -1,15 +1,15 @@
 /* gated_grouped_gemm: its rules, and the two operations that it stands for. Its arguments begin with those of
  * grouped_gemm, so that grouped_gemm's functions take both; operations.c has its row.
  *
- * A kernel of the product's family may compute the activation too, with the same bits. Otherwise the results of all
+ * A kernel of the product's backend may compute the activation too, with the same bits. Otherwise the results of all
  * parts lie side by side in the workspace, the product's own behind them, and `gated` reads them from there. */
 #include <stdlib.h>
 
-#include "api/conversion.h"
 #include "api/gemm.h"
+#include "api/row_op.h"
 #include "common/error.h"
 #include "common/math.h"
-#include "plan/gemm_family.h"
+#include "plan/gemm_backend.h"
 
 /* ---- rules ---- */
 
@@ -93,7 +93,7 @@ void fuse_activation(prepared_call *call) {
     const grouped_problem *p = &call->problem.grouped;
     gemm_candidate fused;
     if (call->is_empty || !call->where.on_gpu) return;
-    const gemm_planner *planner = planner_of(call->candidate.family, p->g.operation, p->g.a_type);
+    const gemm_planner *planner = planner_of(call->candidate.backend, p->g.product_kind, p->g.a_type);
     call->is_fused =
         planner->with_activation && planner->with_activation(call->where.props, p, &call->candidate, &fused);
     if (call->is_fused)
@@ -126,8 +126,8 @@ static nvfp4_status run_in(nvfp4_context *context, const nvfp4_gated_grouped_gem
     }
     nvfp4_status status = gemm_run(context, &(const checked_call){&operation_grouped_gemm, &grouped}, &product);
     if (status) return status;
-    const prepared_call activation = {.problem.conversion.gated = activation_of(p, memory), .where = call->where};
-    return conversion_run(context, &(const checked_call){&operation_gated, args}, &activation);
+    const prepared_call activation = {.problem.row_op.gated = activation_of(p, memory), .where = call->where};
+    return row_op_run(context, &(const checked_call){&operation_gated, args}, &activation);
 }
 
 nvfp4_status gated_grouped_gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call) {

@@ -1,8 +1,8 @@
-/* One product: its launch, or its computation on the host. No family of kernels is named here. */
+/* One product: its launch, or its computation on the host. No backend is named here. */
 #include "api/gemm.h"
 
 #include "api/launch.h"
-#include "plan/gemm_family.h"
+#include "plan/gemm_backend.h"
 
 void bind_gemm(const checked_call *c, prepared_call *call) {
     const nvfp4_gemm_args *args = c->args;
@@ -21,13 +21,13 @@ static nvfp4_status run_on_gpu(nvfp4_context *context, const nvfp4_call *how, co
     plan.dump = context->dump, plan.dump_cta = context->dump_cta, plan.dump_k_block = context->dump_k_block;
 #endif
     planner->build(call->where.props, &call->problem.gemm, candidate, workspace, &plan);
-    return launch_steps(context, &call->where, gemm_families[candidate->family]->kernels, &plan, how->stream);
+    return launch_steps(context, &call->where, gemm_backends[candidate->backend]->kernels, &plan, how->stream);
 }
 
 nvfp4_status gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call) {
     const nvfp4_call *how = c->args;
     const gemm_problem *p = &call->problem.gemm;
-    const gemm_planner *planner = planner_of(call->candidate.family, p->operation, p->a_type);
+    const gemm_planner *planner = planner_of(call->candidate.backend, p->product_kind, p->a_type);
     if (call->where.on_gpu) return run_on_gpu(context, how, planner, call);
     return planner->run_host(p, &call->candidate, how->threads);
 }

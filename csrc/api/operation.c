@@ -27,10 +27,10 @@ nvfp4_status operation_run(nvfp4_context *context, const checked_call *c, prepar
 const void *complete_args(const operation *op, const void *args, operation_args *own) {
     const size_t size = ((const nvfp4_call *)args)->size;
     if (size == op->args_bytes) return args;
-    if (size < op->least_bytes || size > op->args_bytes) {
+    if (size < op->min_bytes || size > op->args_bytes) {
         REJECT("size", ("is %zu", size),
                ("must be that of the arguments of %s, %zu bytes at least and %zu at most: begin with their defaults",
-                op->name, op->least_bytes, op->args_bytes));
+                op->name, op->min_bytes, op->args_bytes));
         return NULL;
     }
     op->defaults(own);

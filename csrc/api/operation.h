@@ -143,7 +143,7 @@ typedef struct checked_call {
 struct operation {
     const char *name;
     size_t args_bytes;
-    size_t least_bytes; /* of the first version of the arguments */
+    size_t min_bytes; /* of the first version of the arguments */
     void (*defaults)(operation_args *args);
     const operation_tensor *tensors; /* the first is required and decides on which device the call runs */
     const operation_scalar *scalars;
@@ -154,8 +154,8 @@ struct operation {
     results_given given;
     /* Turns tensors of another shape into those that the arguments of this type describe; NULL: nothing to do. */
     nvfp4_status (*adapt)(operation_args *args);
-    /* The planners of an operation that is no product, by the place where it runs; NULL: it does not run there. */
-    const conversion_planner *planners[CONVERSION_TARGETS];
+    /* The planners of a row op, by the place where it runs; NULL: it does not run there. */
+    const row_op_planner *planners[ROW_OP_TARGETS];
     /* The rules that the table does not say, and what is left of the call once they hold. */
     nvfp4_status (*check)(const checked_call *c, prepared_call *call);
     /* Chooses how to run a checked call. */

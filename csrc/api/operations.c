@@ -1,6 +1,6 @@
 /* The table of operations but for the quantizers (operations_quantize.c). */
-#include "api/conversion.h"
 #include "api/gemm.h"
+#include "api/row_op.h"
 
 /* ---- gemm ---- */
 
@@ -43,7 +43,7 @@ static const operation_result gemm_results[] = {{
 const operation operation_gemm = {
     .name = "gemm",
     .args_bytes = sizeof(nvfp4_gemm_args),
-    .least_bytes = sizeof(nvfp4_gemm_args),
+    .min_bytes = sizeof(nvfp4_gemm_args),
     .defaults = gemm_defaults,
     .tensors = gemm_tensors,
     .tensor_count = COUNT(gemm_tensors),
@@ -107,7 +107,7 @@ static const operation_result grouped_results[] = {{
 const operation operation_grouped_gemm = {
     .name = "grouped_gemm",
     .args_bytes = sizeof(nvfp4_grouped_gemm_args),
-    .least_bytes = sizeof(nvfp4_grouped_gemm_args),
+    .min_bytes = sizeof(nvfp4_grouped_gemm_args),
     .defaults = grouped_defaults,
     .tensors = grouped_tensors,
     .tensor_count = COUNT(grouped_tensors),
@@ -150,7 +150,7 @@ static const operation_result gated_grouped_results[] = {{
 const operation operation_gated_grouped_gemm = {
     .name = "gated_grouped_gemm",
     .args_bytes = sizeof(nvfp4_gated_grouped_gemm_args),
-    .least_bytes = sizeof(nvfp4_gated_grouped_gemm_args),
+    .min_bytes = sizeof(nvfp4_gated_grouped_gemm_args),
     .defaults = gated_grouped_defaults,
     .tensors = grouped_tensors,
     .tensor_count = COUNT(grouped_tensors),
@@ -195,7 +195,7 @@ static const operation_result amax_results[] = {{.tensor = 1,
 const operation operation_amax_scale = {
     .name = "amax_scale",
     .args_bytes = sizeof(nvfp4_amax_scale_args),
-    .least_bytes = sizeof(nvfp4_amax_scale_args),
+    .min_bytes = sizeof(nvfp4_amax_scale_args),
     .defaults = amax_scale_defaults,
     .tensors = amax_tensors,
     .tensor_count = COUNT(amax_tensors),
@@ -206,9 +206,9 @@ const operation operation_amax_scale = {
     .given = RESULTS_NEW,
     .planners = PLANNERS(amax_scale),
     .check = check_amax_scale,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_amax_scale,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 /* ---- changes of scale layout ---- */
@@ -231,7 +231,7 @@ static const operation_result swizzle_results[] = {{
 const operation operation_swizzle = {
     .name = "swizzle",
     .args_bytes = sizeof(nvfp4_swizzle_args),
-    .least_bytes = sizeof(nvfp4_swizzle_args),
+    .min_bytes = sizeof(nvfp4_swizzle_args),
     .defaults = swizzle_defaults,
     .tensors = swizzle_tensors,
     .tensor_count = COUNT(swizzle_tensors),
@@ -240,9 +240,9 @@ const operation operation_swizzle = {
     .given = RESULTS_NEW,
     .planners = PLANNERS(swizzle),
     .check = check_swizzle,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_swizzle,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 static const operation_tensor unswizzle_tensors[] = {
@@ -263,7 +263,7 @@ static const operation_result unswizzle_results[] = {{
 const operation operation_unswizzle = {
     .name = "unswizzle",
     .args_bytes = sizeof(nvfp4_swizzle_args),
-    .least_bytes = sizeof(nvfp4_swizzle_args),
+    .min_bytes = sizeof(nvfp4_swizzle_args),
     .defaults = swizzle_defaults,
     .tensors = unswizzle_tensors,
     .tensor_count = COUNT(unswizzle_tensors),
@@ -274,9 +274,9 @@ const operation operation_unswizzle = {
     .given = RESULTS_NEW,
     .planners = PLANNERS(unswizzle),
     .check = check_unswizzle,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_swizzle,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 /* ---- the steps around experts ---- */
@@ -308,7 +308,7 @@ static const operation_result gated_results[] = {{
 const operation operation_gated = {
     .name = "gated",
     .args_bytes = sizeof(nvfp4_gated_args),
-    .least_bytes = sizeof(nvfp4_gated_args),
+    .min_bytes = sizeof(nvfp4_gated_args),
     .defaults = gated_defaults,
     .tensors = gated_tensors,
     .tensor_count = COUNT(gated_tensors),
@@ -319,9 +319,9 @@ const operation operation_gated = {
     .given = RESULTS_NEW_OR_GIVEN,
     .planners = PLANNERS(gated),
     .check = check_gated,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_gated,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 static void moe_route_defaults(operation_args *args) {
@@ -360,7 +360,7 @@ static const operation_result moe_route_results[] = {
 const operation operation_moe_route = {
     .name = "moe_route",
     .args_bytes = sizeof(nvfp4_moe_route_args),
-    .least_bytes = sizeof(nvfp4_moe_route_args),
+    .min_bytes = sizeof(nvfp4_moe_route_args),
     .defaults = moe_route_defaults,
     .tensors = moe_route_tensors,
     .tensor_count = COUNT(moe_route_tensors),
@@ -371,9 +371,9 @@ const operation operation_moe_route = {
     .given = RESULTS_NEW,
     .planners = PLANNERS(moe_route),
     .check = check_moe_route,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_moe_route,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 static void moe_combine_defaults(operation_args *args) {
@@ -399,7 +399,7 @@ static const operation_result moe_combine_results[] = {{
 const operation operation_moe_combine = {
     .name = "moe_combine",
     .args_bytes = sizeof(nvfp4_moe_combine_args),
-    .least_bytes = sizeof(nvfp4_moe_combine_args),
+    .min_bytes = sizeof(nvfp4_moe_combine_args),
     .defaults = moe_combine_defaults,
     .tensors = moe_combine_tensors,
     .tensor_count = COUNT(moe_combine_tensors),
@@ -408,7 +408,7 @@ const operation operation_moe_combine = {
     .given = RESULTS_NEW_OR_GIVEN,
     .planners = PLANNERS(moe_combine),
     .check = check_moe_combine,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_moe_combine,
-    .run = conversion_run,
+    .run = row_op_run,
 };

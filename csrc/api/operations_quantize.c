@@ -1,5 +1,5 @@
 /* The quantizers in the table of operations: data and scales of a matrix, and of rows in groups. */
-#include "api/conversion.h"
+#include "api/row_op.h"
 #include "common/group_blocks.h"
 
 static void quantize_defaults(operation_args *args) {
@@ -37,7 +37,7 @@ static const operation_result quantize_results[] = DATA_AND_SCALE(2, 3, 0, 1);
 const operation operation_quantize = {
     .name = "quantize",
     .args_bytes = sizeof(nvfp4_quantize_args),
-    .least_bytes = sizeof(nvfp4_quantize_args),
+    .min_bytes = sizeof(nvfp4_quantize_args),
     .defaults = quantize_defaults,
     .tensors = quantize_tensors,
     .tensor_count = COUNT(quantize_tensors),
@@ -48,9 +48,9 @@ const operation operation_quantize = {
     .given = RESULTS_NEW,
     .planners = PLANNERS(quantize),
     .check = check_quantize,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_quantize,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 /* T rows, of `rows` or else of x; their 128-row blocks of scales, of which each group begins with one. */
@@ -104,7 +104,7 @@ static const operation_result grouped_quantize_results[] = {
 const operation operation_grouped_quantize = {
     .name = "grouped_quantize",
     .args_bytes = sizeof(nvfp4_grouped_quantize_args),
-    .least_bytes = sizeof(nvfp4_grouped_quantize_args),
+    .min_bytes = sizeof(nvfp4_grouped_quantize_args),
     .defaults = grouped_quantize_defaults,
     .tensors = grouped_quantize_tensors,
     .tensor_count = COUNT(grouped_quantize_tensors),
@@ -115,9 +115,9 @@ const operation operation_grouped_quantize = {
     .given = RESULTS_NEW_OR_GIVEN,
     .planners = PLANNERS(grouped_quantize),
     .check = check_grouped_quantize,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_grouped_quantize,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 static const operation_tensor dequantize_tensors[] = {
@@ -138,7 +138,7 @@ static const operation_result dequantize_results[] = {{
 const operation operation_dequantize = {
     .name = "dequantize",
     .args_bytes = sizeof(nvfp4_quantize_args),
-    .least_bytes = sizeof(nvfp4_quantize_args),
+    .min_bytes = sizeof(nvfp4_quantize_args),
     .defaults = quantize_defaults,
     .tensors = dequantize_tensors,
     .tensor_count = COUNT(dequantize_tensors),
@@ -149,9 +149,9 @@ const operation operation_dequantize = {
     .given = RESULTS_NEW,
     .planners = PLANNERS(dequantize),
     .check = check_dequantize,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_quantize,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 static const operation_tensor silu_tensors[] = {
@@ -165,7 +165,7 @@ static const operation_result silu_results[] = DATA_AND_SCALE(2, 3, 0, 2);
 const operation operation_silu_mul_quantize = {
     .name = "silu_mul_quantize",
     .args_bytes = sizeof(nvfp4_quantize_args),
-    .least_bytes = sizeof(nvfp4_quantize_args),
+    .min_bytes = sizeof(nvfp4_quantize_args),
     .defaults = quantize_defaults,
     .tensors = silu_tensors,
     .tensor_count = COUNT(silu_tensors),
@@ -176,9 +176,9 @@ const operation operation_silu_mul_quantize = {
     .given = RESULTS_NEW_OR_GIVEN,
     .planners = PLANNERS(silu_mul_quantize),
     .check = check_silu_mul_quantize,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_silu_mul_quantize,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 enum { GATED_GATE, GATED_UP, GATED_GLOBAL, GATED_ENDS, GATED_DATA, GATED_SCALE, GATED_SCALE_ROWS };
@@ -224,7 +224,7 @@ static const operation_result gated_quantize_results[] = {
 const operation operation_gated_quantize = {
     .name = "gated_quantize",
     .args_bytes = sizeof(nvfp4_gated_quantize_args),
-    .least_bytes = sizeof(nvfp4_gated_quantize_args),
+    .min_bytes = sizeof(nvfp4_gated_quantize_args),
     .defaults = gated_quantize_defaults,
     .tensors = gated_quantize_tensors,
     .tensor_count = COUNT(gated_quantize_tensors),
@@ -235,9 +235,9 @@ const operation operation_gated_quantize = {
     .given = RESULTS_NEW_OR_GIVEN,
     .planners = PLANNERS(gated_quantize),
     .check = check_gated_quantize,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_gated_quantize,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 static void rms_norm_quantize_defaults(operation_args *args) {
@@ -262,7 +262,7 @@ static const operation_result norm_results[] = DATA_AND_SCALE(4, 5, 0, 1);
 const operation operation_rms_norm_quantize = {
     .name = "rms_norm_quantize",
     .args_bytes = sizeof(nvfp4_rms_norm_quantize_args),
-    .least_bytes = sizeof(nvfp4_rms_norm_quantize_args),
+    .min_bytes = sizeof(nvfp4_rms_norm_quantize_args),
     .defaults = rms_norm_quantize_defaults,
     .tensors = norm_tensors,
     .tensor_count = COUNT(norm_tensors),
@@ -273,8 +273,8 @@ const operation operation_rms_norm_quantize = {
     .given = RESULTS_NEW_OR_GIVEN,
     .planners = PLANNERS(rms_norm_quantize),
     .check = check_rms_norm_quantize,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind_rms_norm_quantize,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 #undef AT

@@ -1,5 +1,5 @@
-/* Chooses the plan of a product, answers questions about plans and takes overrides. No family of kernels is named here:
- * what a message says of families follows from their table. */
+/* Chooses the plan of a product, answers questions about plans and takes overrides. No backend is named here:
+ * what a message says of backends follows from their table. */
 #include <stdio.h>
 #include <string.h>
 
@@ -8,36 +8,36 @@
 #include "common/error.h"
 #include "plan/choose.h"
 
-enum { NAMES_SIZE = 160 /* of a text that lists families or types */ };
+enum { NAMES_SIZE = 160 /* of a text that lists backends or types */ };
 
-/* Drops the families of a mask that do not take the operation: with an A of any type, or with an A of this type. */
-static uint32_t taking_operation(uint32_t families, int32_t operation) {
+/* Drops the backends of a mask that do not take a kind of product: with an A of any type, or with an A of this type. */
+static uint32_t taking_kind(uint32_t backends, int32_t kind) {
     uint32_t taking = 0;
-    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
-        if (families >> f & 1 && gemm_families[f] && gemm_families[f]->planners[operation]) taking |= 1u << f;
+    for (int32_t b = 0; b < GEMM_BACKENDS; b++)
+        if (backends >> b & 1 && gemm_backends[b] && gemm_backends[b]->planners[kind]) taking |= 1u << b;
     return taking;
 }
 
-static uint32_t taking_product(uint32_t families, const gemm_problem *p) {
+static uint32_t taking_product(uint32_t backends, const gemm_problem *p) {
     uint32_t taking = 0;
-    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
-        if (families >> f & 1 && planner_taking(f, p->operation, p->a_type, p->by_batch)) taking |= 1u << f;
+    for (int32_t b = 0; b < GEMM_BACKENDS; b++)
+        if (backends >> b & 1 && planner_taking(b, p->product_kind, p->a_type, p->by_batch)) taking |= 1u << b;
     return taking;
 }
 
-/* Whether a family takes the product but for its values by batch. */
-static int planner_of_any(uint32_t families, const gemm_problem *p) {
-    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
-        if (families >> f & 1 && planner_of(f, p->operation, p->a_type)) return 1;
+/* Whether a backend takes the product but for its values by batch. */
+static int planner_of_any(uint32_t backends, const gemm_problem *p) {
+    for (int32_t b = 0; b < GEMM_BACKENDS; b++)
+        if (backends >> b & 1 && planner_of(b, p->product_kind, p->a_type)) return 1;
     return 0;
 }
 
-/* The types of A that some families take, as "x, y or z". */
-static const char *list_types(char text[NAMES_SIZE], uint32_t families, int32_t operation) {
+/* The types of A that some backends take, as "x, y or z". */
+static const char *list_types(char text[NAMES_SIZE], uint32_t backends, int32_t kind) {
     uint32_t types = 0;
     size_t length = 0;
-    for (int32_t f = 0; f < GEMM_FAMILIES; f++)
-        if (taking_operation(families & 1u << f, operation)) types |= gemm_families[f]->planners[operation]->a_types;
+    for (int32_t b = 0; b < GEMM_BACKENDS; b++)
+        if (taking_kind(backends & 1u << b, kind)) types |= gemm_backends[b]->planners[kind]->a_types;
     if (types & TAKES_E2M1) types |= 1u << NVFP4_UINT8 | 1u << NVFP4_E2M1X2;
     types &= ~(uint32_t)TAKES_E2M1;
     for (int32_t d = 0; types >> d; d++) {
@@ -48,50 +48,51 @@ static const char *list_types(char text[NAMES_SIZE], uint32_t families, int32_t 
     return text;
 }
 
-/* The error where no family that may run the call takes it: it names those that do, on this device or else anywhere. */
-static nvfp4_status reject_families(const nvfp4_context *context, const target *where, const gemm_problem *p) {
+/* The error where no backend that may run the call takes it: it names those that do, on this device or else anywhere.
+ */
+static nvfp4_status reject_backends(const nvfp4_context *context, const target *where, const gemm_problem *p) {
     static const struct {
         const char *is, *must_be_other;
         int32_t other;
-    } operations[GEMM_OPERATIONS] = {
-        [OP_GEMM] = {WORD_TRANSPOSED, WORD_MUST_NOT_TRANSPOSE, OP_GEMM_NN},
-        [OP_GEMM_NN] = {WORD_NOT_TRANSPOSED, WORD_MUST_TRANSPOSE, OP_GEMM},
-        [OP_GROUPED] = {WORD_TRANSPOSED, WORD_MUST_NOT_TRANSPOSE, OP_GROUPED_NN},
-        [OP_GROUPED_NN] = {WORD_NOT_TRANSPOSED, WORD_MUST_TRANSPOSE, OP_GROUPED},
+    } kinds[PRODUCT_KINDS] = {
+        [PRODUCT_GEMM] = {WORD_TRANSPOSED, WORD_MUST_NOT_TRANSPOSE, PRODUCT_GEMM_NN},
+        [PRODUCT_GEMM_NN] = {WORD_NOT_TRANSPOSED, WORD_MUST_TRANSPOSE, PRODUCT_GEMM},
+        [PRODUCT_GROUPED] = {WORD_TRANSPOSED, WORD_MUST_NOT_TRANSPOSE, PRODUCT_GROUPED_NN},
+        [PRODUCT_GROUPED_NN] = {WORD_NOT_TRANSPOSED, WORD_MUST_TRANSPOSE, PRODUCT_GROUPED},
     };
     char asked[NAMES_SIZE], others[NAMES_SIZE], types[NAMES_SIZE];
     uint32_t able = where->on_gpu ? taking_product(device_backends(context, where->device), p) : 0;
     if (!able) able = taking_product(ALL_BACKENDS, p);
-    list_backends(asked, sizeof asked, where->families, "%s", " and ");
+    list_backends(asked, sizeof asked, where->backends, "%s", " and ");
     list_backends(others, sizeof others, able, "%s", " or ");
-    if (p->operation >= OP_GROUPED && !taking_operation(where->families, p->operation) &&
-        !taking_operation(where->families, operations[p->operation].other))
+    if (p->product_kind >= PRODUCT_GROUPED && !taking_kind(where->backends, p->product_kind) &&
+        !taking_kind(where->backends, kinds[p->product_kind].other))
         return REJECT_AS(NVFP4_UNSUPPORTED, "backend",
                          ("is one of the %s kernels, which do not take products of groups", asked),
                          ("must be %s", others));
-    if (p->by_batch && planner_of_any(where->families, p))
+    if (p->by_batch && planner_of_any(where->backends, p))
         return REJECT_AS(NVFP4_UNSUPPORTED, p->by_batch & ALPHA_BY_BATCH ? "alpha" : "bias",
                          ("has values for each batch, which the %s kernels do not take", asked),
                          ("must be that of all batches, or the backend %s", others));
-    if (!taking_operation(where->families, p->operation))
+    if (!taking_kind(where->backends, p->product_kind))
         return REJECT_AS(NVFP4_UNSUPPORTED, ARGUMENT_TRANSPOSE,
-                         ("%s, which the %s kernels do not take", operations[p->operation].is, asked),
-                         ("%s, or the backend must be %s", operations[p->operation].must_be_other, others));
+                         ("%s, which the %s kernels do not take", kinds[p->product_kind].is, asked),
+                         ("%s, or the backend must be %s", kinds[p->product_kind].must_be_other, others));
     return REJECT_AS(NVFP4_UNSUPPORTED, "a",
                      ("dtype is %s, which the %s kernels do not take", nvfp4_dtype_name((nvfp4_dtype)p->a_type), asked),
-                     ("must be %s, or the backend %s", list_types(types, where->families, p->operation), others));
+                     ("must be %s, or the backend %s", list_types(types, where->backends, p->product_kind), others));
 }
 
-/* The error where no family has one order of additions for every M: it names the backends of the device that do. */
+/* The error where no backend has one order of additions for every M: it names the backends of the device that do. */
 static nvfp4_status reject_batch_invariant(const nvfp4_context *context, const target *where, const plan_query *query) {
     const gemm_traits *t = &query->traits;
     plan_query other = *query;
     uint32_t able = 0;
     char names[NAMES_SIZE], hint[NAMES_SIZE + 16] = "";
     const uint32_t all = device_backends(context, where->device);
-    for (int32_t f = NVFP4_AUTO; f < GEMM_FAMILIES; f++) {
-        other.families = f == NVFP4_AUTO ? all : all & 1u << f;
-        if (other.families && plan_choose(&other)->candidates) able |= 1u << f;
+    for (int32_t b = NVFP4_AUTO; b < GEMM_BACKENDS; b++) {
+        other.backends = b == NVFP4_AUTO ? all : all & 1u << b;
+        if (other.backends && plan_choose(&other)->candidates) able |= 1u << b;
     }
     if (able)
         snprintf(hint, sizeof hint, ", or the backend %s", list_backends(names, sizeof names, able, "%s", " or "));
@@ -102,22 +103,22 @@ static nvfp4_status reject_batch_invariant(const nvfp4_context *context, const t
                      ("M * L must be smaller%s", hint));
 }
 
-/* Each family that takes the product says why it has no candidate. */
+/* Each backend that takes the product says why it has no candidate. */
 static nvfp4_status reject_product(const plan_query *query) {
     char reasons[1024] = "";
     size_t length = 0;
-    int32_t families = 0;
+    int32_t backends = 0;
     nvfp4_status status = NVFP4_OK;
-    for (int32_t f = 0; f < GEMM_FAMILIES && length < sizeof reasons; f++) {
+    for (int32_t b = 0; b < GEMM_BACKENDS && length < sizeof reasons; b++) {
         const gemm_traits *t = &query->traits;
-        const gemm_planner *planner = planner_taking(f, t->operation, t->a_type, t->by_batch);
-        if (!planner || !(query->families >> f & 1)) continue;
+        const gemm_planner *planner = planner_taking(b, t->product_kind, t->a_type, t->by_batch);
+        if (!planner || !(query->backends >> b & 1)) continue;
         status = planner->reject(&query->props, &query->traits);
-        families++;
+        backends++;
         length += (size_t)snprintf(reasons + length, sizeof reasons - length, "%s%s", length ? "; " : "",
                                    error_message_in(NULL));
     }
-    return families == 1 ? status : fail(status, "%s", reasons);
+    return backends == 1 ? status : fail(status, "%s", reasons);
 }
 
 static nvfp4_status choose_on_gpu(nvfp4_context *context, const plan_settings *override, int32_t rank, uint32_t flags,
@@ -126,40 +127,40 @@ static nvfp4_status choose_on_gpu(nvfp4_context *context, const plan_settings *o
     plan_query query;
     memset(&query, 0, sizeof query);
     query.traits = traits_of(&call->problem.gemm);
-    if (query.traits.operation >= OP_GROUPED) query.traits.groups = call->problem.grouped.groups;
+    if (query.traits.product_kind >= PRODUCT_GROUPED) query.traits.groups = call->problem.grouped.groups;
     query.props = *where->props;
-    query.families = where->families;
+    query.backends = where->backends;
     query.override = *override;
     query.rank = rank;
     query.batch_invariant = (flags & NVFP4_BATCH_INVARIANT) != 0;
-    const plan_choice *choice = plan_choose(&query);
-    call->candidates = choice->candidates;
-    call->candidate = choice->taken;
-    if (choice->candidates) {
-        const gemm_planner *planner = planner_of(choice->taken.family, query.traits.operation, query.traits.a_type);
-        if (planner->workspace) call->candidate.workspace = planner->workspace(&call->problem.gemm, &choice->taken);
+    const plan_answer *answer = plan_choose(&query);
+    call->candidates = answer->candidates;
+    call->candidate = answer->taken;
+    if (answer->candidates) {
+        const gemm_planner *planner = planner_of(answer->taken.backend, query.traits.product_kind, query.traits.a_type);
+        if (planner->workspace) call->candidate.workspace = planner->workspace(&call->problem.gemm, &answer->taken);
         return NVFP4_OK;
     }
-    if (!taking_product(where->families, &call->problem.gemm))
-        return reject_families(context, where, &call->problem.gemm);
+    if (!taking_product(where->backends, &call->problem.gemm))
+        return reject_backends(context, where, &call->problem.gemm);
     return query.batch_invariant ? reject_batch_invariant(context, where, &query) : reject_product(&query);
 }
 
 static nvfp4_status choose_on_host(nvfp4_context *context, uint32_t flags, prepared_call *call) {
-    for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
-        const gemm_planner *planner = planner_of(f, call->problem.gemm.operation, call->problem.gemm.a_type);
-        if (!planner || !(call->where.families >> f & 1)) continue;
+    for (int32_t b = 0; b < GEMM_BACKENDS; b++) {
+        const gemm_planner *planner = planner_of(b, call->problem.gemm.product_kind, call->problem.gemm.a_type);
+        if (!planner || !(call->where.backends >> b & 1)) continue;
         if (!planner->candidates(NULL, NULL, &call->candidate)) return planner->reject(NULL, NULL);
         call->candidate.batch_invariant = (flags & NVFP4_BATCH_INVARIANT) != 0;
         return NVFP4_OK;
     }
-    return reject_families(context, &call->where, &call->problem.gemm);
+    return reject_backends(context, &call->where, &call->problem.gemm);
 }
 
-/* The plan of a product without results names the newest family that may run it. */
+/* The plan of a product without results names the newest backend that may run it. */
 static gemm_candidate no_launch(const target *where) {
     return (gemm_candidate){
-        .family = 31 - __builtin_clz(where->families), .name = "none", .reason = "the result is empty", .split_k = 1};
+        .backend = 31 - __builtin_clz(where->backends), .name = "none", .reason = "the result is empty", .split_k = 1};
 }
 
 static nvfp4_status choose(nvfp4_context *context, uint32_t flags, prepared_call *call) {
@@ -191,7 +192,7 @@ nvfp4_status gemm_plan(nvfp4_context *context, const checked_call *c, prepared_c
 static void describe(const prepared_call *call, nvfp4_plan *plan) {
     const gemm_candidate *c = &call->candidate;
     *plan = (nvfp4_plan){
-        .backend = c->family,
+        .backend = c->backend,
         .name = c->name,
         .reason = c->reason,
         .tile_m = c->tile_m,
@@ -243,13 +244,13 @@ static int64_t groups_of(const nvfp4_shape *s) {
     return s->size > offsetof(nvfp4_shape, groups) ? s->groups : 0;
 }
 
-static int32_t operation_of(const nvfp4_shape *s) {
+static int32_t shape_operation(const nvfp4_shape *s) {
     return s->size > offsetof(nvfp4_shape, operation) ? (int32_t)s->operation : NVFP4_SHAPE_PRODUCT;
 }
 
 /* The rules of an operation that is no product alone. */
 static nvfp4_status check_shape_operation(const nvfp4_shape *s) {
-    const int32_t operation = operation_of(s);
+    const int32_t operation = shape_operation(s);
     const char *dtype = nvfp4_dtype_name(s->a_dtype);
     const int is_16_bit = s->a_dtype == NVFP4_FP16 || s->a_dtype == NVFP4_BF16;
     if (operation < NVFP4_SHAPE_PRODUCT || operation > NVFP4_SHAPE_GATED_GROUPED_GEMM)
@@ -302,7 +303,7 @@ static nvfp4_status check_shape(const nvfp4_shape *s) {
 /* The product that a shape describes. */
 static void set_problem_of_shape(const nvfp4_shape *s, prepared_call *call) {
     const int is_nn = (s->flags & NVFP4_NO_TRANSPOSE_B) != 0;
-    const int is_e2m1 = s->a_dtype == NVFP4_NONE || operation_of(s) == NVFP4_SHAPE_QUANTIZE_GEMM;
+    const int is_e2m1 = s->a_dtype == NVFP4_NONE || shape_operation(s) == NVFP4_SHAPE_QUANTIZE_GEMM;
     const int64_t columns = is_nn ? s->k : s->n, sums_of = is_nn ? s->n : s->k;
     const int64_t a_row = is_e2m1 ? s->k / 2 : sums_of * 2;
     call->is_empty = s->m == 0 || columns == 0 || s->l == 0;
@@ -314,28 +315,28 @@ static void set_problem_of_shape(const nvfp4_shape *s, prepared_call *call) {
                                         .b_pitch = s->k / 2,
                                         .a_batch = s->m * a_row,
                                         .b_batch = s->n * s->k / 2,
-                                        .sfa_batch = is_e2m1 ? swizzled_bytes(s->m, s->k / 16) : 0,
-                                        .sfb_batch = swizzled_bytes(s->n, s->k / 16),
+                                        .scale_a_batch = is_e2m1 ? swizzled_bytes(s->m, s->k / 16) : 0,
+                                        .scale_b_batch = swizzled_bytes(s->n, s->k / 16),
                                         .out_type = NVFP4_FP16,
                                         .out_pitch = columns * 2,
                                         .out_batch = s->m * columns * 2,
                                         .aligned16 = s->k % 32 == 0 && a_row % 16 == 0,
                                         .a_type = is_e2m1 ? VALUES_E2M1 : (int32_t)s->a_dtype,
-                                        .operation = is_nn ? OP_GEMM_NN : OP_GEMM};
+                                        .product_kind = is_nn ? PRODUCT_GEMM_NN : PRODUCT_GEMM};
     if (!groups_of(s)) return;
     const gemm_problem one = call->problem.gemm;
-    const int32_t parts = operation_of(s) == NVFP4_SHAPE_GATED_GROUPED_GEMM ? 2 : 1;
+    const int32_t parts = shape_operation(s) == NVFP4_SHAPE_GATED_GROUPED_GEMM ? 2 : 1;
     call->problem.grouped = (grouped_problem){.g = one, .a_rows = s->m, .groups = (int32_t)s->groups, .parts = parts};
-    call->problem.gemm.operation = is_nn ? OP_GROUPED_NN : OP_GROUPED;
+    call->problem.gemm.product_kind = is_nn ? PRODUCT_GROUPED_NN : PRODUCT_GROUPED;
     call->problem.gemm.l = s->groups * parts;
-    call->problem.gemm.a_batch = call->problem.gemm.sfa_batch = 0;
+    call->problem.gemm.a_batch = call->problem.gemm.scale_a_batch = 0;
     call->problem.gemm.out_batch = columns * 2;
     call->problem.gemm.out_pitch = parts * columns * 2;
 }
 
 /* The other step of the operation that a shape is of: its problem, and whether the product's kernel does it too. */
 static void plan_other_step(const nvfp4_shape *s, prepared_call *call) {
-    if (operation_of(s) == NVFP4_SHAPE_QUANTIZE_GEMM) {
+    if (shape_operation(s) == NVFP4_SHAPE_QUANTIZE_GEMM) {
         const int64_t row = s->k * dtype_bytes(s->a_dtype);
         call->problem.quantize_gemm.q = (quantize_problem){.rows = s->m,
                                                            .k = s->k,
@@ -347,7 +348,7 @@ static void plan_other_step(const nvfp4_shape *s, prepared_call *call) {
                                                            .x_type = (int32_t)s->a_dtype,
                                                            .block_scale = NVFP4_AMAX6};
         fuse_quantizer(call);
-    } else if (operation_of(s) == NVFP4_SHAPE_GATED_GROUPED_GEMM) {
+    } else if (shape_operation(s) == NVFP4_SHAPE_GATED_GROUPED_GEMM) {
         grouped_problem *p = &call->problem.grouped;
         p->has_activation = 1, p->activation = NVFP4_SILU, p->limit = INFINITY, p->activation_alpha = 1.702f;
         p->g.out_pitch = s->n * 2, p->g.out_batch = 0;
@@ -368,17 +369,17 @@ nvfp4_status nvfp4_plan_shape(nvfp4_context *context, const nvfp4_shape *shape, 
     return NVFP4_OK;
 }
 
-/* The settings that a plan names; family NVFP4_AUTO and kernel -1 where no kernel has its name. */
+/* The settings that a plan names; backend NVFP4_AUTO and kernel -1 where no kernel has its name. */
 static plan_settings settings_of(const nvfp4_plan *plan) {
     plan_settings s = {.kernel = -1,
                        .swap_ab = plan->swap_ab,
                        .split_k = plan->split_k,
                        .prefetch_stages = plan->prefetch_stages,
                        .ctas_per_sm = plan->ctas_per_sm};
-    for (int32_t f = 0; f < GEMM_FAMILIES; f++) {
-        const kernel_set *set = gemm_families[f] ? gemm_families[f]->kernels : NULL;
+    for (int32_t b = 0; b < GEMM_BACKENDS; b++) {
+        const kernel_set *set = gemm_backends[b] ? gemm_backends[b]->kernels : NULL;
         for (int32_t k = 0; set && k < set->count; k++)
-            if (strcmp(plan->name, set->kernels[k].name) == 0) s.family = f, s.kernel = k;
+            if (strcmp(plan->name, set->kernels[k].name) == 0) s.backend = b, s.kernel = k;
     }
     return s;
 }
@@ -391,15 +392,15 @@ nvfp4_status nvfp4_override_plan(nvfp4_context *context, const nvfp4_shape *shap
     if (shape->device < 0) return REJECT("device", ("is %d", shape->device), ("must be the ordinal of a GPU"));
     if (groups_of(shape))
         return REJECT("groups", ("are %lld", (long long)shape->groups), ("must be 0 for an override"));
-    if (operation_of(shape) != NVFP4_SHAPE_PRODUCT)
-        return REJECT("operation", ("is %d", operation_of(shape)), ("must be 0 for an override"));
+    if (shape_operation(shape) != NVFP4_SHAPE_PRODUCT)
+        return REJECT("operation", ("is %d", shape_operation(shape)), ("must be 0 for an override"));
     if (shape->flags & ~(uint32_t)NVFP4_NO_TRANSPOSE_B)
         return REJECT("flags", ("is %u", shape->flags),
                       ("must be 0 or %d (b not transposed) for an override", NVFP4_NO_TRANSPOSE_B));
     const plan_settings settings = settings_of(plan);
     const gemm_problem *p = &call.problem.gemm;
     set_problem_of_shape(shape, &call);
-    status = find_target(context, shape->backend == NVFP4_AUTO ? settings.family : (int32_t)shape->backend,
+    status = find_target(context, shape->backend == NVFP4_AUTO ? settings.backend : (int32_t)shape->backend,
                          shape->device, &call.where);
     if (!status && !call.is_empty) status = choose_on_gpu(context, &settings, 0, 0, &call);
     if (status) return status;
@@ -411,7 +412,7 @@ nvfp4_status nvfp4_override_plan(nvfp4_context *context, const nvfp4_shape *shap
                             call.candidates, (long long)shape->m, (long long)shape->n, (long long)shape->k,
                             (long long)shape->l, p->a_type == VALUES_E2M1 ? "" : " with a of ",
                             p->a_type == VALUES_E2M1 ? "" : nvfp4_dtype_name((nvfp4_dtype)p->a_type),
-                            p->operation == OP_GEMM_NN ? ", b not transposed," : "", call.where.device));
+                            p->product_kind == PRODUCT_GEMM_NN ? ", b not transposed," : "", call.where.device));
     const plan_override one = {.key = override_key_of(call.where.device, p), .settings = settings};
     return overrides_add(context->overrides, &one);
 }

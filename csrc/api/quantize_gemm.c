@@ -5,11 +5,11 @@
  * memory yet. On a GPU they lie in the workspace, the product's own behind them. */
 #include <stdlib.h>
 
-#include "api/conversion.h"
 #include "api/gemm.h"
+#include "api/row_op.h"
 #include "common/error.h"
 #include "common/math.h"
-#include "plan/gemm_family.h"
+#include "plan/gemm_backend.h"
 
 static void quantize_gemm_defaults(operation_args *args) {
     nvfp4_quantize_gemm_init(&args->quantize_gemm);
@@ -49,7 +49,7 @@ static const operation_result results[] = {{
 const operation operation_quantize_gemm = {
     .name = "quantize_gemm",
     .args_bytes = sizeof(nvfp4_quantize_gemm_args),
-    .least_bytes = sizeof(nvfp4_quantize_gemm_args),
+    .min_bytes = sizeof(nvfp4_quantize_gemm_args),
     .defaults = quantize_gemm_defaults,
     .tensors = tensors,
     .tensor_count = COUNT(tensors),
@@ -132,7 +132,7 @@ nvfp4_status check_quantize_gemm(const checked_call *c, prepared_call *call) {
     gemm.a = quantize.data, gemm.scale_a = quantize.scale;
     status = check_quantize(&(const checked_call){&quantize_of_a, &quantize}, &quantizer);
     if (!status) status = check_gemm(&(const checked_call){&operation_gemm, &gemm}, call);
-    call->problem.quantize_gemm.q = quantizer.problem.conversion.quantize;
+    call->problem.quantize_gemm.q = quantizer.problem.row_op.quantize;
     call->problem.quantize_gemm.q.x = a->data;
     return status;
 }
@@ -153,7 +153,7 @@ void fuse_quantizer(prepared_call *call) {
     const quantize_gemm_problem *p = &call->problem.quantize_gemm;
     gemm_candidate fused;
     if (call->is_empty || !call->where.on_gpu) return;
-    const gemm_planner *planner = planner_of(call->candidate.family, p->g.operation, p->g.a_type);
+    const gemm_planner *planner = planner_of(call->candidate.backend, p->g.product_kind, p->g.a_type);
     call->is_fused = planner->with_quantizer && planner->with_quantizer(call->where.props, p, &call->candidate, &fused);
     if (call->is_fused)
         call->candidate = fused;
@@ -176,7 +176,7 @@ static nvfp4_status run_in(nvfp4_context *context, const nvfp4_quantize_gemm_arg
     gemm_problem *p = &product.problem.quantize_gemm.g;
     nvfp4_status status = NVFP4_OK;
     q->data = memory, q->scale = memory + data_bytes(q);
-    p->a = q->data, p->sfa = q->scale;
+    p->a = q->data, p->scale_a = q->scale;
     if (call->where.on_gpu) {
         product.candidate.workspace -= quantized_bytes(q);
         gemm.call.workspace = memory + quantized_bytes(q);
@@ -184,8 +184,8 @@ static nvfp4_status run_in(nvfp4_context *context, const nvfp4_quantize_gemm_arg
         gemm.call.allocate = NULL;
     }
     if (p->k > 0) {
-        const prepared_call quantizer = {.problem.conversion.quantize = *q, .where = call->where};
-        status = conversion_run(context, &(const checked_call){&operation_quantize, args}, &quantizer);
+        const prepared_call quantizer = {.problem.row_op.quantize = *q, .where = call->where};
+        status = row_op_run(context, &(const checked_call){&operation_quantize, args}, &quantizer);
         /* The quantizer starts after all work before it and writes a alone: whatever wrote b has completed. */
         p->constant_b = 1;
     }

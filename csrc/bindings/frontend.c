@@ -55,7 +55,7 @@ nvfp4_status activation_from_name(const char *name, int32_t *activation) {
 }
 
 nvfp4_status backend_from_name(const char *name, int32_t *backend) {
-    for (*backend = NVFP4_AUTO; *backend < GEMM_FAMILIES; ++*backend)
+    for (*backend = NVFP4_AUTO; *backend < GEMM_BACKENDS; ++*backend)
         if (strcmp(name, nvfp4_backend_name((nvfp4_backend)*backend)) == 0) return NVFP4_OK;
     char names[160];
     list_backends(names, sizeof names, ALL_BACKENDS & ~1u, "'%s'", " or ");
@@ -142,7 +142,7 @@ static nvfp4_status find_size(const operation *op, const front_call *call, const
         nvfp4_status status = size_of_tensor(op, call, size, &of);
         if (status) return status;
     }
-    if (size->ends) of = most_group_tiles(of, counted(tensor_at(op, size->ends - 1, &call->args)), SCALE_BLOCK_ROWS);
+    if (size->ends) of = max_group_tiles(of, counted(tensor_at(op, size->ends - 1, &call->args)), SCALE_BLOCK_ROWS);
     if (__builtin_mul_overflow(of, (int64_t)size->times, &of)) of = INT64_MAX;
     if (size->over > 1) of /= size->over; /* a division takes longer than the rest of this function */
     *value = size->round_up > 1 ? ceil_div(of, size->round_up) * size->round_up : of;
@@ -274,7 +274,7 @@ static const operation_tensor view_tensors[] = {
 const operation operation_custom_kernel = {
     .name = "custom_kernel",
     .args_bytes = sizeof(nvfp4_gemm_args),
-    .least_bytes = sizeof(nvfp4_gemm_args),
+    .min_bytes = sizeof(nvfp4_gemm_args),
     .defaults = view_defaults,
     .tensors = view_tensors,
     .tensor_count = sizeof view_tensors / sizeof *view_tensors,

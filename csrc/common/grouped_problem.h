@@ -15,8 +15,9 @@ enum {
     HAS_ROW_SCALE = 4,  /* of a CPU's group, a grouped_problem: each row of the result has a factor */
 };
 
-/* b is [groups][parts][n][k/2] bytes, of OP_GROUPED_NN [groups][k][n/2] with one part; g.l is groups * parts. A row of
- * out has the n results of each part side by side. The epilogue is gemm's and, before rounding, v = v * row_scale.
+/* b is [groups][parts][n][k/2] bytes, of PRODUCT_GROUPED_NN [groups][k][n/2] with one part; g.l is groups * parts. A
+ * row of out has the n results of each part side by side. The epilogue is gemm's and, before rounding, v = v *
+ * row_scale.
  *
  * With has_activation, out has n results a row: `gated` (kernels/common/activation.h) of the results of part 0, rounded
  * to out_type, and of those of part 1, rounded too. One part alone is without `up`. g.out_batch is 0. */
@@ -24,13 +25,14 @@ typedef struct grouped_problem {
     gemm_problem g;      /* m: rows in the order of groups; g.a_batch is 0, g.out_batch the bytes of a part's results */
     const int32_t *ends; /* [groups] */
     const int32_t *rows; /* [m]: rows of a. NULL: row i is row i of a. The result of an index outside of a is NaN */
-    /* [groups]: where the scales of a group's rows begin in g.sfa, which then has the 128x4 layout of sfa_rows rows.
-     * The results of a group that begins inside a block of 128 rows, or before row 0, are NaN, and those of its rows
-     * whose scales would lie behind g.sfa. NULL: scales lie as their rows of a do, or a has none */
+    /* [groups]: where the scales of a group's rows begin in g.scale_a, which then has the 128x4 layout of scale_a_rows
+     * rows. The results of a group that begins inside a block of 128 rows, or before row 0, are NaN, and those of its
+     * rows whose scales would lie behind g.scale_a. NULL: scales lie as their rows of a do, or a has none */
     const int32_t *scale_rows;
-    const float *row_scale;                      /* [m]; NULL: none */
-    const void *const *b_list, *const *sfb_list; /* [groups], on the CPU: what g.b and g.sfb are for each. NULL: none */
-    int64_t a_rows, sfa_rows;
+    const float *row_scale; /* [m]; NULL: none */
+    /* [groups], on the CPU: what g.b and g.scale_b are for each. NULL: none */
+    const void *const *b_list, *const *scale_b_list;
+    int64_t a_rows, scale_a_rows;
     int32_t groups, parts;
     int32_t has_activation, activation; /* 0 or 1; nvfp4_activation */
     float limit, activation_alpha;      /* of `gated` */

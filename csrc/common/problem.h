@@ -9,23 +9,23 @@
 
 enum { VALUES_E2M1 = NVFP4_NONE }; /* a_type of an A in the format, with scales; else NVFP4_FP16 or NVFP4_BF16 */
 
-/* The products. B is [n][k] of the first, [k][n] of the second, whose A has 16 bits. */
-typedef enum gemm_operation {
-    OP_GEMM = 0, /* A . B^T */
-    OP_GEMM_NN,  /* A . B */
-    OP_GROUPED,  /* of groups */
-    OP_GROUPED_NN,
-    GEMM_OPERATIONS
-} gemm_operation;
+/* Kinds of products. B is [n][k] of the first, [k][n] of the second, whose A has 16 bits. */
+typedef enum product_kind {
+    PRODUCT_GEMM = 0, /* A . B^T */
+    PRODUCT_GEMM_NN,  /* A . B */
+    PRODUCT_GROUPED,  /* of groups */
+    PRODUCT_GROUPED_NN,
+    PRODUCT_KINDS
+} product_kind;
 
 typedef struct gemm_problem {
-    int64_t m, n, k, l;           /* out is [l][m][n], sums have k terms */
-    const uint8_t *a, *b;         /* [l][rows][k/2] bytes; 16-bit a: [l][rows][k] values */
-    int64_t a_pitch, b_pitch;     /* bytes between rows: a multiple of 16, or those of a row */
-    int64_t a_batch, b_batch;     /* bytes between batches */
-    const uint8_t *sfa, *sfb;     /* 16-bit a: sfa is NULL */
-    int64_t sfa_pitch, sfb_pitch; /* bytes between rows; 128x4: between 128-row blocks */
-    int64_t sfa_batch, sfb_batch;
+    int64_t m, n, k, l;                   /* out is [l][m][n], sums have k terms */
+    const uint8_t *a, *b;                 /* [l][rows][k/2] bytes; 16-bit a: [l][rows][k] values */
+    int64_t a_pitch, b_pitch;             /* bytes between rows: a multiple of 16, or those of a row */
+    int64_t a_batch, b_batch;             /* bytes between batches */
+    const uint8_t *scale_a, *scale_b;     /* 16-bit a: scale_a is NULL */
+    int64_t scale_a_pitch, scale_b_pitch; /* bytes between rows; 128x4: between 128-row blocks */
+    int64_t scale_a_batch, scale_b_batch;
     void *out;
     int64_t out_pitch, out_batch;
     const void *c; /* NULL: no beta*C */
@@ -37,12 +37,10 @@ typedef struct gemm_problem {
     int32_t scale_layout; /* nvfp4_layout */
     int32_t out_type;     /* nvfp4_dtype of out and c */
     int32_t bias_type;    /* nvfp4_dtype */
-    int32_t aligned16;    /* 1: every row of a and b is on 16 bytes; 0: on 8 (a 16-bit a always on 16, under OP_GEMM_NN
-                           * on 2) */
+    int32_t aligned16;    /* 1: rows of a and b are on 16 bytes; 0: on 8 (those of a 16-bit a on 16, in A . B on 2) */
     int32_t a_type;       /* VALUES_E2M1, NVFP4_FP16 or NVFP4_BF16 */
-    int32_t constant_b;   /* 1: no kernel that may still run writes b and sfb. For plans */
-    int32_t operation;    /* gemm_operation. OP_GEMM_NN: b is [l][k][n/2] bytes, a scale has 16 values along n, n is a
-                           * multiple of 16 */
+    int32_t constant_b;   /* 1: no kernel that may still run writes b and scale_b. For plans */
+    int32_t product_kind; /* A . B: b is [l][k][n/2] bytes, a scale has 16 values along n, n is a multiple of 16 */
     int32_t by_batch;     /* bits: common/grouped_problem.h */
 } gemm_problem;
 

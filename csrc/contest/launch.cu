@@ -88,10 +88,10 @@ gemm_problem problem_of(const contest_product &of) {
     p.m = of.m, p.n = of.n, p.k = of.k, p.l = of.l;
     p.a = (const uint8_t *)of.a, p.a_pitch = of.a_pitch, p.a_batch = of.a_batch;
     p.b = (const uint8_t *)of.b, p.b_pitch = of.b_pitch, p.b_batch = of.b_batch;
-    p.sfa = (const uint8_t *)of.sfa, p.sfb = (const uint8_t *)of.sfb;
-    p.sfa_pitch = p.sfb_pitch = of.k / SM100_MMA_K * SM100_ATOM_BYTES;
-    p.sfa_batch = ceil_div(of.m, SM100_ATOM_ROWS) * p.sfa_pitch;
-    p.sfb_batch = ceil_div(of.n, SM100_ATOM_ROWS) * p.sfb_pitch;
+    p.scale_a = (const uint8_t *)of.sfa, p.scale_b = (const uint8_t *)of.sfb;
+    p.scale_a_pitch = p.scale_b_pitch = of.k / SM100_MMA_K * SM100_ATOM_BYTES;
+    p.scale_a_batch = ceil_div(of.m, SM100_ATOM_ROWS) * p.scale_a_pitch;
+    p.scale_b_batch = ceil_div(of.n, SM100_ATOM_ROWS) * p.scale_b_pitch;
     p.out = of.c, p.out_pitch = of.c_pitch, p.out_batch = of.c_batch;
     p.alpha_value = 1, p.scale_layout = NVFP4_128X4, p.out_type = NVFP4_FP16, p.aligned16 = 1;
     return p;
@@ -107,7 +107,7 @@ const gemm_candidate *choose(const device_props &props, const gemm_problem &p) {
     const gemm_traits traits = traits_of(&p);
     for (int i = 0; i < entries; i++)
         if (!std::memcmp(&cache[i].traits, &traits, sizeof traits)) return &cache[i].best;
-    gemm_candidate all[FAMILY_MAX_CANDIDATES];
+    gemm_candidate all[MAX_CANDIDATES];
     const sm100_model plain = sm100_without_pdl(&sm100_b200);
     const int32_t count = sm100_candidates(&plain, &props, &traits, all);
     if (count == 0) return nullptr;

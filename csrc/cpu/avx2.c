@@ -71,7 +71,7 @@ static void pack_panel(void *memory, const operand *x, int64_t row, int64_t bloc
     for (int64_t b = 0; b < blocks; b += 4) {
         __m256i scales[4];
         transpose(scales, (const char *)(d.scales[0] + b), sizeof d.scales[0]);
-        for (int64_t i = 0; i < least(4, blocks - b); i++) to[b + i].scales = _mm256_castsi256_ps(scales[i]);
+        for (int64_t i = 0; i < min_int(4, blocks - b); i++) to[b + i].scales = _mm256_castsi256_ps(scales[i]);
     }
     __m256i twelve = _mm256_set1_epi8(SHIFT);
     for (int64_t b = 0; b < blocks; b++) {

@@ -30,15 +30,15 @@ static void run_task(void *context, int64_t task, int thread) {
     int64_t batch = task / (g->short_tasks * g->long_tasks);
     int64_t short0 = task / g->long_tasks % g->short_tasks * SHORT_ROWS, long0 = task % g->long_tasks * g->long_rows;
     roles r = choose_roles(p, batch);
-    int64_t short_rows = least(SHORT_ROWS, r.short_side.rows - short0);
-    int64_t long_rows = least(g->long_rows, r.long_side.rows - long0);
+    int64_t short_rows = min_int(SHORT_ROWS, r.short_side.rows - short0);
+    int64_t long_rows = min_int(g->long_rows, r.long_side.rows - long0);
     int panel_count = (int)((short_rows + kernel->lanes - 1) / kernel->lanes);
 
     char *panels = g->scratch + (size_t)thread * g->scratch_bytes, *strip = panels + g->panels_bytes;
     float *sums = (float *)(strip + kernel->strip_bytes);
 
     for (int64_t block = 0; block < p->k / 16; block += kernel->chunk_blocks) {
-        int64_t blocks = least(kernel->chunk_blocks, p->k / 16 - block);
+        int64_t blocks = min_int(kernel->chunk_blocks, p->k / 16 - block);
         for (int i = 0; i < panel_count; i++)
             kernel->pack_panel(panels + (size_t)i * kernel->panel_bytes, &r.short_side, short0 + i * kernel->lanes,
                                block, blocks);
@@ -62,11 +62,11 @@ nvfp4_status blocked_gemm(const gemm_problem *p, const cpu_kernel *kernel, int t
     /* Some four tasks a thread even out their speeds; fewer rows a task pack the short side more often. */
     int64_t rows_wanted = r.long_side.rows * g.short_tasks * p->l / (4 * threads);
     int64_t multiple = round_up(LONG_ROWS_MULTIPLE, kernel->strip_rows);
-    g.long_rows = least(round_up(rows_wanted + 1, multiple), MAX_LONG_ROWS / multiple * multiple);
+    g.long_rows = min_int(round_up(rows_wanted + 1, multiple), MAX_LONG_ROWS / multiple * multiple);
     g.long_tasks = (r.long_side.rows + g.long_rows - 1) / g.long_rows;
 
     int64_t tasks = p->l * g.short_tasks * g.long_tasks;
-    threads = (int)least(threads, tasks);
+    threads = (int)min_int(threads, tasks);
 
     g.panels_bytes = (size_t)((SHORT_ROWS + kernel->lanes - 1) / kernel->lanes) * kernel->panel_bytes;
     size_t sums_bytes = (MAX_LONG_ROWS + LONG_ROWS_MULTIPLE) * SUMS_PITCH * sizeof(float);

@@ -1,9 +1,9 @@
-/* The CPU backend, as gemm.c and quantize.c see it. Problems have been checked. */
+/* The CPU backend, as plan.c and row_ops.c call it. Problems have been checked. */
 #ifndef NVFP4_CPU_CPU_H
 #define NVFP4_CPU_CPU_H
 
-#include "common/conversion_problem.h"
 #include "common/grouped_problem.h"
+#include "common/row_op_problems.h"
 #include "nvfp4.h"
 
 typedef enum cpu_isa {

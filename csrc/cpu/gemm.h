@@ -12,6 +12,7 @@
 #ifndef NVFP4_CPU_GEMM_H
 #define NVFP4_CPU_GEMM_H
 
+#include "common/math.h"
 #include "cpu/cpu.h"
 #include "cpu/epilogue.h"
 #include "cpu/operand.h"
@@ -87,9 +88,6 @@ void trim_scratch(void);
 
 static inline int64_t round_up(int64_t value, int64_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
-}
-static inline int64_t least(int64_t x, int64_t y) {
-    return x < y ? x : y;
 }
 
 #endif

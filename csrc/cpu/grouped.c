@@ -37,7 +37,7 @@ static int find_groups(const grouped_problem *p, group *found) {
     int count = 0;
     for (int32_t e = 0; e < p->groups; e++) {
         const int64_t first = end;
-        if (p->ends[e] > end) end = least(p->ends[e], p->g.m);
+        if (p->ends[e] > end) end = min_int(p->ends[e], p->g.m);
         if (end > first) found[count++] = (group){first, end - first, e};
     }
     return count;
@@ -53,14 +53,14 @@ static int64_t row_of_a(const grouped_problem *p, int64_t i) {
 static int64_t rows_with_scales(const grouped_problem *p, const group *one) {
     if (!p->scale_rows) return one->rows;
     const int64_t first = p->scale_rows[one->index];
-    if (first < 0 || first % 128 || first >= p->sfa_rows) return 0;
-    return least(one->rows, p->sfa_rows - first);
+    if (first < 0 || first % 128 || first >= p->scale_a_rows) return 0;
+    return min_int(one->rows, p->scale_a_rows - first);
 }
 
-/* Where the scales of a group's first row begin in g.sfa. */
+/* Where the scales of a group's first row begin in g.scale_a. */
 static int64_t scale_offset_of_group(const grouped_problem *p, const group *one) {
-    if (p->scale_rows) return p->scale_rows[one->index] / 128 * p->g.sfa_pitch;
-    return p->g.sfa ? one->first * p->g.sfa_pitch : 0;
+    if (p->scale_rows) return p->scale_rows[one->index] / 128 * p->g.scale_a_pitch;
+    return p->g.scale_a ? one->first * p->g.scale_a_pitch : 0;
 }
 
 /* NaN to all results of some rows. */
@@ -73,7 +73,7 @@ static void store_nan(const grouped_problem *p, int64_t first, int64_t rows) {
     for (int64_t i = first; i < first + rows; i++)
         for (int64_t n = 0; n < columns; n += CHUNK)
             store_floats((char *)g->out + i * g->out_pitch + n * type_size(g->out_type), nan, g->out_type,
-                         least(CHUNK, columns - n));
+                         min_int(CHUNK, columns - n));
 }
 
 /* NaN to the results of rows without scales. `found` has room for all groups. */
@@ -100,15 +100,15 @@ static grouped_problem problem_of_group(const grouped *x, const group *one) {
     const int64_t matrix = (int64_t)one->index * p.parts;
     g->m = one->rows;
     g->l = p.parts;
-    g->operation = g->operation == OP_GROUPED_NN ? OP_GEMM_NN : OP_GEMM;
+    g->product_kind = g->product_kind == PRODUCT_GROUPED_NN ? PRODUCT_GEMM_NN : PRODUCT_GEMM;
     g->a += one->first * g->a_pitch;
-    if (g->sfa) g->sfa += scale_offset_of_group(x->problem, one);
+    if (g->scale_a) g->scale_a += scale_offset_of_group(x->problem, one);
     if (p.b_list) {
         g->b = p.b_list[one->index];
-        g->sfb = p.sfb_list[one->index];
+        g->scale_b = p.scale_b_list[one->index];
     } else {
         g->b += matrix * g->b_batch;
-        g->sfb += matrix * g->sfb_batch;
+        g->scale_b += matrix * g->scale_b_batch;
     }
     g->out = (char *)g->out + one->first * g->out_pitch;
     if (g->by_batch & ALPHA_BY_BATCH) g->alpha += matrix * (g->alpha_stride ? g->n : 1);
@@ -148,7 +148,7 @@ static void run_task(void *context, int64_t task, int thread) {
     const group *one = &x->groups[matrix / parts];
     const grouped_problem p = problem_of_group(x, one);
     const operand b = operand_b(&p.g, matrix % parts);
-    const int64_t rows = least(TASK_ROWS, p.g.n - row0);
+    const int64_t rows = min_int(TASK_ROWS, p.g.n - row0);
     float sums[TASK_ROWS * MAX_VECTORS];
     x->kernel->dots(sums, &b, row0, rows, x->packed + (size_t)x->packed_first[matrix / parts] * x->vector_bytes,
                     (int)one->rows, p.g.k / 16);
@@ -171,11 +171,11 @@ static nvfp4_status run_few(grouped *x, int count, int64_t *packed_first, int th
     if (!x->packed) return fail(NVFP4_OUT_OF_MEMORY, "grouped_gemm: no %zu bytes of scratch", bytes);
     /* Few rows are packed in less time than another thread takes to wake. */
     const int64_t packers = 1 + rows * p->g.k / PACKED_BY_ONE;
-    parallel_for((int)least(threads, packers), count, pack, x);
+    parallel_for((int)min_int(threads, packers), count, pack, x);
     /* Reading bounds this: a thread is worth waking for some 40 us of it, which cpu_grouped_gemm's rule, made for
      * arithmetic, would give to fewer threads. */
     const int64_t readers = 1 + count * p->parts * p->g.n * p->g.k / READ_BY_ONE;
-    parallel_for((int)least(available, readers), count * p->parts * x->tasks, run_task, x);
+    parallel_for((int)min_int(available, readers), count * p->parts * x->tasks, run_task, x);
     return NVFP4_OK;
 }
 
@@ -210,13 +210,14 @@ static nvfp4_status run_many(const grouped *x, const group *one, char *gathered,
         char *gathered_scales = gathered + (size_t)one->rows * values;
         gather(x->problem, one, all->a, all->a_pitch, gathered, values);
         p.g.a = (const uint8_t *)gathered, p.g.a_pitch = (int64_t)values;
-        if (all->sfa) {
-            gather(x->problem, one, all->sfa, all->sfa_pitch, gathered_scales, scales);
-            p.g.sfa = (const uint8_t *)gathered_scales, p.g.sfa_pitch = (int64_t)scales;
+        if (all->scale_a) {
+            gather(x->problem, one, all->scale_a, all->scale_a_pitch, gathered_scales, scales);
+            p.g.scale_a = (const uint8_t *)gathered_scales, p.g.scale_a_pitch = (int64_t)scales;
         }
     }
     if (!x->kernel || p.g.k == 0) return reference_gemm(&p.g, threads);
-    return p.g.operation == OP_GEMM_NN ? nn_gemm(&p.g, x->kernel, threads) : blocked_gemm(&p.g, x->kernel, threads);
+    return p.g.product_kind == PRODUCT_GEMM_NN ? nn_gemm(&p.g, x->kernel, threads)
+                                               : blocked_gemm(&p.g, x->kernel, threads);
 }
 
 /* ---- the call ---- */
@@ -245,7 +246,7 @@ nvfp4_status cpu_grouped_gemm(const grouped_problem *p, cpu_isa isa, int threads
     if (!m.few || !m.many || !m.packed_first || ((p->row_scale || p->rows) && !m.row_scale))
         status = fail(NVFP4_OUT_OF_MEMORY, "grouped_gemm: no memory for %d groups", p->groups);
     if (!status) {
-        const int is_nn = p->g.operation == OP_GROUPED_NN, count = find_groups(p, m.few);
+        const int is_nn = p->g.product_kind == PRODUCT_GROUPED_NN, count = find_groups(p, m.few);
         x.kernel = cpu_kernel_for(p->g.a_type, is_nn, isa);
         x.row_scale = m.row_scale ? find_row_scale(p, m.row_scale) : NULL;
         const int64_t few_rows = x.kernel && !is_nn && !batch_invariant && p->g.k ? x.kernel->max_vectors : 0;

@@ -61,7 +61,7 @@ static inline int32_t expert_of(const moe_route_problem *p, int64_t token, int64
  * wake others. */
 void cpu_moe_route(const moe_route_problem *p, int threads) {
     const int64_t tokens = p->per_token ? p->choices / p->per_token : 0;
-    int32_t next[NVFP4_MOE_MOST_EXPERTS] = {0}, total = 0, *places = p->places;
+    int32_t next[NVFP4_MOE_MAX_EXPERTS] = {0}, total = 0, *places = p->places;
     (void)threads;
     for (int64_t token = 0; token < tokens; token++)
         for (int64_t j = 0; j < p->per_token; j++) {

@@ -14,7 +14,7 @@
 #include "cpu/gemm.h"
 #include "cpu/threads.h"
 
-enum { NN_ROWS = 256, LEAST_COLUMNS = 64 /* whole groups of 4 scales */ };
+enum { NN_ROWS = 256, MIN_COLUMNS = 64 /* whole groups of 4 scales */ };
 
 typedef struct nn {
     const gemm_problem *problem;
@@ -29,11 +29,11 @@ static void run_task(void *context, int64_t task, int thread) {
     const gemm_problem *p = g->problem;
     const int64_t batch = task / (g->row_tasks * g->column_tasks);
     const int64_t m0 = task / g->column_tasks % g->row_tasks * NN_ROWS, n0 = task % g->column_tasks * g->columns;
-    const int64_t rows = least(NN_ROWS, p->m - m0), columns = least(g->columns, p->n - n0);
+    const int64_t rows = min_int(NN_ROWS, p->m - m0), columns = min_int(g->columns, p->n - n0);
     const operand a = operand_a(p, batch), b = operand_b(p, batch);
     float *decoded = (float *)(g->scratch + (size_t)thread * g->scratch_bytes), *sums = decoded + NN_CHUNK * NN_PITCH;
     for (int64_t k = 0; k < p->k; k += NN_CHUNK) {
-        const int64_t count = least(NN_CHUNK, p->k - k);
+        const int64_t count = min_int(NN_CHUNK, p->k - k);
         g->kernel->nn_decode(decoded, &b, k, count, n0 / 16, columns / 16);
         g->kernel->nn_multiply(sums, &a, m0, rows, k, count, decoded, columns, k == 0);
     }
@@ -42,11 +42,11 @@ static void run_task(void *context, int64_t task, int thread) {
 
 nvfp4_status nn_gemm(const gemm_problem *p, const cpu_kernel *kernel, int threads) {
     nn g = {.problem = p, .kernel = kernel, .columns = NN_COLUMNS, .row_tasks = (p->m + NN_ROWS - 1) / NN_ROWS};
-    while (g.columns > LEAST_COLUMNS && p->l * g.row_tasks * p->n / g.columns < 2 * threads) g.columns /= 2;
+    while (g.columns > MIN_COLUMNS && p->l * g.row_tasks * p->n / g.columns < 2 * threads) g.columns /= 2;
     g.column_tasks = (p->n + g.columns - 1) / g.columns;
     const int64_t tasks = p->l * g.row_tasks * g.column_tasks;
-    threads = (int)least(threads, tasks);
-    const int64_t rows = round_up(least(NN_ROWS, p->m), kernel->strip_rows);
+    threads = (int)min_int(threads, tasks);
+    const int64_t rows = round_up(min_int(NN_ROWS, p->m), kernel->strip_rows);
     g.scratch_bytes = (size_t)(NN_CHUNK + rows) * NN_PITCH * sizeof(float);
     g.scratch = scratch(g.scratch_bytes * (size_t)threads);
     if (!g.scratch)

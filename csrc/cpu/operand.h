@@ -15,20 +15,20 @@ typedef struct operand {
 
 static inline operand operand_a(const gemm_problem *p, int64_t batch) {
     return (operand){p->a + batch * p->a_batch,
-                     p->sfa ? p->sfa + batch * p->sfa_batch : NULL,
+                     p->scale_a ? p->scale_a + batch * p->scale_a_batch : NULL,
                      p->m,
                      p->a_pitch,
-                     p->sfa_pitch,
+                     p->scale_a_pitch,
                      p->scale_layout,
                      p->a_type};
 }
 
 static inline operand operand_b(const gemm_problem *p, int64_t batch) {
     return (operand){p->b + batch * p->b_batch,
-                     p->sfb + batch * p->sfb_batch,
-                     p->operation == OP_GEMM_NN ? p->k : p->n,
+                     p->scale_b + batch * p->scale_b_batch,
+                     p->product_kind == PRODUCT_GEMM_NN ? p->k : p->n,
                      p->b_pitch,
-                     p->sfb_pitch,
+                     p->scale_b_pitch,
                      p->scale_layout,
                      VALUES_E2M1};
 }

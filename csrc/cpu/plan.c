@@ -1,6 +1,6 @@
-/* The CPU as a family: one candidate, the fastest kernel that the CPU runs or the one that NVFP4_CPU names. */
+/* The CPU as a backend: one candidate, the fastest kernel that the CPU runs or the one that NVFP4_CPU names. */
 #include "cpu/cpu.h"
-#include "plan/gemm_family.h"
+#include "plan/gemm_backend.h"
 
 static const char *const reasons[CPU_ISA_COUNT] = {
     [CPU_PORTABLE] = "the CPU has no vector instructions that a faster kernel needs",
@@ -14,7 +14,7 @@ static int32_t candidates(const device_props *props, const gemm_traits *traits, 
     cpu_isa isa;
     if (cpu_isa_detect(&isa)) return 0;
     *out = (gemm_candidate){.name = cpu_isa_name(isa),
-                            .family = NVFP4_BACKEND_CPU,
+                            .backend = NVFP4_BACKEND_CPU,
                             .kernel = isa,
                             .split_k = 1,
                             .reason = cpu_isa_is_forced() ? "NVFP4_CPU asks for it" : reasons[isa]};
@@ -50,6 +50,7 @@ static const gemm_planner grouped = {.a_types = TAKES_E2M1 | TAKES_16_BIT,
 static const gemm_planner grouped_nn = {
     .a_types = TAKES_16_BIT, .takes_by_batch = 1, .candidates = candidates, .reject = reject, .run_host = run_grouped};
 
-const gemm_family cpu_family = {
-    FAMILY_ROW(cpu),
-    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn, [OP_GROUPED] = &grouped, [OP_GROUPED_NN] = &grouped_nn}};
+const gemm_backend cpu_backend = {BACKEND_ROW(cpu), .planners = {[PRODUCT_GEMM] = &gemm,
+                                                                 [PRODUCT_GEMM_NN] = &gemm_nn,
+                                                                 [PRODUCT_GROUPED] = &grouped,
+                                                                 [PRODUCT_GROUPED_NN] = &grouped_nn}};

@@ -53,7 +53,7 @@ static void pack_panel(void *memory, const operand *x, int64_t row, int64_t bloc
 static void decode_strip(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
     strip *to = memory;
     memset(to, 0, sizeof *to);
-    for (int64_t r = 0; r < least(STRIP_ROWS, x->rows - row); r++)
+    for (int64_t r = 0; r < min_int(STRIP_ROWS, x->rows - row); r++)
         for (int64_t b = 0; b < blocks; b++) {
             decode_block(to->values[r][b], x->data + (row + r) * x->pitch + (block + b) * 8);
             to->scales[r][b] = scale_at(x, row + r, block + b);

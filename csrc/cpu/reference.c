@@ -1,5 +1,5 @@
 /* The definition: out = epilogue(sum over k of a[m][k]*scale_a[m][k/16] * b[n][k]*scale_b[n][k/16]), or for
- * OP_GEMM_NN of a[m][k] * b[k][n]*scale_b[k][n/16]. a of 16 bits has no scales. Every product is exact in double;
+ * PRODUCT_GEMM_NN of a[m][k] * b[k][n]*scale_b[k][n/16]. a of 16 bits has no scales. Every product is exact in double;
  * so is the sum unless its terms are more than 2^53 apart. One rounding to fp32. */
 #include "cpu/epilogue.h"
 #include "cpu/gemm.h"
@@ -27,7 +27,7 @@ static void reference_row(void *context, int64_t task, int thread) {
     for (int64_t n = 0; n < p->n; n++) {
         double sum = 0.0;
         for (int64_t k = 0; k < p->k; k++)
-            sum += element(&a, m, k) * (p->operation == OP_GEMM_NN ? element(&b, k, n) : element(&b, n, k));
+            sum += element(&a, m, k) * (p->product_kind == PRODUCT_GEMM_NN ? element(&b, k, n) : element(&b, n, k));
         float rounded = (float)sum;
         epilogue(p, batch, (sums_tile){.sums = &rounded, .m0 = m, .n0 = n, .rows = 1, .columns = 1});
     }

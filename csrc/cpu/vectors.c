@@ -28,7 +28,7 @@ static void run_task(void *context, int64_t task, int thread) {
     const vectors *g = context;
     int64_t batch = task / g->tasks, row0 = task % g->tasks * g->task_rows;
     roles r = choose_roles(g->problem, batch);
-    int64_t rows = least(g->task_rows, r.long_side.rows - row0);
+    int64_t rows = min_int(g->task_rows, r.long_side.rows - row0);
     const char *packed = g->packed + (size_t)(batch * g->count) * g->vector_bytes;
     float sums[MAX_TASK_ROWS * MAX_VECTORS];
     g->kernel->dots(sums, &r.long_side, row0, rows, packed, g->count, g->problem->k / 16);

@@ -152,7 +152,7 @@ static void decoded_dots(float *sums, const operand *x, int64_t row, int64_t row
         for (int i = 0; i < count; i++) sum[i] = broadcast(0.0f);
         for (int64_t block = 0; block < blocks; block += GROUP) {
             _Alignas(64) float values[GROUP * 16];
-            int64_t k_count = least(GROUP, blocks - block) * 16;
+            int64_t k_count = min_int(GROUP, blocks - block) * 16;
             decode_row(values, x, row, block, k_count / 16);
             for (int i = 0; i < count; i++) {
                 const float *v = (const float *)((const char *)vectors + (size_t)i * vector_bytes(blocks)) + block * 16;

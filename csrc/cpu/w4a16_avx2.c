@@ -44,7 +44,7 @@ static inline void decode_row(float *to, const operand *x, int64_t row, int64_t 
     for (int64_t b = 0; b < blocks; b += 8) {
         float scales[8];
         _mm256_storeu_ps(scales, decode_scales(load_scales(x, row, block + b, blocks - b), 1.0f));
-        for (int64_t i = 0; i < least(8, blocks - b); i++, from += 8, to += 16) {
+        for (int64_t i = 0; i < min_int(8, blocks - b); i++, from += 8, to += 16) {
             __m256 table = _mm256_mul_ps(magnitudes, _mm256_set1_ps(scales[i]));
             _mm256_storeu_ps(to, decode_codes(from, table));
             _mm256_storeu_ps(to + 8, decode_codes(from + 4, table));
@@ -72,7 +72,7 @@ static void pack_vector(void *vector, const operand *x, int64_t row, int64_t blo
     float *to = vector;
     for (int64_t b = 0; b < blocks; b += 8, to += 128) {
         float values[128] = {0};
-        decode_row(values, x, row, b, least(8, blocks - b));
+        decode_row(values, x, row, b, min_int(8, blocks - b));
         for (int i = 0; i < 8; i++) {
             __m128 q[4];
             for (int d = 0; d < 4; d++) q[d] = _mm_loadu_ps(values + i * 16 + d * 4);

@@ -49,7 +49,7 @@ static inline void decode_row(float *to, const operand *x, int64_t row, int64_t 
     for (int64_t b = 0; b < blocks; b += 16) {
         float scales[16];
         _mm512_storeu_ps(scales, decode_scales(load_scales(x, row, block + b, blocks - b), 1.0f));
-        for (int64_t i = 0; i < least(16, blocks - b); i++, from += 8, to += 16)
+        for (int64_t i = 0; i < min_int(16, blocks - b); i++, from += 8, to += 16)
             _mm512_storeu_ps(to, decode_codes(from, e2m1_table(scales[i])));
     }
 }
@@ -75,7 +75,7 @@ void w4a16_avx512_pack_vector(void *vector, const operand *x, int64_t row, int64
     vector_group *to = vector;
     for (int64_t b = 0; b < blocks; b += 16, to++) {
         float values[256] = {0};
-        decode_row(values, x, row, b, least(16, blocks - b));
+        decode_row(values, x, row, b, min_int(16, blocks - b));
         for (int half = 0; half < 2; half++)
             for (int i = 0; i < 8; i++) to->values[half][i] = _mm512_i32gather_ps(eighths, values + half * 128 + i, 4);
     }

@@ -288,11 +288,11 @@ int driver_reads_host_memory(driver *d, int32_t device) {
 }
 
 static int runs_on(const kernel_set *set, const device_props *props) {
-    return props->compute_capability >= set->least_capability && props->compute_capability <= set->most_capability;
+    return props->compute_capability >= set->min_capability && props->compute_capability <= set->max_capability;
 }
 
 /* Whether an error only says that the driver has no code for the device in the fat binary of an optional set. The set
- * is then left out, and planning takes another family. */
+ * is then left out, and planning takes another backend. */
 static int is_absent(const kernel_set *set, CUresult error) {
     return set->optional && error == CUDA_ERROR_NO_BINARY_FOR_GPU;
 }

@@ -1,4 +1,4 @@
-/* The GPU kernels of one family in the embedded fat binaries, as the driver loads and launches them. */
+/* The GPU kernels of one backend in the embedded fat binaries, as the driver loads and launches them. */
 #ifndef NVFP4_DRIVER_KERNEL_SET_H
 #define NVFP4_DRIVER_KERNEL_SET_H
 
@@ -19,7 +19,7 @@ typedef struct kernel_entry {
 typedef struct kernel_set {
     const kernel_entry *kernels;
     int32_t count;
-    int32_t least_capability, most_capability; /* compute capabilities it runs on, 10*major + minor */
+    int32_t min_capability, max_capability; /* compute capabilities it runs on, 10*major + minor */
     int32_t optional; /* 1: a driver without code for the device leaves the set out; 0: that is an error */
 } kernel_set;
 

@@ -14,7 +14,7 @@
 #include "driver/tensor_layout.h"
 
 enum {
-    FAMILY_MAX_CANDIDATES = 256,
+    MAX_CANDIDATES = 256,
     PLAN_MAX_STEPS = 2,
     PLAN_MAX_PARAMS = 2, /* of a kernel */
     PLAN_MAX_TENSOR_MAPS = 5,
@@ -23,17 +23,17 @@ enum {
 };
 
 typedef struct gemm_candidate {
-    double modelled_us; /* of a back-to-back call; candidates of all families are ranked by it */
+    double modelled_us; /* of a back-to-back call; candidates of all backends are ranked by it */
     double single_us;   /* modelled time of a single call with a cold L2, for reports */
     const char *name;   /* of the kernel; static, as is reason */
     const char *reason;
     int64_t grid;      /* CTAs of the GEMM kernel; 0 on the CPU */
     int64_t workspace; /* bytes of device memory; its address is aligned to 16 */
-    int32_t family;    /* nvfp4_backend */
-    int32_t kernel;    /* of the family's kernel_set; on the CPU a cpu_isa */
+    int32_t backend;   /* nvfp4_backend */
+    int32_t kernel;    /* of the backend's kernel_set; on the CPU a cpu_isa */
     int32_t swap_ab;   /* 1: B is the A operand of the mma */
-    int32_t split_k; /* CTAs, or pairs of CTAs, that share an output tile along K; 1 where a kernel splits by a rule of
-                      * its own (sm90 gemv, prefill) */
+    /* CTAs, or pairs of them, that share an output tile along K; 1 where a kernel splits by its own rule (sm90) */
+    int32_t split_k;
     int32_t prefetch_stages;
     int32_t ctas_per_sm; /* sm100: of consecutive calls, that an SM has room for, 1 or 2; 0 elsewhere */
     int32_t tile_m, tile_n, tile_k, stages;
@@ -51,7 +51,7 @@ typedef struct gemm_candidate {
     ((type *)((candidate)->tiling + 0 * sizeof(char[sizeof(type) <= PLAN_TILING_BYTES ? 1 : -1])))
 
 typedef struct launch_step {
-    int32_t kernel;  /* of the family's kernel_set */
+    int32_t kernel;  /* of the backend's kernel_set */
     int32_t cluster; /* CTAs of a cluster, along x; 0: launched without the cluster attribute */
     int64_t grid_x, grid_y, grid_z;
     int32_t shared_bytes; /* dynamic shared memory of a CTA */
@@ -70,7 +70,7 @@ typedef struct launch_plan {
     launch_step step[PLAN_MAX_STEPS];
     tensor_map_request tensor_map[PLAN_MAX_TENSOR_MAPS];
 #ifdef NVFP4_DUMP
-    void *dump; /* nvfp4_dump: set before a family builds the plan */
+    void *dump; /* nvfp4_dump: set before a backend builds the plan */
     int32_t dump_cta, dump_k_block;
 #endif
     unsigned char __attribute__((aligned(64))) params[PLAN_PARAM_BYTES];
@@ -130,7 +130,7 @@ static inline int32_t set_modelled_us(gemm_candidate *candidates, int32_t count)
 static inline int candidate_precedes(const gemm_candidate *x, const gemm_candidate *y) {
     if (x->modelled_us != y->modelled_us) return x->modelled_us < y->modelled_us;
     if (x->prefetch_stages != y->prefetch_stages) return x->prefetch_stages < y->prefetch_stages;
-    if (x->family != y->family) return x->family > y->family; /* the newer architecture */
+    if (x->backend != y->backend) return x->backend > y->backend; /* the newer architecture */
     if (x->kernel != y->kernel) return x->kernel < y->kernel;
     if (x->swap_ab != y->swap_ab) return x->swap_ab < y->swap_ab;
     if (x->split_k != y->split_k) return x->split_k < y->split_k;

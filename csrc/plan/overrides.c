@@ -20,8 +20,13 @@ static int compare(const void *a, const void *b) {
 }
 
 override_key override_key_of(int32_t device, const gemm_problem *p) {
-    return (override_key){
-        .m = p->m, .n = p->n, .k = p->k, .l = p->l, .device = device, .operation = p->operation, .a_type = p->a_type};
+    return (override_key){.m = p->m,
+                          .n = p->n,
+                          .k = p->k,
+                          .l = p->l,
+                          .device = device,
+                          .product_kind = p->product_kind,
+                          .a_type = p->a_type};
 }
 
 plan_overrides *overrides_create(void) {

@@ -1,4 +1,4 @@
-/* Plans that a user has put before the ranking's choice, one for a device and a product: the table of
+/* Plans that a user has put before the first of the ranking, one for a device and a product: the table of
  * nvfp4_override_plan. */
 #ifndef NVFP4_PLAN_OVERRIDES_H
 #define NVFP4_PLAN_OVERRIDES_H
@@ -8,7 +8,7 @@
 /* The products that an override holds for. Keys are compared as bytes: no padding. */
 typedef struct override_key {
     int64_t m, n, k, l;
-    int32_t device, operation, a_type; /* the latter two as of gemm_problem */
+    int32_t device, product_kind, a_type; /* the latter two as of gemm_problem */
     int32_t padding_;
 } override_key;
 

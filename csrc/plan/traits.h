@@ -13,14 +13,14 @@ enum { BROADCAST_VALUES = 1, BROADCAST_SCALES = 2 };
 
 typedef struct gemm_traits { /* compared as bytes: no padding */
     int64_t m, n, k, l;
-    int32_t scale_layout;             /* nvfp4_layout */
-    int32_t output_bytes;             /* of an element of C */
-    int32_t tma_values;               /* 1: tensor maps can describe A and B */
-    int32_t output_is_column;         /* 1: N = 1, no bias, elements of C (and c) are contiguous: the transposed product
-                                                 writes them as one row */
+    int32_t scale_layout; /* nvfp4_layout */
+    int32_t output_bytes; /* of an element of C */
+    int32_t tma_values;   /* 1: tensor maps can describe A and B */
+    /* 1: N = 1, no bias, elements of C (and c) are contiguous: the transposed product writes them as one row */
+    int32_t output_is_column;
     int32_t broadcast_a, broadcast_b; /* BROADCAST_* */
     int32_t a_type;                   /* as of gemm_problem */
-    int32_t operation, by_batch;      /* as of gemm_problem */
+    int32_t product_kind, by_batch;   /* as of gemm_problem */
     int32_t groups;                   /* or 0 */
 } gemm_traits;
 
@@ -33,7 +33,8 @@ static inline int tma_reaches(const gemm_problem *p, int64_t rows, int64_t pitch
 }
 
 static inline gemm_traits traits_of(const gemm_problem *p) {
-    const int64_t element = p->out_type == NVFP4_FP32 ? 4 : 2, b_rows = p->operation == OP_GEMM_NN ? p->k : p->n;
+    const int64_t element = p->out_type == NVFP4_FP32 ? 4 : 2;
+    const int64_t b_rows = p->product_kind == PRODUCT_GEMM_NN ? p->k : p->n;
     gemm_traits t;
     memset(&t, 0, sizeof t);
     t.m = p->m, t.n = p->n, t.k = p->k, t.l = p->l;
@@ -41,10 +42,10 @@ static inline gemm_traits traits_of(const gemm_problem *p) {
     t.output_bytes = (int32_t)element;
     t.tma_values = tma_reaches(p, p->m, p->a_pitch, p->a_batch) && tma_reaches(p, b_rows, p->b_pitch, p->b_batch);
     t.output_is_column = p->n == 1 && p->out_pitch == element && (!p->c || p->c_pitch == element) && !p->bias;
-    t.broadcast_a = (p->a_batch == 0 ? BROADCAST_VALUES : 0) | (p->sfa_batch == 0 ? BROADCAST_SCALES : 0);
-    t.broadcast_b = (p->b_batch == 0 ? BROADCAST_VALUES : 0) | (p->sfb_batch == 0 ? BROADCAST_SCALES : 0);
+    t.broadcast_a = (p->a_batch == 0 ? BROADCAST_VALUES : 0) | (p->scale_a_batch == 0 ? BROADCAST_SCALES : 0);
+    t.broadcast_b = (p->b_batch == 0 ? BROADCAST_VALUES : 0) | (p->scale_b_batch == 0 ? BROADCAST_SCALES : 0);
     t.a_type = p->a_type;
-    t.operation = p->operation;
+    t.product_kind = p->product_kind;
     t.by_batch = p->by_batch;
     return t;
 }

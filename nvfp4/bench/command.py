@@ -194,7 +194,7 @@ def run_tune(args: argparse.Namespace) -> int:
         )
     backends = args.backend or [None]
     if len(backends) > 1:
-        own = " or ".join(row["name"] for row in machine.own_families())
+        own = " or ".join(row["name"] for row in machine.own_backends())
         raise show.CommandError(f"--tune measures the plans of one backend: {own}")
     args = argparse.Namespace(**{**vars(args), "backend": backends[0]})
     return tune.run(args, pick_target(backends), args.shapes or task_shapes(args.m or [128]))

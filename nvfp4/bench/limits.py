@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvfp4.bench import timing
 from nvfp4.bench.baselines import multiply, operands
-from nvfp4.bench.report import MODES, least_bytes, shape_of
+from nvfp4.bench.report import MODES, min_bytes, shape_of
 from nvfp4.cli import machine
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def best(result: dict[str, Any], of_layers: bool) -> tuple[tuple[float, str], tu
         (entry["seconds"][mode]["p10"], entry["name"]) for entry in result["implementations"] for mode in MODES
     )
     of = f"{name} at {shape}"
-    return (least_bytes(shape, of_layers) / seconds, of), (shape.operations / seconds, of)
+    return (min_bytes(shape, of_layers) / seconds, of), (shape.operations / seconds, of)
 
 
 def products() -> dict[str, Callable[[int], timing.Call]]:

@@ -85,15 +85,15 @@ def forced(rank: int) -> Iterator[None]:
         _C.set_candidate(0)
 
 
-def family(ordinal: int) -> str:
+def backend_of(ordinal: int) -> str:
     """The backend of the GPU's own kernels."""
-    own = machine.own_family(info()["devices"][ordinal]["compute_capability"])
+    own = machine.own_backend(info()["devices"][ordinal]["compute_capability"])
     assert own is not None, "tunable has seen to that"
     return str(own["name"])
 
 
 def candidates(shape: Shape, ordinal: int) -> list[Candidate]:
-    backend = family(ordinal)
+    backend = backend_of(ordinal)
     found = [Candidate(0, _C.plan(ordinal, backend, None, shape.m, shape.n, shape.k, 1, 0))]
     for rank in range(1, found[0].plan["candidates"]):
         with forced(rank):
@@ -109,7 +109,7 @@ class Products:
         from nvfp4 import reference
 
         self.reference, self.device = reference, target.tensors
-        self.backend = family(target.device.index) if target.device.type == "cuda" else "cpu"
+        self.backend = backend_of(target.device.index) if target.device.type == "cuda" else "cpu"
         generator = torch.Generator(target.tensors).manual_seed(seed)
 
         def operand(rows: int, scales: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

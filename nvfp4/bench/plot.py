@@ -30,7 +30,7 @@ LINE = 18
 COLUMNS = 3
 LETTER = 6.4  # estimated width of a letter
 HEADROOM = 1.12  # factor between the extreme values and the ends of an axis
-MOST_TICKS = 10
+MAX_TICKS = 10
 PERCENTILES = ("median", "p10", "p90")
 
 # A pair per implementation, for light and for dark backgrounds; distinguishable for colour-blind readers.
@@ -247,7 +247,7 @@ def draw_panel(axes: Axes, report: dict[str, Any], mode: str, shapes: Sequence[S
     axes.fill_between(rows, floor, low, color=FLOOR[0], alpha=0.12, linewidth=0, gid=f"{name} below floor")
 
     axes.set(xscale="log", yscale="log", xlim=(low_m, high_m), ylim=(low, high))
-    few = 3 * math.log10(high / low) < MOST_TICKS
+    few = 3 * math.log10(high / low) < MAX_TICKS
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,), numticks=99))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xticks([shape.m for shape in shapes], tick_labels(shapes, low_m, high_m))

@@ -67,10 +67,10 @@ def floor(report: Report, shape: Shape) -> float:
 
 
 def bytes_of(report: Report, shape: Shape) -> int:
-    return least_bytes(shape, report["set"] in OF_LAYERS)
+    return min_bytes(shape, report["set"] in OF_LAYERS)
 
 
-def least_bytes(shape: Shape, of_layers: bool) -> int:
+def min_bytes(shape: Shape, of_layers: bool) -> int:
     """The bytes that a product, or a layer, moves at least."""
     return shape.layer_bytes if of_layers else shape.bytes
 

@@ -88,9 +88,9 @@ def tune_shape(
 
 
 def tunable(args: argparse.Namespace, target: machine.Target) -> None:
-    families = machine.own_families()
-    names = [row["name"] for row in families]
-    places = "; ".join(f"{row['name']} on {row['runs_on']}" for row in families)
+    backends = machine.own_backends()
+    names = [row["name"] for row in backends]
+    places = "; ".join(f"{row['name']} on {row['runs_on']}" for row in backends)
     what = f"--tune measures the plans of kernels for one architecture ({places})"
     if args.backend not in (None, *names):
         raise show.CommandError(f"{what}; --backend is {args.backend}: must be {', '.join(names)} or left out")
@@ -98,7 +98,7 @@ def tunable(args: argparse.Namespace, target: machine.Target) -> None:
         raise show.CommandError(f"{what}; there is no usable GPU here")
     gpu = info()["devices"][target.device.index]
     major, minor = divmod(gpu["compute_capability"], 10)
-    own = machine.own_family(gpu["compute_capability"])
+    own = machine.own_backend(gpu["compute_capability"])
     if own is None or args.backend not in (None, own["name"]):
         raise show.CommandError(f"{what}; {target.device} is {gpu['name']}, of compute capability {major}.{minor}")
 

@@ -28,7 +28,7 @@ NAME, NVFP4 = "comfy-kitchen", "nvfp4"
 REQUIRED = ("weight", "weight_scale", "weight_scale_2")
 INPUT_SCALE, MARK, METADATA = "input_scale", "comfy_quant", "_quantization_metadata"
 KNOWN = (*REQUIRED, INPUT_SCALE, "bias")
-MOST_MARK = 2**16  # bytes
+MAX_MARK = 2**16  # bytes
 ROWS = 16  # to a multiple of which the weight is padded with rows of zeros
 
 
@@ -40,8 +40,8 @@ def is_marked(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> boo
 def mark_text(name: str, mark: Tensor) -> str:
     """The JSON of a layer's mark."""
     check_tensor(name, mark, torch.uint8)
-    if mark.numel() > MOST_MARK:
-        raise _C.Error(f"{name}: has {mark.numel()} bytes; must have at most {MOST_MARK}")
+    if mark.numel() > MAX_MARK:
+        raise _C.Error(f"{name}: has {mark.numel()} bytes; must have at most {MAX_MARK}")
     return bytes(mark.flatten().tolist()).decode("utf-8", "replace")
 
 

@@ -15,10 +15,10 @@ from nvfp4 import _C
 from nvfp4._text import printable
 
 # An index has 105 bytes for each tensor: 29 MB for the 276,480 tensors of 60 layers with 384 experts.
-MOST_BYTES = 64 * 2**20  # of a JSON text
-MOST_CONTAINERS = 2**20  # objects and lists of a JSON text: each takes up to 230 bytes
+MAX_BYTES = 64 * 2**20  # of a JSON text
+MAX_CONTAINERS = 2**20  # objects and lists of a JSON text: each takes up to 230 bytes
 DEEPEST = 64  # objects and lists inside each other
-MOST_DIGITS = 100  # of an integer: int() takes quadratic time
+MAX_DIGITS = 100  # of an integer: int() takes quadratic time
 # The exceptions that the readers of safetensors and gguf raise for damaged files, beside errors of their own.
 READER_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "FIFO"), (stat.S_ISSOCK, "socket"))
@@ -91,9 +91,9 @@ def read_json(path: Path, folder: Path | None = None) -> dict[str, Any]:
     """A JSON object; `folder` is as of check_file."""
     check_file(path, folder)
     with file_errors(path), open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise _C.Error(f"{path}: has more than {MOST_BYTES >> 20} MiB, too much for JSON")
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise _C.Error(f"{path}: has more than {MAX_BYTES >> 20} MiB, too much for JSON")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -103,8 +103,8 @@ def read_json(path: Path, folder: Path | None = None) -> dict[str, Any]:
 
 def parse_json(where: str, text: str) -> dict[str, Any]:
     """A JSON object, whose size and depth are checked first."""
-    if len(text) > MOST_BYTES:
-        raise _C.Error(f"{where}: has more than {MOST_BYTES >> 20} MiB, too much for JSON")
+    if len(text) > MAX_BYTES:
+        raise _C.Error(f"{where}: has more than {MAX_BYTES >> 20} MiB, too much for JSON")
     check_containers(where, text)
     try:
         content = json.loads(text, parse_int=short_int)
@@ -121,8 +121,8 @@ def parse_json(where: str, text: str) -> dict[str, Any]:
 
 def check_containers(where: str, text: str) -> None:
     count = text.count("[") + text.count("{")
-    if count > MOST_CONTAINERS:
-        raise _C.Error(f"{where}: has more than {MOST_CONTAINERS} objects and lists, too many for JSON")
+    if count > MAX_CONTAINERS:
+        raise _C.Error(f"{where}: has more than {MAX_CONTAINERS} objects and lists, too many for JSON")
     if count <= DEEPEST:
         return
     depth = 0
@@ -136,6 +136,6 @@ def check_containers(where: str, text: str) -> None:
 
 
 def short_int(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
-        raise ValueError(f"an integer has {len(digits)} digits; must have at most {MOST_DIGITS}")
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"an integer has {len(digits)} digits; must have at most {MAX_DIGITS}")
     return int(digits)

@@ -21,13 +21,13 @@ from nvfp4.checkpoints.files import check_file
 
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # of numbers by type
 STRING, ARRAY = 8, 9
-MOST_TENSORS = 2**20
-MOST_ELEMENTS = 2**22  # of all arrays; a vocabulary of 262,144 tokens has some 1.3 million in five arrays
-MOST_TEXT = 2**16  # bytes of a name or key
-MOST_HEADER = 2**28  # bytes
-MOST_DIMENSIONS = 4
+MAX_TENSORS = 2**20
+MAX_ELEMENTS = 2**22  # of all arrays; a vocabulary of 262,144 tokens has some 1.3 million in five arrays
+MAX_TEXT = 2**16  # bytes of a name or key
+MAX_HEADER = 2**28  # bytes
+MAX_DIMENSIONS = 4
 DEEPEST = 4  # arrays inside arrays
-ALIGNMENT, MOST_ALIGNMENT = 32, 2**20
+ALIGNMENT, MAX_ALIGNMENT = 32, 2**20
 
 
 class Header:
@@ -42,7 +42,7 @@ class Header:
         return _C.Error(f"{self.path}: is no GGUF file, or damaged: {what}")
 
     def advance(self, count: int) -> None:
-        if count > min(self.size, MOST_HEADER) - self.at:
+        if count > min(self.size, MAX_HEADER) - self.at:
             raise self.damaged(f"the header needs {count} bytes at byte {self.at}, the file has {self.size}")
         self.at += count
 
@@ -60,8 +60,8 @@ class Header:
 
     def text(self) -> str:
         length = self.number("Q")
-        if length > MOST_TEXT:
-            raise self.damaged(f"a name has {length} bytes; must have at most {MOST_TEXT}")
+        if length > MAX_TEXT:
+            raise self.damaged(f"a name has {length} bytes; must have at most {MAX_TEXT}")
         try:
             return self.take(length).decode("utf-8")
         except UnicodeDecodeError as error:
@@ -71,7 +71,7 @@ class Header:
         key, kind = self.text(), self.number("I")
         if key == "general.alignment" and kind == 4:
             self.alignment = self.number("I")
-            if not 0 < self.alignment <= MOST_ALIGNMENT or self.alignment & (self.alignment - 1):
+            if not 0 < self.alignment <= MAX_ALIGNMENT or self.alignment & (self.alignment - 1):
                 raise self.damaged(f"general.alignment is {self.alignment}; must be a power of two")
         else:
             self.value(kind, 0)
@@ -88,8 +88,8 @@ class Header:
         else:
             inner, count = self.number("I"), self.number("Q")
             self.elements += count
-            if self.elements > MOST_ELEMENTS:
-                raise self.damaged(f"its arrays have more than {MOST_ELEMENTS} elements")
+            if self.elements > MAX_ELEMENTS:
+                raise self.damaged(f"its arrays have more than {MAX_ELEMENTS} elements")
             if inner in SIZES:
                 self.skip(count * SIZES[inner])
             else:
@@ -118,8 +118,8 @@ def check_header(path: Path, quant_sizes: Mapping[int, tuple[int, int]]) -> None
             raise header.damaged(f"its version is {version}; must be 2 or 3")
         tensors, pairs = header.number("Q"), header.number("Q")
         for what, count in (("tensors", tensors), ("pairs", pairs)):
-            if count > MOST_TENSORS:
-                raise header.damaged(f"it has {count} {what}; must have at most {MOST_TENSORS}")
+            if count > MAX_TENSORS:
+                raise header.damaged(f"it has {count} {what}; must have at most {MAX_TENSORS}")
         for _ in range(pairs):
             header.pair()
         ends = [tensor_end(header, quant_sizes) for _ in range(tensors)]
@@ -132,8 +132,8 @@ def check_header(path: Path, quant_sizes: Mapping[int, tuple[int, int]]) -> None
 def tensor_end(header: Header, quant_sizes: Mapping[int, tuple[int, int]]) -> tuple[str, int]:
     """A tensor's name, and where it ends after the header."""
     name, dimensions = header.text(), header.number("I")
-    if dimensions > MOST_DIMENSIONS:
-        raise header.damaged(f"{name} has {dimensions} dimensions; must have at most {MOST_DIMENSIONS}")
+    if dimensions > MAX_DIMENSIONS:
+        raise header.damaged(f"{name} has {dimensions} dimensions; must have at most {MAX_DIMENSIONS}")
     shape = [header.number("Q") for _ in range(dimensions)]
     kind, offset = header.number("I"), header.number("Q")
     if kind not in quant_sizes:

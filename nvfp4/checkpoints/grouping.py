@@ -19,7 +19,7 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4._text import shown
 from nvfp4.checkpoints.checkpoint import Checkpoint, noted
-from nvfp4.checkpoints.patterns import MOST_NAME
+from nvfp4.checkpoints.patterns import MAX_NAME
 from nvfp4.layers.checks import short
 
 EIGHT_BITS = {torch.uint8, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu}
@@ -38,8 +38,8 @@ OTHERS = re.compile(r"(.*_)?(pre_quant_scale|weight_zero_point|absmax|quant_map|
 def grouped(tensors: Mapping[str, Tensor]) -> tuple[dict[str, dict[str, Tensor]], dict[tuple[str, str], str]]:
     """The tensors of each module by their names in it, and the full name of each."""
     for name in tensors:
-        if len(name) > MOST_NAME:
-            raise _C.Error(f"{shown(name)} has {len(name)} characters; a name must have at most {MOST_NAME}")
+        if len(name) > MAX_NAME:
+            raise _C.Error(f"{shown(name)} has {len(name)} characters; a name must have at most {MAX_NAME}")
     split = {name: name.rpartition(".")[::2] for name in tensors}
     stems: dict[str, set[str]] = {}
     for module, local in split.values():

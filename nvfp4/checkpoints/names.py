@@ -30,7 +30,7 @@ VARIANTS = ("model.", "language_model.", "model.language_model.", "language_mode
 JOINED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj"}
 JOINED |= {"up_proj": "gate_up_proj", "w1": "w13", "w3": "w13"}
 ANY = (".*", "^.*", "*")  # patterns that begin so do not depend on a prefix
-MOST_ABOVE = 2**25  # characters of all modules above a checkpoint's; 69,120 experts' layers have some 100,000
+MAX_ABOVE = 2**25  # characters of all modules above a checkpoint's; 69,120 experts' layers have some 100,000
 EXPERT = re.compile(r"(?<![^.])experts\.\d+(?=\.)")
 
 
@@ -96,12 +96,12 @@ class Modules:
 
     def __init__(self, names: Collection[str]) -> None:
         self.names = frozenset(names)
-        self.above, room = set(self.names), MOST_ABOVE
+        self.above, room = set(self.names), MAX_ABOVE
         for name in self.names:
             for parent in parents(name):
                 room -= len(parent)
                 if room < 0:
-                    raise _C.Error(f"modules: the names above them have more than {MOST_ABOVE} characters")
+                    raise _C.Error(f"modules: the names above them have more than {MAX_ABOVE} characters")
                 if parent in self.above:  # which is among the names, or has those above it there
                     break
                 self.above.add(parent)

@@ -26,10 +26,10 @@ except ImportError:  # Python 3.10
     import sre_constants as constants
     import sre_parse as parser
 
-MOST_PATTERN = 2**14  # characters
-MOST_INSTRUCTIONS = 2**12  # a repeat of up to n times counts n times
-MOST_NAME = 2**10  # characters
-MOST_STEPS = 10**8  # of all patterns of a configuration over all names of a checkpoint: some 20 s
+MAX_PATTERN = 2**14  # characters
+MAX_INSTRUCTIONS = 2**12  # a repeat of up to n times counts n times
+MAX_NAME = 2**10  # characters
+MAX_STEPS = 10**8  # of all patterns of a configuration over all names of a checkpoint: some 20 s
 # Steps of 0.2 us: to read a character of a pattern, to add an instruction, to find a name among literal ones.
 READING, ADDING, FINDING = 16, 8, 16
 WILDCARDS = 128  # comparisons of re's own match for a step, at worst a character of the name with one of the pattern
@@ -52,7 +52,7 @@ class Work:
     """The steps that all patterns of a configuration may take together, and their tests of single characters."""
 
     def __init__(self) -> None:
-        self.steps = MOST_STEPS
+        self.steps = MAX_STEPS
         self.single: dict[str, Callable[[str, int], Any]] = {}
 
     def take(self, steps: int, pattern: str) -> None:
@@ -61,7 +61,7 @@ class Work:
         if self.steps < 0:
             raise _C.Error(
                 f"{pattern}: is where the patterns of the configuration, on the names of this checkpoint, have taken "
-                f"{MOST_STEPS} steps; must take fewer"
+                f"{MAX_STEPS} steps; must take fewer"
             )
 
 
@@ -112,8 +112,8 @@ class Limited:
         self.pattern = pattern
 
     def match(self, string: str) -> object:
-        if len(string) > MOST_NAME:
-            raise _C.Error(f"{shown(string)} has {len(string)} characters; must have at most {MOST_NAME} for patterns")
+        if len(string) > MAX_NAME:
+            raise _C.Error(f"{shown(string)} has {len(string)} characters; must have at most {MAX_NAME} for patterns")
         return self.pattern.match(string)
 
 
@@ -129,20 +129,20 @@ class Wildcards:
 
 
 def check_length(where: str, pattern: str) -> None:
-    if len(pattern) > MOST_PATTERN:
-        raise _C.Error(f"{where}: {shown(pattern)} has {len(pattern)} characters; must have at most {MOST_PATTERN}")
+    if len(pattern) > MAX_PATTERN:
+        raise _C.Error(f"{where}: {shown(pattern)} has {len(pattern)} characters; must have at most {MAX_PATTERN}")
 
 
 class Limits:
     """Bounds that an expression and those inside its assertions share."""
 
     def __init__(self, work: Work) -> None:
-        self.instructions, self.work = MOST_INSTRUCTIONS, work
+        self.instructions, self.work = MAX_INSTRUCTIONS, work
 
     def instruction(self, pattern: str) -> None:
         self.instructions -= 1
         if self.instructions < 0:
-            raise re.error(f"it has more than {MOST_INSTRUCTIONS} instructions")
+            raise re.error(f"it has more than {MAX_INSTRUCTIONS} instructions")
         self.work.take(ADDING, pattern)
 
 

@@ -12,7 +12,7 @@ from nvfp4 import _C
 from nvfp4.checkpoints.checkpoint import Checkpoint
 from nvfp4.layers.packed import PackedLinear
 
-MOST_EXPERTS = 16384  # of a stack; each takes 0.2 ms and 2 KB beside its tensors
+MAX_EXPERTS = 16384  # of a stack; each takes 0.2 ms and 2 KB beside its tensors
 PAIRED = ("weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale")
 
 
@@ -51,9 +51,9 @@ def read_experts(
         read: reads one expert's tensors.
     """
     count, size = own[weight].shape[0], own[weight].numel()
-    if count > MOST_EXPERTS or (count and not size):
+    if count > MAX_EXPERTS or (count and not size):
         raise _C.Error(
-            f"{name}.{weight}: shape is {list(own[weight].shape)}; must have values, and at most {MOST_EXPERTS} experts"
+            f"{name}.{weight}: shape is {list(own[weight].shape)}; must have values, and at most {MAX_EXPERTS} experts"
         )
     for local, t in own.items():
         if t.numel() != 1 and (t.ndim == 0 or t.shape[0] != count):

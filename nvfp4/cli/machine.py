@@ -36,17 +36,17 @@ def need_torch() -> ModuleType:
 
 def backends() -> str:
     """All names of backends, for help texts."""
-    return ", ".join(row["name"] for row in _C.families())
+    return ", ".join(row["name"] for row in _C.backends())
 
 
-def own_families() -> list[dict[str, Any]]:
-    """The families whose kernels are for one architecture."""
-    return [row for row in _C.families() if row["most_capability"] is not None]
+def own_backends() -> list[dict[str, Any]]:
+    """The backends whose kernels are for one architecture."""
+    return [row for row in _C.backends() if row["max_capability"] is not None]
 
 
-def own_family(capability: int) -> dict[str, Any] | None:
+def own_backend(capability: int) -> dict[str, Any] | None:
     """That of a GPU, by its compute capability, 10*major + minor."""
-    own = (row for row in own_families() if row["least_capability"] <= capability <= row["most_capability"])
+    own = (row for row in own_backends() if row["min_capability"] <= capability <= row["max_capability"])
     return next(own, None)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from backend_table import QUOTED
 from conftest import Backend
-from family_table import QUOTED
 from guarded_buffers import Guarded
 from paths import ROOT
 from small_product import K, M, N, bits

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from backend_table import QUOTED
 from conftest import Backend, in_full, one_in
-from family_table import QUOTED
 from python_server import python
 from small_product import K, M, N
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -99,7 +99,7 @@ def test_what_is_rejected(message: str) -> None:
 def test_names_and_steps_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(nvfp4.Error, match=r"^'aaa.* has 2000 characters; must have at most 1024 for patterns$"):
         by_regex("x", "a*").match("a" * 2000)
-    monkeypatch.setattr("nvfp4.checkpoints.patterns.MOST_STEPS", 1000)
+    monkeypatch.setattr("nvfp4.checkpoints.patterns.MAX_STEPS", 1000)
     monkeypatch.setattr("nvfp4.checkpoints.patterns.ADDING", 0)
     regex = by_regex("x", "(?:.?(?!b)){20}")
     with pytest.raises(nvfp4.Error, match=r"^x: '\(\?:.*': is where .* have taken 1000 steps; must take fewer$"):
@@ -157,8 +157,8 @@ MANY: dict[str, list[str]] = {
 @pytest.mark.parametrize("place", ["ignore", "groups"])
 @pytest.mark.parametrize("kind", MANY)
 def test_time_of_all_patterns_together(kind: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """5,000 patterns on 20,000 modules end in an error that names one, within the time of MOST_STEPS."""
-    monkeypatch.setattr("nvfp4.checkpoints.patterns.MOST_STEPS", 2 * 10**6)  # a 50th
+    """5,000 patterns on 20,000 modules end in an error that names one, within the time of MAX_STEPS."""
+    monkeypatch.setattr("nvfp4.checkpoints.patterns.MAX_STEPS", 2 * 10**6)  # a 50th
     four = {"weights": NVFP4, "input_activations": NVFP4}
     config: dict[str, object] = {"config_groups": {"a": {"targets": ["Linear"], **four}}, "ignore": MANY[kind]}
     if place != "ignore":
@@ -186,4 +186,4 @@ def test_patterns_of_large_checkpoints_are_within_the_limit() -> None:
         places.bind(modules)
     assert all(recipe.mode(name) == "W4A4" for name in names)
     left = {places.work.steps for places in recipe.names}
-    assert len(left) == 1 and left.pop() > patterns.MOST_STEPS * 0.9
+    assert len(left) == 1 and left.pop() > patterns.MAX_STEPS * 0.9

@@ -361,7 +361,7 @@ def test_a_long_name() -> None:
 
 
 def test_names_above_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "MOST_ABOVE", 1000)
+    monkeypatch.setattr(names, "MAX_ABOVE", 1000)
     assert names.Modules([f"a.b.{i}.c" for i in range(50)]).above >= {"a", "a.b", "a.b.3"}
     with pytest.raises(nvfp4.Error, match=r"^modules: the names above them have more than 1000 characters$"):
         names.Modules([f"{i}." + "a." * 100 + "b" for i in range(50)])

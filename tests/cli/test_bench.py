@@ -404,7 +404,7 @@ def test_the_report_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.usefixtures("gpu")
-def test_goals_are_those_of_one_gpu_and_family(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_goals_are_those_of_one_gpu_and_backend(tmp_path: Path, monkeypatch, capsys) -> None:
     """benchmarks/goals.py"""
     path = tmp_path / "run.json"
     run = stored(tmp_path, *HOPPER)

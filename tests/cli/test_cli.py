@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from family_table import ON_GPU
+from backend_table import ON_GPU
 from paths import ROOT
 from python_server import python
 
@@ -39,7 +39,7 @@ import sys
 from nvfp4 import _C
 from nvfp4.__main__ import main
 for command in ("check", "bench"):
-    for backend in [row["name"] for row in _C.families() if row["least_capability"]]:
+    for backend in [row["name"] for row in _C.backends() if row["min_capability"]]:
         print(main([command, "--backend", backend]))
         print("of", command, backend, file=sys.stderr)
 """

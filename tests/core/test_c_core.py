@@ -20,7 +20,7 @@ from paths import BENCHMARKS, CSRC, TESTS
 PROGRAMS = sorted([*TESTS.glob("core/test_*.c"), *TESTS.glob("plan/test_*.c"), TESTS / "core/example.c"])
 NOT_CORE = ("bindings", "contest")  # need Python.h, torch or CUDA
 CORE = sorted(path for path in CSRC.rglob("*.c") if path.relative_to(CSRC).parts[0] not in NOT_CORE)
-OWN_TABLE = ("test_new_family", "test_plan_cache")  # programs with families of their own
+OWN_TABLE = ("test_new_backend", "test_plan_cache")  # programs with backends of their own
 # Files whose code only a CPU with this flag runs: elsewhere they are not optimized, which takes gcc 10 s a build.
 ISA = {
     "avx512vnni.c": "avx512_vnni",
@@ -83,7 +83,7 @@ def core(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def build_and_run(core: tuple[Build, list[Path]], program: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     build, objects = core
     if program.stem in OWN_TABLE:
-        objects = [path for path in objects if path.name != "plan-families.c.o"]
+        objects = [path for path in objects if path.name != "plan-backends.c.o"]
     binary = folder / program.stem
     command = [build.compiler, *WARNINGS, *build.flags, f"-I{CSRC}", str(program), *map(str, objects)]
     command += [*WRAPPED.get(program.stem, []), "-lm", "-ldl", "-lpthread", "-o", str(binary)]

@@ -225,7 +225,7 @@ static void test_batch_invariance(int64_t m, int64_t n, int64_t k, int32_t a_typ
         if (cpu_gemm(&p, (cpu_isa)isa, 2, 1) != NVFP4_OK) abort();
         int same = 1;
         for (int64_t row = 0, rows; row < m; row += rows) {
-            rows = least(m - row, 1 + below(below(2) ? 4 : m));
+            rows = min_int(m - row, 1 + below(below(2) ? 4 : m));
             q.m = rows;
             q.a = p.a + row * a.pitch;
             if (cpu_gemm(&q, (cpu_isa)isa, 1, 1) != NVFP4_OK) abort();

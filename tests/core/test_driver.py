@@ -1,5 +1,5 @@
 """The host's side of a GPU call, on a libcuda that runs nothing (support/fake_libcuda.c): what is refused, in which
-words, and what is launched. test_driver_families.py has what is particular to sm90, sm100 and sm120."""
+words, and what is launched. test_driver_backends.py has what is particular to sm90, sm100 and sm120."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import call_cost
 import exact_products
 import pytest
 import sanitize
+from backend_table import LISTED, ON_GPU, OWN, ROWS, runs_on
 from fake_driver_calls import called, launches, run
-from family_table import LISTED, ON_GPU, OWN, ROWS, runs_on
-from harness.headers import family
+from harness.headers import headers_of
 from paths import CSRC, TESTS
 from python_server import python
 from test_c_core import CORE, WARNINGS, WRAPPED
@@ -44,7 +44,7 @@ def test_split_along_k_for_a_small_grid(fake_driver: Path, tmp_path: Path) -> No
     assert len(names) == 2 and names[1] == "nvfp4_sm80_split_reduce"
 
 
-CAPABILITIES = [ROWS[name]["least_capability"] for name in ON_GPU]
+CAPABILITIES = [ROWS[name]["min_capability"] for name in ON_GPU]
 GPUS_OF = [(name, str(capability)) for name in ON_GPU for capability in CAPABILITIES if runs_on(name, capability)]
 
 
@@ -70,7 +70,7 @@ def test_launches_that_call_cost_has_rows_for(backend: str, capability: str, fak
 def test_call_cost(backend: str, fake_driver: Path) -> None:
     """Runs the part of the program that measures; the next test checks how the program starts it."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "NVFP4_LIBCUDA": str(fake_driver)}
-    environment["FAKE_CC"] = str(ROWS[backend]["least_capability"])
+    environment["FAKE_CC"] = str(ROWS[backend]["min_capability"])
     arguments = ("--measure", "--calls", "20", "--backend", backend)
     done = python(call_cost.__file__, *arguments, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -166,7 +166,7 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_settings_of_no_plan(fake_driver: Path, product: str) -> None:
-    """The message counts the plans of the operation and the type of A, which are not as many as those of others."""
+    """The message counts the plans of the kind of product and the type of A: others have more or fewer."""
     counts = [f"nvfp4._C.plan(0, 'sm80', {a}, 64, 512, 2048, 1, {flags})" for a, flags, _ in PRODUCTS.values()]
     code = f"print(*(plan['candidates'] for plan in ({', '.join(counts)})))"
     found = dict(zip(PRODUCTS, run(code, fake_driver).split()))
@@ -226,7 +226,7 @@ def test_no_batch_invariant_plan(fake_driver: Path) -> None:
             "batch_invariant: no kernel of this backend is batch invariant for M = 2147483647, N = 64, K = 64, "
             "L = 1024 and operands that lie so; M * L must be smaller",
         ),
-        (  # each family says why
+        (  # each backend says why
             "nvfp4.info(2**31 - 1, 2**29, 64, device=0)",
             "the product of M = 2147483647, N = 536870912, L = 1 needs more CTAs or more shared memory than the GPU "
             "has (232448 bytes a CTA); the product of M = 2147483647, N = 536870912, L = 1 has more tiles than the "
@@ -234,7 +234,7 @@ def test_no_batch_invariant_plan(fake_driver: Path) -> None:
         ),
     ],
 )
-def test_families_that_do_not_take_a_call(fake_driver: Path, call: str, message: str) -> None:
+def test_backends_that_do_not_take_a_call(fake_driver: Path, call: str, message: str) -> None:
     """The message names those of this GPU that do."""
     assert run(call, fake_driver, FAKE_CC="100") == message
 
@@ -322,7 +322,7 @@ def test_c_callers(
     program: str, arguments: list[str], lines: int, core_with_driver: list[str], fake_driver: Path, tmp_path: Path
 ) -> None:
     """The rules of a caller's workspace, also on a second GPU, what an allocation that fails leaves, and the launch of
-    an operation that is added by a row."""
+    a kind that is added by a row."""
     binary, wrapped = tmp_path / program, WRAPPED.get(program, [])
     subprocess.run([*core_with_driver, TESTS / f"core/{program}.c", *wrapped, "-o", binary], check=True)
     environment = os.environ | {"NVFP4_LIBCUDA": str(fake_driver), "FAKE_CC": "90"}
@@ -413,36 +413,36 @@ A_DTYPES = {"uint8": None, "float4_e2m1fn_x2": None, "float16": "float16", "bflo
 
 
 @pytest.mark.parametrize("name", ON_GPU)
-def test_a_family_takes_what_the_table_says(name: str, fake_driver: Path) -> None:
-    """Types of A by operation, dense with 128x4 scales."""
-    cases = [(operation, dtype) for operation in ("gemm", "gemm_nn") for dtype in A_DTYPES]
+def test_a_backend_takes_what_the_table_says(name: str, fake_driver: Path) -> None:
+    """Types of A by kind of product, dense with 128x4 scales."""
+    cases = [(kind, dtype) for kind in ("gemm", "gemm_nn") for dtype in A_DTYPES]
     calls = [
         f"nvfp4.info(64, 512, 512, device=0, backend={name!r}, a_dtype={A_DTYPES[dtype]!r}, "
-        f"transpose_b={operation == 'gemm'})['plan']['backend']"
-        for operation, dtype in cases
+        f"transpose_b={kind == 'gemm'})['plan']['backend']"
+        for kind, dtype in cases
     ]
     lines = [line for call in calls for line in (f"try: print({call})", "except nvfp4.Error: print('-')")]
-    said = run("\n    ".join(lines), fake_driver, FAKE_CC=str(ROWS[name]["least_capability"])).split()
-    taken = [dtype in ROWS[name]["operations"].get(operation, []) for operation, dtype in cases]
+    said = run("\n    ".join(lines), fake_driver, FAKE_CC=str(ROWS[name]["min_capability"])).split()
+    taken = [dtype in ROWS[name]["product_kinds"].get(kind, []) for kind, dtype in cases]
     assert said == [name if takes else "-" for takes in taken]
 
 
-def test_the_table_of_families() -> None:
+def test_the_table_of_backends() -> None:
     assert [row["number"] for row in ROWS.values()] == list(range(1, 1 + len(ROWS)))
-    assert ROWS["cpu"]["least_capability"] is ROWS["cpu"]["roundings"] is None and not ROWS["cpu"]["architectures"]
+    assert ROWS["cpu"]["min_capability"] is ROWS["cpu"]["roundings"] is None and not ROWS["cpu"]["architectures"]
     for name, row in ROWS.items():
-        everywhere, operations = row["linear_scales"], row["operations"]
-        assert everywhere.keys() == operations.keys() and "uint8" in operations["gemm"]
-        assert all(set(everywhere[operation]) <= set(operations[operation]) for operation in operations)
+        everywhere, dense = row["linear_scales"], row["product_kinds"]
+        assert everywhere.keys() == dense.keys() and "uint8" in dense["gemm"]
+        assert all(set(everywhere[kind]) <= set(dense[kind]) for kind in dense)
         assert name == "cpu" or any(arch.startswith("compute_") for arch in row["architectures"])
     sm90 = ROWS["sm90"]
-    assert (sm90["least_capability"], sm90["most_capability"]) == (90, 90) and "H200" in sm90["runs_on"]
+    assert (sm90["min_capability"], sm90["max_capability"]) == (90, 90) and "H200" in sm90["runs_on"]
     assert sm90["linear_scales"] == {"gemm": ["uint8", "float4_e2m1fn_x2"], "gemm_nn": [], "grouped_gemm": []}
     assert ROWS["sm80"]["roundings"] == {"per_block": 72, "block_k": 16, "constant": 64}
 
 
 @pytest.mark.parametrize("cc", [80, 86, 89, 90, 100, 103, 110, 120, 121])
-def test_the_family_of_the_gpu_is_chosen(cc: int, fake_driver: Path) -> None:
+def test_the_backend_of_the_gpu_is_chosen(cc: int, fake_driver: Path) -> None:
     """Its own kernels, where there are some, before those for every GPU."""
     names = [name for name in reversed(ON_GPU) if runs_on(name, cc)]
     lines = [f"for backend in (None, *{names}):"]
@@ -469,8 +469,8 @@ def test_plans_of_a_thor(memory: str, fake_driver: Path) -> None:
 
 
 @pytest.mark.parametrize("own", OWN)
-def test_without_code_for_the_device_another_family_runs(fake_driver: Path, tmp_path: Path, own: str) -> None:
-    cc = str(ROWS[own]["least_capability"])
+def test_without_code_for_the_device_another_backend_runs(fake_driver: Path, tmp_path: Path, own: str) -> None:
+    cc = str(ROWS[own]["min_capability"])
     absent = {"FAKE_CC": cc, "FAKE_ABSENT": f"nvfp4_{own}_"}
     rows = launches(
         "call(128, 4096, 7168, backend=None)", fake_driver, tmp_path / "log", NVFP4_BACKEND="sm80", **absent
@@ -479,11 +479,11 @@ def test_without_code_for_the_device_another_family_runs(fake_driver: Path, tmp_
     assert run("print(nvfp4.info(1, 1, 64, device=0)['plan']['backend'])", fake_driver, **absent) == "sm80"
     said = run(f"call(1, 1, 64, backend='{own}')", fake_driver, **absent)
     assert said.startswith(f"backend: is {own}, whose code")
-    # A family that lacks one of its kernels is left out as a whole: its plans may want any of them.
-    kernel = list(family(own).configs().values())[-1].kernel
+    # A backend that lacks one of its kernels is left out as a whole: its plans may want any of them.
+    kernel = list(headers_of(own).configs().values())[-1].kernel
     one = {"FAKE_CC": cc, "FAKE_ABSENT": kernel}
     assert run("print(nvfp4.info(128, 4096, 7168, device=0)['plan']['backend'])", fake_driver, **one) == "sm80"
-    # The other families' code has to be there.
+    # The other backends' code has to be there.
     said = run("call(1, 1, 64)", fake_driver, FAKE_ABSENT="nvfp4_sm80")
     assert "load the GPU code" in said
 
@@ -499,7 +499,7 @@ def test_ragged_sets_reach_every_instantiation(fake_driver: Path, shapes: list[t
     """With and without split-K, with the device properties of an H200: a kernel outside these sets has no test."""
     plans = f"[nvfp4.info(*shape, device=0, backend='sm80')['plan'] for shape in {shapes}]"
     planned = json.loads(run(f"import json; print(json.dumps({plans}))", fake_driver))
-    names = [config.kernel for config in family("sm80").configs("gemm").values()]
+    names = [config.kernel for config in headers_of("sm80").configs("gemm").values()]
     assert len(names) > 1
     assert {(plan["kernel"], plan["split_k"] > 1) for plan in planned} == {(n, cut) for n in names for cut in (0, 1)}
 

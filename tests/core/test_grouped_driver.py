@@ -133,7 +133,7 @@ def test_no_rows_are_no_launch(fake_driver: Path, tmp_path: Path) -> None:
     assert launched(code, fake_driver, tmp_path / "log") == []
 
 
-def test_a_family_without_such_a_kernel(fake_driver: Path) -> None:
+def test_a_backend_without_such_a_kernel(fake_driver: Path) -> None:
     code = CALL.strip().replace('"sm80"', '"sm100"') + "\n    call(5, 7, 64, 3)"
     said = run(code, fake_driver, FAKE_CC="100")
     assert said == "backend: is one of the sm100 kernels, which do not take products of groups; must be sm80"
@@ -141,7 +141,7 @@ def test_a_family_without_such_a_kernel(fake_driver: Path) -> None:
 
 @pytest.mark.parametrize(("nvfp4_a", "a_dtype"), [(False, "float16"), (True, None)])
 def test_info_shows_what_is_launched(nvfp4_a: bool, a_dtype: str | None, fake_driver: Path, tmp_path: Path) -> None:
-    """A GPU whose own family takes no groups runs sm80's kernels, and info says so."""
+    """A GPU whose own backend takes no groups runs sm80's kernels, and info says so."""
     code = f"call(37, 200, 96, 4, nvfp4_a={nvfp4_a})"
     (name, grid), *more = launched(code, fake_driver, tmp_path / "log", FAKE_CC="100")
     assert not more

@@ -108,6 +108,18 @@ static void check_sizes(nvfp4_context *context) {
     }
 }
 
+enum {
+#define NVFP4_FAMILY(...) +1
+    FAMILIES = 0
+#include "families.def"
+};
+
+/* Former names that programs may use. */
+static void check_aliases(void) {
+    expect((int)FAMILIES == (int)NVFP4_BACKEND_SM120, "families.def has the rows of backends.def");
+    expect(NVFP4_MOE_MOST_EXPERTS == NVFP4_MOE_MAX_EXPERTS, "the most experts of moe_route");
+}
+
 static void check_error(nvfp4_context *context) {
     nvfp4_gemm_args args = NVFP4_GEMM_ARGS;
     nvfp4_error error;
@@ -140,6 +152,7 @@ int main(void) {
     check_defaults();
     check_sizes(context);
     check_error(context);
+    check_aliases();
     nvfp4_destroy(context);
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/conversion.h"
+#include "api/row_op.h"
 #include "api/rules.h"
 #include "common/error.h"
 
@@ -34,7 +34,7 @@ typedef struct scale_by_problem {
     float factor, offset;
 } scale_by_problem;
 _Static_assert(sizeof(scale_by_args) <= sizeof(operation_args), "front ends have room for it");
-_Static_assert(sizeof(scale_by_problem) <= sizeof(conversion_problem), "so has a prepared call");
+_Static_assert(sizeof(scale_by_problem) <= sizeof(row_op_problem), "so has a prepared call");
 
 static void defaults(operation_args *args) {
     const scale_by_args own = {.call = {.size = sizeof own}, .factor = 1.0f};
@@ -65,22 +65,22 @@ static void bind(const checked_call *c, prepared_call *call) {
 
 /* ---- its planners ---- */
 
-static nvfp4_status run_host(const conversion_problem *problem, int32_t threads) {
+static nvfp4_status run_host(const row_op_problem *problem, int32_t threads) {
     const scale_by_problem *p = (const scale_by_problem *)problem;
     (void)threads;
     for (int64_t i = 0; i < p->count; i++) p->y[i] = p->x[i] * p->factor + p->offset;
     return NVFP4_OK;
 }
 
-static void build(const device_props *props, const conversion_problem *problem, void *workspace, launch_plan *out) {
+static void build(const device_props *props, const row_op_problem *problem, void *workspace, launch_plan *out) {
     const scale_by_problem *p = (const scale_by_problem *)problem;
     (void)props, (void)workspace;
     launch_step *step = add_step(out, 0, (p->count + 255) / 256, 0);
     *(scale_by_problem *)add_param(out, step, sizeof *p) = *p;
 }
 
-static const conversion_planner on_host = {.run_host = run_host};
-static const conversion_planner on_gpu = {.kernels = &quantize_kernels, .build = build}; /* any kernel will do */
+static const row_op_planner on_host = {.run_host = run_host};
+static const row_op_planner on_gpu = {.kernels = &quantize_kernels, .build = build}; /* any kernel will do */
 
 /* ---- its row ---- */
 
@@ -98,7 +98,7 @@ static const operation_result results[] = {{
 static const operation scale_by = {
     .name = "scale_by",
     .args_bytes = sizeof(scale_by_args),
-    .least_bytes = offsetof(scale_by_args, offset),
+    .min_bytes = offsetof(scale_by_args, offset),
     .defaults = defaults,
     .tensors = tensors,
     .tensor_count = 2,
@@ -108,9 +108,9 @@ static const operation scale_by = {
     .result_count = 1,
     .planners = {[ON_HOST] = &on_host, [ON_GPU] = &on_gpu},
     .check = check,
-    .plan = conversion_plan,
+    .plan = row_op_plan,
     .bind = bind,
-    .run = conversion_run,
+    .run = row_op_run,
 };
 
 /* ---- tests ---- */
@@ -201,7 +201,7 @@ static void check_launch(nvfp4_context *context) {
     expect(operation_prepare(context, &c, &call) == NVFP4_OK, "it is prepared");
     scale_by.bind(&c, &call);
     launch_plan_init(&out);
-    on_gpu.build(NULL, &call.problem.conversion, NULL, &out);
+    on_gpu.build(NULL, &call.problem.row_op, NULL, &out);
     const scale_by_problem *p = (const scale_by_problem *)(out.params + out.step[0].param_offset[0]);
     expect(out.steps == 1 && out.step[0].grid_x == 1 && out.step[0].grid_z == 1 && out.step[0].params == 1, "a launch");
     expect(p->x == x[0] && p->y == y[0] && p->count == ROWS * COLUMNS && p->factor == 2.0f, "its parameter");

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The whole proof of a family's GEMM kernel without a GPU, as a table (minutes to hours):
+"""The whole proof of a backend's GEMM kernel without a GPU, as a table (minutes to hours):
 
     python tests/kernels/prove.py schedules sm100              every launch, by the static verifier, in every schedule
     python tests/kernels/prove.py mutations sm90 mma_b split   mutations whose name contains one of the words, and what
@@ -22,7 +22,7 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[1:1] = [str(TESTS / "support"), str(TESTS.parent / "emulator")]
 
 from harness import mutations, verify  # noqa: E402
-from paths import proven_families  # noqa: E402
+from paths import proven_backends  # noqa: E402
 
 Item = TypeVar("Item")
 
@@ -42,11 +42,11 @@ def chosen(items: Sequence[Item], words: Sequence[str], part: tuple[int, int]) -
     return [item for item in items if not words or any(word in item.name for word in words)][i - 1 :: n]
 
 
-def main(what: str, family: str, words: Sequence[str], part: tuple[int, int]) -> int:
+def main(what: str, backend: str, words: Sequence[str], part: tuple[int, int]) -> int:
     if what == "schedules":
-        launches = list(importlib.import_module(f"{family}.schedules").launches())
+        launches = list(importlib.import_module(f"{backend}.schedules").launches())
         return verify.table(chosen(launches, words, part))
-    found = importlib.import_module(f"{family}.mutations")
+    found = importlib.import_module(f"{backend}.mutations")
     halves = getattr(found, "HALVES", [])
     return mutations.table(chosen([*found.CONTROLS, *halves, *found.MUTATIONS], words, part), halves)
 
@@ -54,8 +54,8 @@ def main(what: str, family: str, words: Sequence[str], part: tuple[int, int]) ->
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("schedules", "mutations"))
-    parser.add_argument("family", choices=proven_families())
+    parser.add_argument("backend", choices=proven_backends())
     parser.add_argument("words", nargs="*")
     parser.add_argument("--part", type=part, default=(1, 1), metavar="I/N")
     options = parser.parse_intermixed_args()
-    sys.exit(main(options.what, options.family, options.words, options.part) > 0)
+    sys.exit(main(options.what, options.backend, options.words, options.part) > 0)

@@ -6,7 +6,7 @@ Runs ragged calls under memcheck, racecheck, synccheck and initcheck in parallel
 allocation of exactly its size, so that memcheck detects an access one byte past the end. The data come from the host,
 so that initcheck knows what is initialized. Each result is compared with the CPU backend's.
 
-`--backend sm90` runs the calls of one family, `--tool racecheck` one tool. A tool that exceeds `--limit` seconds is
+`--backend sm90` runs the calls of one backend, `--tool racecheck` one tool. A tool that exceeds `--limit` seconds is
 killed, and the current call is printed. racecheck stalls some calls: a process of its own runs them, and ends after
 half of that time; how many it has run is printed.
 """
@@ -59,7 +59,7 @@ SHAPES = [
 ]
 
 
-# Families with many plans for a product: each kernel, with and without split-K, on the first shape that has it.
+# Backends with many plans for a product: each kernel, with and without split-K, on the first shape that has it.
 PLANNED = [(1, 300, 2064, 2), (2, 65, 544, 1), (4, 130, 1088, 1), (9, 200, 1088, 2), (300, 280, 1152, 1)]
 PLANNED += [(30, 200, 1088, 1), (30, 2104, 4160, 1), (40, 2100, 4160, 1), (100, 2100, 4160, 1)]  # the last: stream-K
 
@@ -129,13 +129,13 @@ def gpu(x: torch.Tensor) -> torch.Tensor:
 
 
 def rows() -> dict[str, dict[str, Any]]:
-    """The table of families, without the CPU's."""
+    """The table of backends, without the CPU's."""
     import nvfp4
 
-    return {row["name"]: row for row in nvfp4._C.families() if row["least_capability"]}
+    return {row["name"]: row for row in nvfp4._C.backends() if row["min_capability"]}
 
 
-def families() -> list[str]:
+def gpu_backends() -> list[str]:
     """The backends of this GPU."""
     import nvfp4
 
@@ -143,7 +143,7 @@ def families() -> list[str]:
     if not devices:
         sys.exit("this machine has no GPU that nvfp4 can use; `python -m nvfp4 info` says why")
     capability = devices[0]["compute_capability"]
-    ends = ((name, row["least_capability"], row["most_capability"] or capability) for name, row in rows().items())
+    ends = ((name, row["min_capability"], row["max_capability"] or capability) for name, row in rows().items())
     return [name for name, least, most in ends if least <= capability <= most]
 
 
@@ -222,10 +222,10 @@ def of_16_bit_a(backend: str) -> Iterator[Call]:
     seen = set()
     row = rows()[backend]
     for a_type, transpose_b in itertools.product(("float16", "bfloat16"), (True, False)):
-        operation = "gemm" if transpose_b else "gemm_nn"
-        if a_type not in row["operations"].get(operation, []):
+        kind = "gemm" if transpose_b else "gemm_nn"
+        if a_type not in row["product_kinds"].get(kind, []):
             continue
-        linear = a_type in row["linear_scales"][operation]
+        linear = a_type in row["linear_scales"][kind]
         for m, n, k, batch in A16_SHAPES:
             aligned = not linear and not transpose_b  # which needs rows of A on 16 bytes
             shape = (m, (n + 7) // 8 * 8 if aligned else n, k, batch)
@@ -363,10 +363,10 @@ def run_groups(backends: list[str]) -> int:
     types = (("float16", "128x4"), ("bfloat16", "linear"), ("uint8", "128x4"), ("uint8", "linear"))
     forms = itertools.product(backends, (True, False), types)
     for backend, transpose_b, (a_type, layout) in forms:
-        operation = "grouped_gemm" if transpose_b else "grouped_gemm_nn"
-        if a_type not in rows()[backend]["operations"].get(operation, []):
+        kind = "grouped_gemm" if transpose_b else "grouped_gemm_nn"
+        if a_type not in rows()[backend]["product_kinds"].get(kind, []):
             continue
-        if a_type not in rows()[backend]["linear_scales"].get(operation, []):
+        if a_type not in rows()[backend]["linear_scales"].get(kind, []):
             layout = "128x4"
         leading, columns = ((3, 2), n) if transpose_b else ((3,), k)
         matrices = math.prod(leading)
@@ -384,7 +384,7 @@ def run_groups(backends: list[str]) -> int:
         expected = nvfp4.grouped_gemm(**tensors, **options, backend="cpu")[:79]
         given = {name: gpu(x) for name, x in tensors.items()}
         for place in range(4):
-            what = f"{operation} of {a_type} A, {layout}, on {backend}, candidate {place}"
+            what = f"{kind} of {a_type} A, {layout}, on {backend}, candidate {place}"
             under_way.say(f"{calls} products of groups done; {what}")
             _C.set_candidate(place)
             try:
@@ -446,7 +446,7 @@ def run_experts() -> int:
 
 def products(backends: list[str]) -> list[Call]:
     calls = [call for backend in backends for call in first_plans(backend)]
-    own = [backend for backend in backends if rows()[backend]["most_capability"]]
+    own = [backend for backend in backends if rows()[backend]["max_capability"]]
     calls += [call for backend in own for call in every_kernel(backend)]
     return calls + [call for backend in backends for call in of_16_bit_a(backend)]
 
@@ -537,7 +537,7 @@ def main() -> None:
     parser.add_argument("--under-way", help="with --run: file for the current call")
     parser.add_argument("--limit", type=float, default=200, help="time limit of a tool in seconds")
     args = parser.parse_args()
-    backends = args.backend or families()
+    backends = args.backend or gpu_backends()
     if args.run:
         global under_way
         under_way = UnderWay(args.under_way)

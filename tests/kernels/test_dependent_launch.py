@@ -33,7 +33,7 @@ import nvfp4
 
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
-READ_BY_MAINLOOP, READ_BY_EPILOGUE = ["a", "sfa", "b", "sfb"], ["alpha", "bias", "c"]
+READ_BY_MAINLOOP, READ_BY_EPILOGUE = ["a", "scale_a", "b", "scale_b"], ["alpha", "bias", "c"]
 PRE_PASS, STREAMK = "sm90_gemm with the pre-pass", "sm90_gemm stream-K"
 QUANTIZING = "sm90_gemv that quantizes"
 
@@ -199,7 +199,7 @@ def run(kind: str, operand: str, random: Generator, empty: bool = False, constan
         form = form_of(kind, seed, random, out_type(random), empty, constant_b)
         product = form.make()
         set_epilogue(product, operand, random)
-        before = Predecessor(form.emulator, KINDS[kind][0].family.name)
+        before = Predecessor(form.emulator, KINDS[kind][0].headers.name)
         if operand == "out":
             before.reads_and_writes(product.out)
         else:
@@ -217,13 +217,13 @@ def test_global_scale(random: Generator) -> None:
     run(QUANTIZING, "global_scale", random)
 
 
-@pytest.mark.parametrize("operand", ["a", "sfa", *READ_BY_EPILOGUE, "out"])
+@pytest.mark.parametrize("operand", ["a", "scale_a", *READ_BY_EPILOGUE, "out"])
 @pytest.mark.parametrize("kind", WITH_CONSTANT_B)
 def test_other_operands_than_a_constant_b(kind: str, operand: str, random: Generator) -> None:
     run(kind, operand, random, constant_b=True)
 
 
-@pytest.mark.parametrize("operand", ["b", "sfb"])
+@pytest.mark.parametrize("operand", ["b", "scale_b"])
 @pytest.mark.parametrize("kind", WITH_CONSTANT_B)
 def test_constant_b_is_loaded_early(kind: str, operand: str, random: Generator) -> None:
     """A grid that does write it late is the caller's error: the result is wrong."""

@@ -15,7 +15,7 @@ import numpy
 import pytest
 import torch
 from emulate import Emulator, build
-from harness.headers import Config, Struct, family
+from harness.headers import Config, Struct, headers_of
 from harness.launch import compile_ptx, only_entry, ptx_of
 from harness.values import decode
 from lab import dump
@@ -61,7 +61,7 @@ def test_without_the_flag_the_code_is_the_same(tmp_path: Path) -> None:
 # --- on the emulated B200 -------------------------------------------------------------------------------------------
 
 
-DEBUG = family("sm100", "NVFP4_DUMP")  # the debug build's headers
+DEBUG = headers_of("sm100", "NVFP4_DUMP")  # the debug build's headers
 Record = DEBUG.structs["sm100_dump"]
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import emulate
 import pytest
+from backend_table import ON_GPU, OWN, ROWS, backends_of, device_of
 from conftest import FULL
 from emulated_runs import driver, emulated
-from family_table import ON_GPU, OWN, ROWS, device_of, families_of
 from paths import KERNELS, TESTS
 from python_server import python
 
@@ -34,47 +34,47 @@ class Run:
     least: int  # tests that must have passed
 
 
-def ragged(device: str, family: str) -> Run:
+def ragged(device: str, backend: str) -> Run:
     """A ninth of 335 ragged shapes, layouts, types and epilogues, equal to the CPU's to the bit."""
-    arguments = ("ops/test_gemm_exact.py", "-k", f"equal_bits and {family}")
-    return Run(f"ragged products of {family}", device, arguments, 300 if FULL else 35)
+    arguments = ("ops/test_gemm_exact.py", "-k", f"equal_bits and {backend}")
+    return Run(f"ragged products of {backend}", device, arguments, 300 if FULL else 35)
 
 
 def one_of_each_kind(device: str) -> Run:
-    """GPUs with a family of their own run that; others sm80's, which differ from sm_80's in how they decode e2m1. Of
+    """GPUs with a backend of their own run that; others sm80's, which differ from sm_80's in how they decode e2m1. Of
     the kernels for every GPU, quantizers among them, all newer emulated GPUs run one PTX, compute_90's: here sm_90
     tests it, and on the others test_guarded_calls.py and test_generated_calls.py do."""
-    family = families_of(device)[0]
-    files, chosen = ("scale_layouts", "batch_invariant"), family
+    backend = backends_of(device)[0]
+    files, chosen = ("scale_layouts", "batch_invariant"), backend
     if device == "sm_90" or FULL:
         files += ("quantize", "fused")
-        chosen = f"{family} or (sm80 and test_decode)"
-    if family in OWN or FULL:
+        chosen = f"{backend} or (sm80 and test_decode)"
+    if backend in OWN or FULL:
         files += ("epilogue", "nan", "shared_batches", "custom_kernel")
-    files += importlib.import_module(f"{family}.family").ALSO_EMULATED
+    files += importlib.import_module(f"{backend}.backend").ALSO_EMULATED
     if FULL:
         files += ("transpose_b",)
     arguments = ("kernels/test_decode.py", *(f"ops/test_{name}.py" for name in files), "-k", chosen)
     return Run(f"one of each kind on {device}", device, arguments, 50)
 
 
-def bounds(device: str, family: str) -> Run:
+def bounds(device: str, backend: str) -> Run:
     """Sums that round, of up to 16384 products."""
-    return Run(f"bounds of {family}", device, ("ops/test_gemm_bounds.py", "-k", family), 18)
+    return Run(f"bounds of {backend}", device, ("ops/test_gemm_bounds.py", "-k", backend), 18)
 
 
-def promises_of_groups(family: str) -> Run:
+def promises_of_groups(backend: str) -> Run:
     """Products that every kernel adds in one order, and experts, also of quantized inputs if it takes those."""
-    chosen = f"{family} and not bfloat16 and (plans or size or other or without or every_backend)"
-    experts = ("models/test_experts_w4a4.py",) if "uint8" in ROWS[family]["operations"]["grouped_gemm"] else ()
+    chosen = f"{backend} and not bfloat16 and (plans or size or other or without or every_backend)"
+    experts = ("models/test_experts_w4a4.py",) if "uint8" in ROWS[backend]["product_kinds"]["grouped_gemm"] else ()
     arguments = ("ops/test_grouped_invariance.py", "ops/test_gated_grouped_gemm.py", *experts, "-k", chosen)
-    least = 17 if family == "sm80" else 10 if experts else 3
-    return Run(f"promises of groups of {family}", device_of(family), arguments, least)
+    least = 17 if backend == "sm80" else 10 if experts else 3
+    return Run(f"promises of groups of {backend}", device_of(backend), arguments, least)
 
 
 RUNS = [
     *(run(device_of(name), name) for run in (ragged, bounds) for name in ON_GPU),
-    *(promises_of_groups(name) for name in ON_GPU if "grouped_gemm" in ROWS[name]["operations"]),
+    *(promises_of_groups(name) for name in ON_GPU if "grouped_gemm" in ROWS[name]["product_kinds"]),
     *(one_of_each_kind(device) for device in emulate.DEVICES if device != "sm_80"),
 ]
 
@@ -100,13 +100,13 @@ def test_bits_of_an_h200() -> None:
     assert json.loads(done.stdout)["sha256"] == recorded["sha256"], f"EMULATE_SEED={seed}"
 
 
-@pytest.mark.parametrize("family", OWN)
-def test_check_runs_on_it(family: str) -> None:
+@pytest.mark.parametrize("backend", OWN)
+def test_check_runs_on_it(backend: str) -> None:
     """NVFP4_LIBCUDA alone is enough."""
-    environment = {**os.environ, **driver(), "EMULATE_DEVICE": device_of(family)}
+    environment = {**os.environ, **driver(), "EMULATE_DEVICE": device_of(backend)}
     done = python("-m", "nvfp4", "check", "--only", "1", env=environment, cwd=TESTS)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Emulated " in done.stdout and "1 of 1 tests passed" in done.stdout and f"nvfp4_{family}_" in done.stdout
+    assert "Emulated " in done.stdout and "1 of 1 tests passed" in done.stdout and f"nvfp4_{backend}_" in done.stdout
 
 
 def test_a_gpu_that_is_only_emulated_is_not_timed() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import in_full
 from emulate import Emulator, Module
-from harness.headers import Config, family
+from harness.headers import Config, headers_of
 from harness.launch import Generator, compile_ptx, only_entry, ptx_of
 from lab import placement
 from lab.__main__ import main
@@ -51,7 +51,7 @@ def test_every_kernel_has_one_hook() -> None:
 # --- emulated -------------------------------------------------------------------------------------------------------
 
 
-DEBUG = family("sm100", "NVFP4_DUMP")  # the debug build's headers
+DEBUG = headers_of("sm100", "NVFP4_DUMP")  # the debug build's headers
 
 
 def recording(emulator: Emulator, module: Module, capacity: int) -> object:

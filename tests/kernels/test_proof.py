@@ -1,8 +1,8 @@
-"""The GEMM kernels of each family that has mutations.py and schedules.py here, under the static verifier sentryward:
+"""The GEMM kernels of each backend that has mutations.py and schedules.py here, under the static verifier sentryward:
 every schedule of some launches (prove.py has all of them, minutes long), and mutations of the kernels, each of which
 the verifier or the emulator must find.
 
-SM90_MUTATIONS=all, SM100_MUTATIONS=all: the emulator tries every mutation of the family; by default a twelfth of them,
+SM90_MUTATIONS=all, SM100_MUTATIONS=all: the emulator tries every mutation of the backend; by default a twelfth of them,
 drawn by NVFP4_TEST_SEED. Of what the verifier proves and finds a run takes a twelfth too, CI_FULL=1 all.
 Every run checks that all mutations apply to the source.
 """
@@ -22,7 +22,7 @@ import pytest
 from conftest import in_full, one_in
 from harness.mutations import FINDS, SEEDS, Mutation, emulate
 from harness.verify import Launch, Verdict, prove
-from paths import proven_families
+from paths import proven_backends
 
 import nvfp4
 
@@ -32,26 +32,26 @@ needs_verifier = pytest.mark.skipif(
     reason="sentryward is not installed: pip install sentryward==0.1.1, for Linux on x86-64",
 )
 PART = 12  # a run takes one in so many
-FAMILIES = {name: importlib.import_module(f"{name}.mutations") for name in proven_families()}
+BACKENDS = {name: importlib.import_module(f"{name}.mutations") for name in proven_backends()}
 
 
-def tries_all(family: str) -> bool:
-    return os.environ.get(f"{family.upper()}_MUTATIONS") == "all"
+def tries_all(backend: str) -> bool:
+    return os.environ.get(f"{backend.upper()}_MUTATIONS") == "all"
 
 
-def caught(family: ModuleType) -> list[Mutation]:
+def caught(backend: ModuleType) -> list[Mutation]:
     """The mutations that the verifier must find in this run: quick ones, and those that the emulator does not find."""
-    return [one for one in family.MUTATIONS if one.found_by == "verifier" or one.name in family.QUICK]
+    return [one for one in backend.MUTATIONS if one.found_by == "verifier" or one.name in backend.QUICK]
 
 
-def clean(family: ModuleType) -> list[Mutation]:
-    launches = [one.launch for one in caught(family)]
-    return [one for one in family.CONTROLS if one.launch in launches]
+def clean(backend: ModuleType) -> list[Mutation]:
+    launches = [one.launch for one in caught(backend)]
+    return [one for one in backend.CONTROLS if one.launch in launches]
 
 
-def emulated(family: ModuleType) -> list[Mutation]:
-    found = [one for one in family.MUTATIONS if one.found_by in ("both", "emulator")]
-    name = next(name for name, module in FAMILIES.items() if module is family)
+def emulated(backend: ModuleType) -> list[Mutation]:
+    found = [one for one in backend.MUTATIONS if one.found_by in ("both", "emulator")]
+    name = next(name for name, module in BACKENDS.items() if module is backend)
     if tries_all(name):
         return found
     drawn = found[int(os.environ.get("NVFP4_TEST_SEED", 0)) % PART :: PART]
@@ -60,15 +60,15 @@ def emulated(family: ModuleType) -> list[Mutation]:
 
 
 def each(what: Callable[[ModuleType], list[Any]]) -> pytest.MarkDecorator:
-    """Parametrizes with that list of every family."""
-    cases = [(name, one) for name, family in FAMILIES.items() for one in what(family)]
-    return pytest.mark.parametrize(("family", "one"), cases, ids=[f"{name}-{one.name}" for name, one in cases])
+    """Parametrizes with that list of every backend."""
+    cases = [(name, one) for name, backend in BACKENDS.items() for one in what(backend)]
+    return pytest.mark.parametrize(("backend", "one"), cases, ids=[f"{name}-{one.name}" for name, one in cases])
 
 
 @pytest.mark.parametrize("words", [[], ["mma"]])
 def test_parts_of_the_proof_are_the_whole(words: list[str]) -> None:
     """prove.py --part I/N, of all I."""
-    found = [one for family in FAMILIES.values() for one in family.MUTATIONS]
+    found = [one for backend in BACKENDS.values() for one in backend.MUTATIONS]
     whole = program.chosen(found, words, (1, 1))
     parts = [program.chosen(found, words, (i + 1, 5)) for i in range(5)]
     assert len(whole) >= 5 and max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -110,22 +110,22 @@ def compiled(request: pytest.FixtureRequest) -> Iterator[dict[Mutation, Future[s
         pool.shutdown(cancel_futures=True)
 
 
-@each(lambda family: [*family.MUTATIONS, *family.HALVES])
-def test_mutation_applies(family: str, one: Mutation) -> None:
+@each(lambda backend: [*backend.MUTATIONS, *backend.HALVES])
+def test_mutation_applies(backend: str, one: Mutation) -> None:
     one.source()
 
 
 @needs_verifier
-@each(lambda family: one_in(PART, family.PROVEN))
-def test_every_schedule(family: str, one: Launch, verdicts: dict[Launch, Future[Verdict]]) -> None:
+@each(lambda backend: one_in(PART, backend.PROVEN))
+def test_every_schedule(backend: str, one: Launch, verdicts: dict[Launch, Future[Verdict]]) -> None:
     verdict = verdicts[one].result()
     assert verdict.result == "race_free", verdict
 
 
 @in_full
 @needs_verifier
-@each(lambda family: family.HALVES[::2])
-def test_every_schedule_of_both_halves(family: str, one: Mutation, verdicts: dict[Mutation, Future[Verdict]]) -> None:
+@each(lambda backend: backend.HALVES[::2])
+def test_every_schedule_of_both_halves(backend: str, one: Mutation, verdicts: dict[Mutation, Future[Verdict]]) -> None:
     verdict = verdicts[one].result()
     assert verdict.result == "race_free", verdict
 
@@ -133,25 +133,25 @@ def test_every_schedule_of_both_halves(family: str, one: Mutation, verdicts: dic
 @in_full
 @needs_verifier
 @each(clean)
-def test_verifier_finds_nothing_else(family: str, one: Mutation, verdicts: dict[Mutation, Future[Verdict]]) -> None:
+def test_verifier_finds_nothing_else(backend: str, one: Mutation, verdicts: dict[Mutation, Future[Verdict]]) -> None:
     """The launches of the mutations, without one."""
     verdict = verdicts[one].result()
     assert verdict.result == "race_free", verdict
 
 
 @needs_verifier
-@each(lambda family: one_in(PART, caught(family)))
-def test_verifier_finds(family: str, one: Mutation, verdicts: dict[Mutation, Future[Verdict]]) -> None:
+@each(lambda backend: one_in(PART, caught(backend)))
+def test_verifier_finds(backend: str, one: Mutation, verdicts: dict[Mutation, Future[Verdict]]) -> None:
     verdict = verdicts[one].result()
     assert verdict.result in FINDS, verdict
 
 
 @each(emulated)
-def test_emulator_finds(family: str, one: Mutation, compiled: dict[Mutation, Future[str]]) -> None:
+def test_emulator_finds(backend: str, one: Mutation, compiled: dict[Mutation, Future[str]]) -> None:
     assert emulate(one, compiled[one].result())
 
 
-@each(lambda family: family.CONTROLS)
-def test_emulator_finds_nothing_else(family: str, one: Mutation, compiled: dict[Mutation, Future[str]]) -> None:
-    seeds = SEEDS if tries_all(family) else FAMILIES[family].CONTROL_SEEDS
+@each(lambda backend: backend.CONTROLS)
+def test_emulator_finds_nothing_else(backend: str, one: Mutation, compiled: dict[Mutation, Future[str]]) -> None:
+    seeds = SEEDS if tries_all(backend) else BACKENDS[backend].CONTROL_SEEDS
     assert not emulate(one, compiled[one].result(), seeds)

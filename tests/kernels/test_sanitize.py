@@ -129,6 +129,6 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_products_of_groups() -> None:
     """The calls that the tools run agree with the CPU's on an emulated GPU."""
     code = f"import sys; sys.path.append({str(Path(sanitize.__file__).parent)!r}); import sanitize\n"
-    code += "print(sanitize.run_groups(sanitize.families()))"
+    code += "print(sanitize.run_groups(sanitize.gpu_backends()))"
     done = python("-c", code, env={**os.environ, **driver(), "EMULATE_DEVICE": "sm_90"})
     assert done.stdout == "72\n", done.stdout + done.stderr

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from backend_table import ROWS
 from conftest import Backend
 from expert_layers import INNER, KINDS, E, H, keep, make, routing
-from family_table import ROWS
 from torch import Tensor
 
 import nvfp4
@@ -105,7 +105,7 @@ def test_equal_bits_on_every_backend(
     activation: str, gated: bool, static: bool, backend: Backend, generator: torch.Generator
 ) -> None:
     """Where no sum rounds, whatever the order: few bits are left of an activation that is quantized."""
-    if "uint8" not in ROWS[backend.name]["operations"].get("grouped_gemm", []):
+    if "uint8" not in ROWS[backend.name]["product_kinds"].get("grouped_gemm", []):
         pytest.skip("has no such kernel")
     anywhere = "uint8" in ROWS[backend.name]["linear_scales"]["grouped_gemm"]  # else rows are on 16 bytes
     experts = quantizing(generator, static, activation, gated, integers=True, inner=INNER if anywhere else 64)

@@ -14,7 +14,7 @@ from nvfp4._tuning import SETTINGS
 # Few rows and many, the tiles' sizes and beside them, and more rows than columns.
 ROWS = [1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33, 64, 65, 128, 129, 200, 257, 300]
 # Columns that fill few SMs, so that K is split, more than a tile, one; K of several stages, with and without a tail.
-MOST = 300
+MAX_M = 300
 SIZES = [(130, 1056), (256, 2048), (61, 1040), (1, 1024)]
 
 
@@ -49,12 +49,12 @@ def test_rows_do_not_depend_on_m(n: int, k: int, layout: str, backend: Backend, 
     """sm90 has no such order for linear scales, rows not on 16 bytes, or one column: sm80 takes its place there."""
     _C.set_default_backend(None)
     name = None if backend.name == "sm90" and (layout == "linear" or k % 32 or n == 1) else backend.name
-    sizes = one_in(5, ROWS) if backend.emulated else range(1, MOST + 1)
-    products = Products(MOST, n, k, layout, backend.device, generator)
-    whole = products.rows(0, MOST, name)
+    sizes = one_in(5, ROWS) if backend.emulated else range(1, MAX_M + 1)
+    products = Products(MAX_M, n, k, layout, backend.device, generator)
+    whole = products.rows(0, MAX_M, name)
     for m in sizes:
-        first = int(torch.randint(0, MOST - m + 1, (), generator=generator))
-        rows = f"rows {first} to {first + m} of {MOST}"
+        first = int(torch.randint(0, MAX_M - m + 1, (), generator=generator))
+        rows = f"rows {first} to {first + m} of {MAX_M}"
         assert torch.equal(products.rows(first, m, name), whole[first : first + m]), rows
 
 
@@ -84,10 +84,10 @@ def test_the_data_tell_orders_apart(backend: Backend, generator: torch.Generator
     """Without the flag another plan, or on the CPU the driver for few rows, gives other bits."""
     if backend.name == "cpu" and nvfp4.info()["cpu_kernel"] in ("reference", "portable"):
         pytest.skip("adds in one order")
-    products = Products(MOST, 256, 2048, "128x4", backend.device, generator)
+    products = Products(MAX_M, 256, 2048, "128x4", backend.device, generator)
     one = products.rows(0, 1, backend.name, False)
     if backend.name == "cpu":
-        assert not torch.equal(one, products.rows(0, MOST, backend.name, False)[:1])
+        assert not torch.equal(one, products.rows(0, MAX_M, backend.name, False)[:1])
         return
 
     def differs(rank: int) -> bool:
@@ -103,8 +103,8 @@ def test_the_data_tell_orders_apart(backend: Backend, generator: torch.Generator
 
 def test_compiled(generator: torch.Generator) -> None:
     """The flag reaches the operator: one row has the bits that it has among 300, which it has not without the flag."""
-    products = Products(MOST, 64, 2048, "128x4", "cpu", generator)
-    whole = products.rows(0, MOST, "cpu")
+    products = Products(MAX_M, 64, 2048, "128x4", "cpu", generator)
+    whole = products.rows(0, MAX_M, "cpu")
     operands = (products.a[:1].clone(), products.b, products.laid_out(products.scale_a[:1].clone()), products.scale_b)
 
     @torch.compile(fullgraph=True, backend="aot_eager")

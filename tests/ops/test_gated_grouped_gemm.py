@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from backend_table import ROWS
 from call_workers import Workers
 from conftest import Backend, one_in
 from expert_layers import H, make, routing
-from family_table import ROWS
-from generated_calls import FAMILIES
-from generated_grouped_gemm import ACTIVATIONS, FAMILY, A, Grouped, groups_of_rows
+from generated_calls import EMULATED_BACKENDS
+from generated_grouped_gemm import ACTIVATIONS, BACKEND, A, Grouped, groups_of_rows
 from test_grouped_errors import BAD, INT32, NVFP4_A, UINT8, E, K, N, P, R, T, operands
 from test_grouped_gemm import CASES, NAMED, SLOW, SMALL, drawn, is_whole, verdicts
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -53,7 +53,7 @@ def test_enough_cases() -> None:
 def test_ragged_routings(target: str, workers: Workers, generator: torch.Generator) -> None:
     """All of them by the quick CPU kernels. Others run a part, and emulated GPUs the small ones of it."""
     some = one_in(SLOW.get(target, 1), GATED)
-    if target in FAMILIES:
+    if target in EMULATED_BACKENDS:
         some = [case for case in some if max(case.t, case.groups) * case.n * case.k * (case.parts or 1) <= SMALL]
     wrong = verdicts(workers, target, some, generator)
     assert not wrong, "\n".join(wrong)
@@ -74,7 +74,7 @@ def test_named(name: str, target: str, workers: Workers, generator: torch.Genera
 
 def test_every_tile(target: str, workers: Workers, generator: torch.Generator) -> None:
     """Each plan and each activation, where groups have just less and just more rows than its tile."""
-    if target not in FAMILIES:
+    if target not in EMULATED_BACKENDS:
         pytest.skip("has one plan")
     case = Grouped(140, 40, 144, 3, 2, alpha="matrix", bias="out", row_scale=True)
     wrong = []
@@ -91,7 +91,7 @@ def test_every_tensor_is_guarded(target: str, workers: Workers) -> None:
     """The result is written, and read where a kernel keeps the gate there."""
     if target == "cuda":
         pytest.skip("plain allocations have no guard")
-    case = Grouped(9, 40, 64, 2, 2, activation="silu", backend=FAMILY if target in FAMILIES else None)
+    case = Grouped(9, 40, 64, 2, 2, activation="silu", backend=BACKEND if target in EMULATED_BACKENDS else None)
     for name in ("b", "out"):
         verdict = workers.ask(target, "generated_grouped_gemm.without", target, name, case)
         assert "which it may not access, of " + name in verdict
@@ -257,7 +257,7 @@ def test_experts_on_every_backend(
     activation: str, gated: bool, backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nvfp4.Experts has the bits of two calls, whichever kernels its choice of a plan leads to."""
-    if "float16" not in ROWS[backend.name]["operations"].get("grouped_gemm", []):
+    if "float16" not in ROWS[backend.name]["product_kinds"].get("grouped_gemm", []):
         pytest.skip("has no such kernel")
     experts = make(generator, activation, gated, bias=True, inner=64, limit=1.5 if gated else None).to(backend.device)
     for tokens in (2, 40):

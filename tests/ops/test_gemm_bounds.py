@@ -29,9 +29,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from backend_table import ON_GPU
 from conftest import Backend, is_emulated, one_in
 from error_bounds import U, gamma, roundings
-from family_table import ON_GPU
 
 import nvfp4
 from nvfp4 import reference

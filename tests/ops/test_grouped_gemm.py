@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from backend_table import device_of
 from call_workers import Workers
 from conftest import FULL, one_in
-from family_table import device_of
-from generated_calls import DTYPES, FAMILIES, At, up
+from generated_calls import DTYPES, EMULATED_BACKENDS, At, up
 from generated_grouped_gemm import (
     ALPHAS,
+    BACKEND,
     BIASES,
     ENDS,
-    FAMILY,
     ROWS,
     SCALE_ROWS,
     A,
@@ -25,7 +25,7 @@ from generated_grouped_gemm import (
     definition,
     groups_of_rows,
     judge,
-    own_family,
+    own_backend,
     takes,
 )
 
@@ -132,14 +132,14 @@ def own_of(case: Grouped, target: str) -> str | None:
     reached = "b" not in case.at and (case.n > 1 or case.k % 32 == 0)  # or can be put there
     if case.a == "nvfp4":
         reached = reached and case.layout == "128x4" and (case.t > 1 or case.k % 32 == 0)
-    return own_family(target, case.a, anywhere=not reached)
+    return own_backend(target, case.a, anywhere=not reached)
 
 
 def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
     """With data of this session, as the target takes it: by its own kernels where it has some. Rows of half of the
     matrices lie apart."""
     own = own_of(case, target)
-    moved = own is not None and not own_family(target, case.a, anywhere=True)
+    moved = own is not None and not own_backend(target, case.a, anywhere=True)
     if moved:
         case = replace(case, layout="128x4")
     seed = int(torch.randint(2**20, (), generator=generator))
@@ -156,7 +156,7 @@ def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
     slack = {name: -row_bytes[name] % 16 for name, edge in zip(names, edges) if name in pitches and edge == "end"}
     at = {name: At(pitches.get(name), slack=slack.get(name, 0), edge=edge) for name, edge in zip(names, edges)}
     case = replace(case, seed=seed, at=at | case.at)
-    return replace(case, backend=own or FAMILY, rank=seed % 4, threads=1) if target in FAMILIES else case
+    return replace(case, backend=own or BACKEND, rank=seed % 4, threads=1) if target in EMULATED_BACKENDS else case
 
 
 def verdicts(workers: Workers, target: str, cases: list[Grouped], generator: torch.Generator) -> list[str]:
@@ -164,14 +164,14 @@ def verdicts(workers: Workers, target: str, cases: list[Grouped], generator: tor
     return [f"{verdict}: {case!r}" for case in cases if (verdict := workers.run(target, case))]
 
 
-SLOW = {"cpu-reference": 3, "cpu-portable": 3} | dict.fromkeys(FAMILIES, 10)
+SLOW = {"cpu-reference": 3, "cpu-portable": 3} | dict.fromkeys(EMULATED_BACKENDS, 10)
 SMALL = 1e5  # T * N * K * P of a case that is emulated
 
 
 def test_ragged_routings(target: str, workers: Workers, generator: torch.Generator) -> None:
     """All of them by the quick CPU kernels. Others run a part, and emulated GPUs the small ones of it."""
     some = one_in(SLOW.get(target, 1), CASES)
-    if target in FAMILIES:
+    if target in EMULATED_BACKENDS:
         some = [case for case in some if max(case.t, case.groups) * case.n * case.k * (case.parts or 1) <= SMALL]
     wrong = verdicts(workers, target, some, generator)
     assert not wrong, "\n".join(wrong)
@@ -221,12 +221,17 @@ def test_named(name: str, target: str, workers: Workers, generator: torch.Genera
 
 def is_whole(target: str) -> bool:
     """Whether long tests run: on CPUs, and on emulated GPUs whose code for these products no other one has."""
-    return target not in FAMILIES or target == device_of(FAMILY) or any(own_family(target, a) for a in A) or FULL
+    return (
+        target not in EMULATED_BACKENDS
+        or target == device_of(BACKEND)
+        or any(own_backend(target, a) for a in A)
+        or FULL
+    )
 
 
 def test_every_tile(target: str, workers: Workers, generator: torch.Generator) -> None:
     """Each plan, where groups have just less and just more rows than its tile."""
-    if target not in FAMILIES:
+    if target not in EMULATED_BACKENDS:
         pytest.skip("has one plan")
     case = Grouped(140, 40, 144, 3, rows="repeated", alpha="matrix", bias="out")
     cases = [replace(case, a=a) for a in A[:2]]
@@ -234,7 +239,7 @@ def test_every_tile(target: str, workers: Workers, generator: torch.Generator) -
     wrong = [
         f"{verdict}: {case!r}"
         for case in cases
-        for plan in range(6 if target == device_of(FAMILY) or own_of(case, target) or FULL else 1)
+        for plan in range(6 if target == device_of(BACKEND) or own_of(case, target) or FULL else 1)
         if (verdict := workers.run(target, replace(drawn(case, target, generator), rank=plan)))
     ]
     assert not wrong, "\n".join(wrong)
@@ -356,7 +361,7 @@ def test_every_tensor_is_guarded(name: str, target: str, workers: Workers) -> No
     """An access to a tensor is a fault that names it, also inside an emulated kernel."""
     if target == "cuda":
         pytest.skip("plain allocations have no guard")
-    backend = FAMILY if target in FAMILIES else None
+    backend = BACKEND if target in EMULATED_BACKENDS else None
     case = Grouped(9, 40, 64, 2, rows="permuted", row_scale=True, alpha="matrix", bias="out", backend=backend)
     if name in ("scale_a", "scale_rows"):
         case = replace(case, a="nvfp4", rows=None)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from backend_table import ON_GPU, OWN, ROWS
 from conftest import Backend, in_full, is_emulated
-from family_table import ON_GPU, OWN, ROWS
 from python_server import python
 
 import nvfp4
@@ -23,7 +23,7 @@ Given = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def _takes_groups(backend: Backend) -> None:
-    if "grouped_gemm" not in ROWS[backend.name]["operations"]:
+    if "grouped_gemm" not in ROWS[backend.name]["product_kinds"]:
         pytest.skip("has no such kernel")
     _C.set_default_backend(None)
 
@@ -36,8 +36,8 @@ def given(request: pytest.FixtureRequest, backend: Backend, generator: torch.Gen
         k += 16
     a, scale_a = torch.randn(T, k, generator=generator), None
     is_nvfp4 = request.param.startswith("nvfp4")
-    operations = "linear_scales" if request.param == "nvfp4" else "operations"
-    if ("uint8" if is_nvfp4 else request.param) not in ROWS[backend.name][operations]["grouped_gemm"]:
+    listed = "linear_scales" if request.param == "nvfp4" else "product_kinds"
+    if ("uint8" if is_nvfp4 else request.param) not in ROWS[backend.name][listed]["grouped_gemm"]:
         pytest.skip("takes no such a")
     if is_nvfp4:  # blocks of all sizes, so that sums of 64 products round too
         a = a * torch.exp2(torch.randint(-6, 5, (T, k // 16), generator=generator)).repeat_interleave(16, -1)
@@ -182,7 +182,7 @@ def test_plans(given: Given, backend: Backend) -> None:
 
 def test_without_the_transposition(given: Given, backend: Backend, generator: torch.Generator) -> None:
     """Gradients promise the same: neither the plan nor, with batch_invariant, the size of a group counts."""
-    if given["scale_a"] is not None or "grouped_gemm_nn" not in ROWS[backend.name]["operations"]:
+    if given["scale_a"] is not None or "grouped_gemm_nn" not in ROWS[backend.name]["product_kinds"]:
         pytest.skip("has no such kernel")
     n, k = given["b"].shape[2], given["a"].shape[1]
     first = {name: given[name][:, 0].contiguous() for name in ("b", "scale_b", "alpha")}

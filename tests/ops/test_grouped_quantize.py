@@ -16,7 +16,7 @@ from generated_grouped_quantize import (
     by_definition,
     ends_of,
     groups_of,
-    most_blocks,
+    max_blocks,
     numbers,
     rows_of,
     scale_of_each,
@@ -190,7 +190,7 @@ def test_what_is_returned(backend: Backend) -> None:
     ends, rows = (torch.tensor(v, dtype=torch.int32).to(backend.device) for v in ([130, 200], list(range(199, -1, -1))))
     data, scale, scale_rows = nvfp4.quantize(x, ends=ends, rows=rows)
     assert data.dtype == torch.uint8 and data.shape == (200, 32)
-    assert scale.dtype == torch.float8_e4m3fn and scale.shape == (128 * 3, 4) == (128 * most_blocks(200, 2), 4)
+    assert scale.dtype == torch.float8_e4m3fn and scale.shape == (128 * 3, 4) == (128 * max_blocks(200, 2), 4)
     assert scale_rows.dtype == torch.int32 and scale_rows.tolist() == [0, 256]
     assert all(t.device.type == backend.device for t in (data, scale, scale_rows))
     assert len(nvfp4.quantize(x, ends=ends, scale_layout="linear")) == 2

@@ -7,10 +7,10 @@ from itertools import product
 from typing import Any
 
 import pytest
+from backend_table import device_of, takes
 from call_workers import Workers
 from conftest import FULL, one_in
-from family_table import device_of, takes
-from generated_calls import DTYPES, FAMILIES, At, Gemm, up
+from generated_calls import DTYPES, EMULATED_BACKENDS, At, Gemm, up
 from generated_conversions import CONVERSIONS, Conversion
 from generated_grouped_quantize import Sorted
 from generated_moe import ACTIVATIONS, STEPS, Step
@@ -19,15 +19,15 @@ from nvfp4._tuning import SETTINGS
 
 
 def backend(target: str) -> str | None:
-    """The family of its own for an emulated GPU, the default for other targets."""
-    return FAMILIES[target][0] if target in FAMILIES else None
+    """The backend of its own for an emulated GPU, the default for other targets."""
+    return EMULATED_BACKENDS[target][0] if target in EMULATED_BACKENDS else None
 
 
 def on_plans(workers: Workers, target: str, case: Gemm, most: int, **wanted: object) -> list[Gemm]:
     """The case on some plans with these settings, spread over all of them. Plans are forced by name: another scale
     layout or type ranks them otherwise than the shape alone. Where a and b do not lie on 16 bytes there are fewer
     plans than for the shape, so these are forced by rank."""
-    if target not in FAMILIES:
+    if target not in EMULATED_BACKENDS:
         return [case]
     plans, of = workers.ask(target, "plans", case), {}
     lie = [case.at[name] for name in "ab" if name in case.at]
@@ -86,7 +86,7 @@ def test_split_k_of_batches(l: int | None, n: int, target: str, workers: Workers
     for (m, k), dtype in zip(sizes, ("float32", "float16")):
         case = Gemm(m, n, k, l, out_dtype=dtype, alpha="vector", bias="float32", c="out", backend=backend(target))
         cases += on_plans(workers, target, case, 5, split_k=lambda split: split > 1)
-    assert len(cases) > 3 or target not in FAMILIES
+    assert len(cases) > 3 or target not in EMULATED_BACKENDS
     assert not verdicts(workers, target, cases)
 
 
@@ -106,16 +106,16 @@ EMULATED_A = emulated_at(A_TYPES)
 @pytest.mark.parametrize("edge", EDGES)
 def test_16_bit_a(a: str, edge: str, target: str, workers: Workers) -> None:
     """Every kernel of this A, with and without split-K; N reaches into three quarters of a block of 128 rows."""
-    if target in FAMILIES and (a, edge) not in EMULATED_A:
+    if target in EMULATED_BACKENDS and (a, edge) not in EMULATED_A:
         pytest.skip("CI_FULL=1 runs it")
     at = {name: At(edge=edge) for name in ("a", "b", "scale_b", "out")}
     cases = []
     for m, n, k, l in ((5, 72, 2080, None), (33, 200, 1056, 2)):
-        for family in FAMILIES.get(target, (None,)):
-            case = Gemm(m, n, k, l, alpha="vector", bias="out", c="c", backend=family, a=a, at=at)
-            if family and not takes(family, a):
+        for backend in EMULATED_BACKENDS.get(target, (None,)):
+            case = Gemm(m, n, k, l, alpha="vector", bias="out", c="c", backend=backend, a=a, at=at)
+            if backend and not takes(backend, a):
                 continue
-            if family and target != device_of(family):  # the code that converts by cvt
+            if backend and target != device_of(backend):  # the code that converts by cvt
                 cases += on_plans(workers, target, case, 2)[:2]
             else:
                 for split in (lambda s: s == 1, lambda s: s > 1):
@@ -133,7 +133,7 @@ def aligned(rows: int, row: int, pitch: int, l: int | None, edge: str) -> At:
 @pytest.mark.parametrize("edge", EDGES)
 def test_transpose_b(a: str, edge: str, target: str, workers: Workers) -> None:
     """A . B by every kernel, with and without split-K: whole tiles and ragged ones, rows on 16 bytes and on 2 or 8."""
-    if target in FAMILIES and (a, edge) not in EMULATED_A:
+    if target in EMULATED_BACKENDS and (a, edge) not in EMULATED_A:
         pytest.skip("CI_FULL=1 runs it")
     at = {name: At(edge=edge) for name in ("a", "b", "scale_b", "out")}
     on_16 = at | {"a": aligned(33, 274, 288, 2, edge), "b": aligned(137, 264, 272, 2, edge)}
@@ -157,14 +157,14 @@ def test_transpose_b(a: str, edge: str, target: str, workers: Workers) -> None:
         (Gemm(150, 72, 288, 2, out_dtype="bfloat16", at=at, **rest), 2),
     ]
     cases = []
-    families = [f for f in FAMILIES.get(target, (None,)) if f is None or takes(f, a, transpose_b=False)]
-    for family in families if FULL else families[:1]:
-        by_tma = family is not None and not takes(family, a, transpose_b=False, linear=True)
+    backends = [f for f in EMULATED_BACKENDS.get(target, (None,)) if f is None or takes(f, a, transpose_b=False)]
+    for backend in backends if FULL else backends[:1]:
+        by_tma = backend is not None and not takes(backend, a, transpose_b=False, linear=True)
         if by_tma:  # plans are not those of the shape alone
-            cases += [replace(case, backend=family) for case, _ in padded[1:]]
+            cases += [replace(case, backend=backend) for case, _ in padded[1:]]
         for case, most in whole + tall if by_tma else whole + padded + ragged:
             for split in (lambda s: s == 1, lambda s: s > 1):
-                cases += on_plans(workers, target, replace(case, backend=family), most, split_k=split)
+                cases += on_plans(workers, target, replace(case, backend=backend), most, split_k=split)
     assert not verdicts(workers, target, cases)
 
 
@@ -177,7 +177,7 @@ EMULATED = emulated_at(ODD)
 @pytest.mark.parametrize("edge", EDGES)
 def test_one_distance_on_8_bytes(odd: str, edge: str, target: str, workers: Workers) -> None:
     """One address, row pitch or batch stride of one operand is no multiple of 16; those of the other tensors are."""
-    if target in FAMILIES and (odd, edge) not in EMULATED:
+    if target in EMULATED_BACKENDS and (odd, edge) not in EMULATED:
         pytest.skip("CI_FULL=1 runs it")
     cases = []
     for m, n in ((2, 40), (5, 40), (70, 33)):
@@ -263,7 +263,7 @@ def test_batches_share_values_or_scales(shared: str, target: str, workers: Worke
     layout = "linear" if shared.startswith("scale") else "128x4"
     case = Gemm(70, 130, 192, 3, layout, backend=backend(target), at={shared: At(batch=0)})
     cases = on_plans(workers, target, case, 100, split_k=lambda split: split == 1)
-    assert len(cases) > 4 or target not in FAMILIES
+    assert len(cases) > 4 or target not in EMULATED_BACKENDS
     assert not verdicts(workers, target, cases)
 
 
@@ -428,7 +428,7 @@ EMULATED_QUANTIZED = emulated_at(QUANTIZED)
 @pytest.mark.parametrize("activation", QUANTIZED)
 def test_quantizers_of_groups(activation: str | None, edge: str, target: str, workers: Workers) -> None:
     """Rows beside rows or apart, of x in their order or gathered; a scale for the call, each group and each row."""
-    if target in FAMILIES and (activation, edge) not in EMULATED_QUANTIZED:
+    if target in EMULATED_BACKENDS and (activation, edge) not in EMULATED_QUANTIZED:
         pytest.skip("CI_FULL=1 runs it")
     names = ("x", "gate", "up", "ends", "rows", "global_scale", "result")
     cases = []

@@ -9,9 +9,9 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from backend_table import takes
 from conftest import Backend, in_full, one_in
 from error_bounds import U, gamma, roundings
-from family_table import takes
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nvfp4
@@ -155,7 +155,7 @@ def test_cpu_bits_do_not_depend_on_threads(generator: torch.Generator) -> None:
 
 
 def test_plans(backend: Backend) -> None:
-    """`info` names the kernels; each can be forced by its name; families that have none say so."""
+    """`info` names the kernels; each can be forced by its name; backends that have none say so."""
     info = {"device": "cpu" if backend.name == "cpu" else 0, "backend": backend.name, "a_dtype": "bfloat16"}
     taken = takes(backend.name, "bfloat16", transpose_b=False)
     if not takes(backend.name, "bfloat16", transpose_b=False, linear=True):

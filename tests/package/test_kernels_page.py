@@ -68,26 +68,26 @@ def recorded(name: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("family", "said"),
+    ("backend", "said"),
     [
         ("sm100", "{} mutations, each found by the verifier, the emulator or both"),
         ("sm120", "{} mutations ([sm120_mutations.csv](proof/sm120_mutations.csv)). Neither tool finds one:"),
     ],
 )
-def test_recorded_proofs_are_what_the_page_says(family: str, said: str) -> None:
+def test_recorded_proofs_are_what_the_page_says(backend: str, said: str) -> None:
     """Counts, times and verdicts of the static verifier's runs; the mutations are those of the tests."""
-    launches, mutations = recorded(f"{family}_launches.csv"), recorded(f"{family}_mutations.csv")
+    launches, mutations = recorded(f"{backend}_launches.csv"), recorded(f"{backend}_mutations.csv")
     seconds = [float(launch["processor s"]) for launch in launches]
     most = max(int(launch["MB"]) for launch in launches)
     text = " ".join(PAGE.split())
     assert f"{len(launches)} launches, all race_free, {min(seconds)} to {max(seconds)} s of processor time" in text
     assert f"up to {most} MB each" in text and {launch["verdict"] for launch in launches} == {"race_free"}
-    configs = re.findall(rf"X\({family}_gemm_(\w+),", (ROOT / f"csrc/kernels/{family}/config.h").read_text())
+    configs = re.findall(rf"X\({backend}_gemm_(\w+),", (ROOT / f"csrc/kernels/{backend}/config.h").read_text())
     assert {launch["kernel"] for launch in launches} == set(configs)
     assert said.format(len(mutations)) in text
     unseen = [row for row in mutations if {row["verifier"], row["emulator (seed)"]} == {"-"}]
     assert len(unseen) == said.count("Neither tool finds one")
-    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / f"tests/kernels/{family}").glob("*.py"))
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / f"tests/kernels/{backend}").glob("*.py"))
     for row in mutations:
         assert f'"{row["mutation"]}"' in tests, row["mutation"]
 

@@ -21,7 +21,7 @@ from types import ModuleType
 
 import emulate
 import pytest
-from paths import ROOT, module_at, proven_families
+from paths import ROOT, module_at, proven_backends
 
 import nvfp4
 from nvfp4 import _C
@@ -156,7 +156,7 @@ def test_code_for_every_gpu_since_ampere() -> None:
     archs = nvfp4.info()["archs"]
     if not archs:
         pytest.skip("this build has no GPU code")
-    assert {arch for row in nvfp4._C.families() for arch in row["architectures"]} == set(archs)
+    assert {arch for row in nvfp4._C.backends() for arch in row["architectures"]} == set(archs)
     assert {"sm_80", "sm_89", "sm_90", "sm_100", "sm_120"} <= set(archs)
     assert any(arch.startswith("compute_") for arch in archs), "PTX for what comes after"
 
@@ -250,17 +250,17 @@ def test_named_nvcc_must_be_usable(finder: ModuleType, monkeypatch: pytest.Monke
 
 def test_archs_of_a_folder_of_kernels(finder: ModuleType, tmp_path: Path) -> None:
     """A folder has the architectures of its row; one without a row takes the first that are not of the CPU."""
-    table = tmp_path / "families.def"
+    table = tmp_path / "backends.def"
     table.write_text(
-        '/* NVFP4_FAMILY(SM70, sm70, "a comment", "sm_70") */\n'
-        'NVFP4_FAMILY(CPU, cpu, "the CPU", "")\n'
-        'NVFP4_FAMILY(SM80, sm80, "a GPU (any)",\n             "sm_80 compute_80")\n'
-        'NVFP4_FAMILY(SM90, sm90, "an H100, or H200", "sm_90a compute_90a")\n'
+        '/* NVFP4_BACKEND(SM70, sm70, "a comment", "sm_70") */\n'
+        'NVFP4_BACKEND(CPU, cpu, "the CPU", "")\n'
+        'NVFP4_BACKEND(SM80, sm80, "a GPU (any)",\n             "sm_80 compute_80")\n'
+        'NVFP4_BACKEND(SM90, sm90, "an H100, or H200", "sm_90a compute_90a")\n'
     )
     assert finder.architectures(table, "sm80") == finder.architectures(table, "quantize") == ["sm_80", "compute_80"]
     assert finder.architectures(table, "sm90") == ["sm_90a", "compute_90a"]
     folders = {path.parent.name for path in ROOT.glob("csrc/kernels/*/*.cu")}
-    found = {folder: finder.architectures(ROOT / "csrc/families.def", folder) for folder in folders}
+    found = {folder: finder.architectures(ROOT / "csrc/backends.def", folder) for folder in folders}
     assert len(set(map(tuple, found.values()))) == len(folders) - 2
     assert found["quantize"] == found["moe"] == found["sm80"]
     if nvfp4.info()["archs"]:
@@ -584,7 +584,7 @@ def test_source_distribution_is_whole(checkout: Path, tmp_path: Path) -> None:
 
 
 def test_the_long_run_lists_its_steps() -> None:
-    """Each function `step_...` is one, and each emulated GPU and each family with a proof has its own; no other is."""
+    """Each function `step_...` is one, and each emulated GPU and each backend with a proof has its own; no other is."""
     done = subprocess.run([ROOT / ".ci/full", "nothing"], capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("no step nothing; they are: ")
@@ -592,5 +592,5 @@ def test_the_long_run_lists_its_steps() -> None:
     assert len(steps) > 10 and {"ci_run", "wheels", "vllm"} <= set(steps)
     written = set(re.findall(r"(?m)^step_(\w+)\(\)", (ROOT / ".ci/full").read_text()))
     made = {f"emulated_{device}" for device in emulate.DEVICES}
-    made |= {f"{what}_{family}" for what in ("kernels", "schedules") for family in proven_families()}
+    made |= {f"{what}_{backend}" for what in ("kernels", "schedules") for backend in proven_backends()}
     assert set(steps) == written | made and {"kernels_sm90", "schedules_sm100", "emulated_sm_80"} <= made

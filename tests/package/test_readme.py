@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import family_table
+import backend_table
 import goals  # benchmarks/goals.py
 import hopper  # benchmarks/hopper.py
 from paths import ROOT
@@ -110,8 +110,8 @@ def test_perplexities_are_those_of_the_page() -> None:
     assert len(ours) == 5 and set(ours) <= set(perplexities(CHECKPOINTS, "### What it costs"))
 
 
-def test_what_runs_where_is_the_table_of_families() -> None:
-    """Each GPU of a row runs the families of its cells, newest first, and the CPU its own."""
+def test_what_runs_where_is_the_table_of_backends() -> None:
+    """Each GPU of a row runs the backends of its cells, newest first, and the CPU its own."""
     section = README.split("## What runs where")[1].split("\n## ")[0]
     head, _, *rows = (
         [cell.strip() for cell in line.strip("| ").split("|")] for line in section.splitlines() if line[:1] == "|"
@@ -121,15 +121,15 @@ def test_what_runs_where_is_the_table_of_families() -> None:
     shown, named = set(), set()
     for row in rows:
         capabilities = [int(text.replace(".", "")) for text in re.findall(r"\d+\.\d", row[1])]
-        able = [family_table.families_of(f"sm_{capability}") for capability in capabilities] or [("cpu",)]
+        able = [backend_table.backends_of(f"sm_{capability}") for capability in capabilities] or [("cpu",)]
         for cell, (a, transpose_b) in zip(row[2:5], asked.values()):
             cells = tuple(re.findall(r"`(\w+)`", cell))
-            for families in able:
-                assert cells == tuple(f for f in families if family_table.takes(f, a, transpose_b)), row
+            for backends in able:
+                assert cells == tuple(f for f in backends if backend_table.takes(f, a, transpose_b)), row
             named |= set(cells)
         shown |= set(capabilities)
-    assert named == set(family_table.ROWS)
-    assert {family_table.ROWS[name]["least_capability"] for name in family_table.ON_GPU} <= shown
+    assert named == set(backend_table.ROWS)
+    assert {backend_table.ROWS[name]["min_capability"] for name in backend_table.ON_GPU} <= shown
 
 
 def test_hopper_csv_is_of_the_run_on_the_page() -> None:

@@ -1,10 +1,10 @@
-/* The plans that plan_choose takes with the sm100 family alone, on the B200 of the model. Reads lines of M N K L RANK;
+/* The plans that plan_choose takes with the sm100 backend alone, on the B200 of the model. Reads lines of M N K L RANK;
  * prints how many candidates there are and the modelled time of the one at that rank. tests/plan/test_model_b200.py
  * compiles it with the planner and benchmarks/c_model.c. */
 #include "plan/choose.h"
 #include <stdio.h>
-extern const gemm_family sm100_family;
-const gemm_family *const gemm_families[GEMM_FAMILIES] = {[NVFP4_BACKEND_SM100] = &sm100_family};
+extern const gemm_backend sm100_backend;
+const gemm_backend *const gemm_backends[GEMM_BACKENDS] = {[NVFP4_BACKEND_SM100] = &sm100_backend};
 extern const device_props b200_props;
 void contiguous_traits(int64_t m, int64_t n, int64_t k, int64_t l, gemm_traits *out);
 int main(void) {
@@ -15,9 +15,9 @@ int main(void) {
         memset(&query, 0, sizeof query);
         query.props = b200_props;
         contiguous_traits(m, n, k, l, &query.traits);
-        query.families = 1u << NVFP4_BACKEND_SM100;
+        query.backends = 1u << NVFP4_BACKEND_SM100;
         query.rank = rank;
-        const plan_choice *choice = plan_choose(&query);
-        printf("%d %.17g\n", choice->candidates, choice->taken.modelled_us);
+        const plan_answer *answer = plan_choose(&query);
+        printf("%d %.17g\n", answer->candidates, answer->taken.modelled_us);
     }
 }

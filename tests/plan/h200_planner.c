@@ -3,9 +3,9 @@
 #include "plan/choose.h"
 #include <stdio.h>
 
-extern const gemm_family sm80_family, sm90_family;
-const gemm_family *const gemm_families[GEMM_FAMILIES] = {
-    [NVFP4_BACKEND_SM80] = &sm80_family, [NVFP4_BACKEND_SM90] = &sm90_family};
+extern const gemm_backend sm80_backend, sm90_backend;
+const gemm_backend *const gemm_backends[GEMM_BACKENDS] = {
+    [NVFP4_BACKEND_SM80] = &sm80_backend, [NVFP4_BACKEND_SM90] = &sm90_backend};
 
 static int64_t scale_bytes(int64_t rows, int64_t k) {
     return (rows + 127) / 128 * (k / 64) * 512;
@@ -23,10 +23,10 @@ int main(void) {
                                 .b_pitch = k / 2,
                                 .a_batch = shared == 1 ? 0 : m * k / 2,
                                 .b_batch = shared == 2 ? 0 : n * k / 2,
-                                .sfa_pitch = k / 64 * 512,
-                                .sfb_pitch = k / 64 * 512,
-                                .sfa_batch = shared == 1 ? 0 : scale_bytes(m, k),
-                                .sfb_batch = shared == 2 ? 0 : scale_bytes(n, k),
+                                .scale_a_pitch = k / 64 * 512,
+                                .scale_b_pitch = k / 64 * 512,
+                                .scale_a_batch = shared == 1 ? 0 : scale_bytes(m, k),
+                                .scale_b_batch = shared == 2 ? 0 : scale_bytes(n, k),
                                 .out_type = NVFP4_FP16,
                                 .out_pitch = n * 2,
                                 .out_batch = m * n * 2,
@@ -39,10 +39,10 @@ int main(void) {
                                      .shared_per_block = 232448,
                                      .shared_per_sm = 233472,
                                      .l2_bytes = 50 << 20};
-        query.families = 1u << NVFP4_BACKEND_SM80 | 1u << NVFP4_BACKEND_SM90;
-        const plan_choice *choice = plan_choose(&query);
-        const gemm_candidate *c = &choice->taken;
-        if (choice->candidates == 0) return 1;
-        printf("%s %d %d %lld %d\n", c->name, c->swap_ab, c->split_k, (long long)c->workspace, choice->candidates);
+        query.backends = 1u << NVFP4_BACKEND_SM80 | 1u << NVFP4_BACKEND_SM90;
+        const plan_answer *answer = plan_choose(&query);
+        const gemm_candidate *c = &answer->taken;
+        if (answer->candidates == 0) return 1;
+        printf("%s %d %d %lld %d\n", c->name, c->swap_ab, c->split_k, (long long)c->workspace, answer->candidates);
     }
 }

@@ -1,4 +1,4 @@
-/* Shared by the plan tests of all families: GPUs, products and ways for them to lie in memory, and the rules that every
+/* Shared by the plan tests of all backends: GPUs, products and ways for them to lie in memory, and the rules that every
  * candidate and every launch plan keeps. Included by one program at a time. */
 #ifndef NVFP4_TESTS_PLAN_CHECKS_H
 #define NVFP4_TESTS_PLAN_CHECKS_H
@@ -51,9 +51,9 @@ static const gpu gpus[GPUS] = {
     [RTX_5090] = {"RTX 5090", {120, 170, 101376, 102400, 2407, 1792, 96 << 20, {{0}}}},
 };
 
-static inline int runs_on(int32_t family, const gpu *g) {
-    const kernel_set *set = gemm_families[family]->kernels;
-    return g->props.compute_capability >= set->least_capability && g->props.compute_capability <= set->most_capability;
+static inline int runs_on(int32_t backend, const gpu *g) {
+    const kernel_set *set = gemm_backends[backend]->kernels;
+    return g->props.compute_capability >= set->min_capability && g->props.compute_capability <= set->max_capability;
 }
 
 typedef enum variant {
@@ -86,11 +86,11 @@ static inline gemm_problem problem(int64_t m, int64_t n, int64_t k, int64_t l, v
     p.a_pitch = m > 1 ? pitch : a_row, p.b_pitch = k / 2;
     p.a_batch = v == FAR_BATCHES ? TENSOR_STRIDE_END : one_a ? 0 : m * pitch;
     p.b_batch = n * k / 2;
-    p.sfa = memory[2], p.sfb = memory[3];
-    p.sfa_pitch = p.sfb_pitch = scale_pitch;
-    p.sfa_batch = v == ONE_FOR_ALL ? 0 : scale_pitch * (v == LINEAR ? m : ceil_div(m, 128));
-    p.sfb_batch = scale_pitch * (v == LINEAR ? n : ceil_div(n, 128));
-    if (a_type != VALUES_E2M1) p.sfa = NULL, p.sfa_pitch = p.sfa_batch = 0;
+    p.scale_a = memory[2], p.scale_b = memory[3];
+    p.scale_a_pitch = p.scale_b_pitch = scale_pitch;
+    p.scale_a_batch = v == ONE_FOR_ALL ? 0 : scale_pitch * (v == LINEAR ? m : ceil_div(m, 128));
+    p.scale_b_batch = scale_pitch * (v == LINEAR ? n : ceil_div(n, 128));
+    if (a_type != VALUES_E2M1) p.scale_a = NULL, p.scale_a_pitch = p.scale_a_batch = 0;
     p.a_type = a_type;
     p.out = memory[4];
     p.out_pitch = n * element;
@@ -107,16 +107,17 @@ static inline gemm_problem problem(int64_t m, int64_t n, int64_t k, int64_t l, v
 }
 
 /* A product of groups of m rows in all. */
-static inline grouped_problem grouped(int32_t operation, int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts,
+static inline grouped_problem grouped(int32_t kind, int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts,
                                       variant v) {
     static int32_t ends[1], rows[1];
     grouped_problem p = {.g = problem(m, n, k, (int64_t)groups * parts, v), .ends = ends, .rows = rows};
-    p.g.operation = operation;
+    p.g.product_kind = kind;
     p.g.a_batch = 0, p.g.out_batch = n * 2;
     p.a_rows = m, p.groups = groups, p.parts = parts;
     if (p.g.a_type == VALUES_E2M1) {
-        p.g.sfa_batch = 0;
-        if (p.g.scale_layout == NVFP4_128X4) p.rows = NULL, p.scale_rows = rows, p.sfa_rows = ceil_div(m, 128) * 128;
+        p.g.scale_a_batch = 0;
+        if (p.g.scale_layout == NVFP4_128X4)
+            p.rows = NULL, p.scale_rows = rows, p.scale_a_rows = ceil_div(m, 128) * 128;
     }
     return p;
 }
@@ -142,7 +143,7 @@ static inline void name_candidate(const gpu *g, const gemm_problem *p, variant v
 /* The traits with the number of groups, of a grouped_problem. */
 static inline gemm_traits traits_of_product(const gemm_problem *p) {
     gemm_traits t = traits_of(p);
-    if (t.operation >= OP_GROUPED) t.groups = ((const grouped_problem *)p)->groups;
+    if (t.product_kind >= PRODUCT_GROUPED) t.groups = ((const grouped_problem *)p)->groups;
     return t;
 }
 
@@ -150,28 +151,28 @@ static inline gemm_traits traits_of_product(const gemm_problem *p) {
 
 typedef struct candidate_list {
     int32_t count;
-    gemm_candidate all[FAMILY_MAX_CANDIDATES + 1]; /* the last one is not the family's to write */
+    gemm_candidate all[MAX_CANDIDATES + 1]; /* the last one is not the backend's to write */
 } candidate_list;
 
 static inline int same_settings(const gemm_candidate *x, const gemm_candidate *y) {
-    return x->family == y->family && x->kernel == y->kernel && x->swap_ab == y->swap_ab && x->split_k == y->split_k &&
+    return x->backend == y->backend && x->kernel == y->kernel && x->swap_ab == y->swap_ab && x->split_k == y->split_k &&
            x->prefetch_stages == y->prefetch_stages && x->ctas_per_sm == y->ctas_per_sm;
 }
 
 static inline plan_settings settings_of(const gemm_candidate *c) {
-    return (plan_settings){c->family, c->kernel, c->swap_ab, c->split_k, c->prefetch_stages, c->ctas_per_sm};
+    return (plan_settings){c->backend, c->kernel, c->swap_ab, c->split_k, c->prefetch_stages, c->ctas_per_sm};
 }
 
-static inline void list_candidates(int32_t family, const gpu *g, const gemm_problem *p, int garbage,
+static inline void list_candidates(int32_t backend, const gpu *g, const gemm_problem *p, int garbage,
                                    candidate_list *list) {
     const gemm_traits t = traits_of_product(p);
     memset(list->all, garbage, sizeof list->all);
-    const gemm_planner *planner = planner_of(family, t.operation, t.a_type);
+    const gemm_planner *planner = planner_of(backend, t.product_kind, t.a_type);
     list->count = planner ? planner->candidates(&g->props, &t, list->all) : 0;
     unsigned char untouched[sizeof *list->all];
     memset(untouched, garbage, sizeof untouched);
-    expect(list->count >= 0 && list->count <= FAMILY_MAX_CANDIDATES &&
-               memcmp(&list->all[FAMILY_MAX_CANDIDATES], untouched, sizeof untouched) == 0,
+    expect(list->count >= 0 && list->count <= MAX_CANDIDATES &&
+               memcmp(&list->all[MAX_CANDIDATES], untouched, sizeof untouched) == 0,
            "no more candidates than there is room for");
 }
 
@@ -183,9 +184,9 @@ static inline int32_t first_of(const candidate_list *list) {
     return first;
 }
 
-static inline void check_candidate(int32_t family, const gemm_candidate *c) {
-    const kernel_set *set = gemm_families[family]->kernels;
-    expect(c->family == family && c->kernel >= 0 && c->kernel < set->count, "a kernel of the family");
+static inline void check_candidate(int32_t backend, const gemm_candidate *c) {
+    const kernel_set *set = gemm_backends[backend]->kernels;
+    expect(c->backend == backend && c->kernel >= 0 && c->kernel < set->count, "a kernel of the backend");
     expect(!strcmp(c->name, set->kernels[c->kernel].name), "it says what");
     expect(c->reason && strlen(c->reason) > 20, "it says why");
     expect(c->modelled_us > 0.0 && c->modelled_us < 1e30, "it says how long that is modelled to take");
@@ -198,33 +199,33 @@ static inline void check_candidate(int32_t family, const gemm_candidate *c) {
     expect(c->tile_m > 0 && c->tile_n > 0 && c->tile_k > 0 && c->stages > 0, "it says the tile");
 }
 
-/* Whether a family lists a kernel of its kernel_set for a product. */
-static inline int is_listed(int32_t family, const gpu *g, const gemm_problem *p, int32_t kernel) {
+/* Whether a backend lists a kernel of its kernel_set for a product. */
+static inline int is_listed(int32_t backend, const gpu *g, const gemm_problem *p, int32_t kernel) {
     static candidate_list list;
     int found = 0;
-    list_candidates(family, g, p, 0, &list);
+    list_candidates(backend, g, p, 0, &list);
     for (int32_t i = 0; i < list.count; i++) found |= list.all[i].kernel == kernel;
     return found;
 }
 
 /* A GPU with exactly the shared memory that a kernel needs can run it, and one with less cannot. */
-static inline void check_least_shared_memory(int32_t family, gpu g, const gemm_problem *p, int32_t kernel) {
-    const kernel_entry *entry = &gemm_families[family]->kernels->kernels[kernel];
+static inline void check_min_shared_memory(int32_t backend, gpu g, const gemm_problem *p, int32_t kernel) {
+    const kernel_entry *entry = &gemm_backends[backend]->kernels->kernels[kernel];
     snprintf(about, sizeof about, "%s with little shared memory", entry->name);
     g.props.shared_per_block = entry->shared_bytes;
-    expect(is_listed(family, &g, p, kernel), "it fits a CTA exactly");
+    expect(is_listed(backend, &g, p, kernel), "it fits a CTA exactly");
     g.props.shared_per_block--;
-    expect(!is_listed(family, &g, p, kernel), "it does not fit");
+    expect(!is_listed(backend, &g, p, kernel), "it does not fit");
 }
 
-/* A product of NVFP4 operands on a GPU whose CTAs have less shared memory than any kernel of the family needs. */
-static inline void check_too_little_shared_memory(int32_t family, gpu g, const gemm_problem *p) {
+/* A product of NVFP4 operands on a GPU whose CTAs have less shared memory than any kernel of the backend needs. */
+static inline void check_too_little_shared_memory(int32_t backend, gpu g, const gemm_problem *p) {
     const gemm_traits t = traits_of(p);
     static candidate_list list;
     g.props.shared_per_block = 48 << 10;
-    list_candidates(family, &g, p, 0, &list);
-    expect(planner_of(family, p->operation, p->a_type)->reject(&g.props, &t) == NVFP4_UNSUPPORTED && list.count == 0 &&
-               strstr(nvfp4_last_error(), "the GPU has 49152 a CTA"),
+    list_candidates(backend, &g, p, 0, &list);
+    expect(planner_of(backend, p->product_kind, p->a_type)->reject(&g.props, &t) == NVFP4_UNSUPPORTED &&
+               list.count == 0 && strstr(nvfp4_last_error(), "the GPU has 49152 a CTA"),
            "too little shared memory is an error");
 }
 
@@ -289,7 +290,7 @@ static inline void check_params(const launch_plan *plan, param_size *size_of) {
 }
 
 static inline int in_operand(const gemm_problem *p, const void *data) {
-    return data == p->a || data == p->b || data == p->sfa || data == p->sfb;
+    return data == p->a || data == p->b || data == p->scale_a || data == p->scale_b;
 }
 
 /* Checks the rules of cuTensorMapEncodeTiled (CUDA driver API, tensor map object management). */
@@ -389,22 +390,22 @@ static inline void build_plan(const gpu *g, const gemm_problem *p, const gemm_ca
 #ifdef NVFP4_DUMP
     plan->dump = NULL, plan->dump_cta = plan->dump_k_block = 0;
 #endif
-    const gemm_planner *planner = planner_of(c->family, p->operation, p->a_type);
+    const gemm_planner *planner = planner_of(c->backend, p->product_kind, p->a_type);
     planner->build(&g->props, p, c, (void *)WORKSPACE, plan); /* NOLINT: nothing is read */
 }
 
 /* Builds a candidate's launch plan, and again from the same candidate of another list, and checks what holds for every
- * family. The GEMM's step is the last or the first; returns it, or NULL. */
+ * backend. The GEMM's step is the last or the first; returns it, or NULL. */
 static inline const launch_step *check_launches(const gpu *g, const gemm_problem *p, const gemm_candidate *c,
                                                 const gemm_candidate *again, param_size *size_of, launch_plan *plan) {
     static launch_plan other;
-    const kernel_set *set = gemm_families[c->family]->kernels;
-    check_candidate(c->family, c);
+    const kernel_set *set = gemm_backends[c->backend]->kernels;
+    check_candidate(c->backend, c);
     build_plan(g, p, c, 0xA5, plan);
     build_plan(g, p, again, 0x5A, &other);
     if (!expect(plan->steps >= 1 && plan->steps <= PLAN_MAX_STEPS, "room for steps")) return NULL;
     for (int32_t i = 0; i < plan->steps; i++) {
-        if (!expect(plan->step[i].kernel >= 0 && plan->step[i].kernel < set->count, "kernels of the family"))
+        if (!expect(plan->step[i].kernel >= 0 && plan->step[i].kernel < set->count, "kernels of the backend"))
             return NULL;
         for (int32_t j = 0; j < i; j++)
             expect(plan->step[i].kernel != plan->step[j].kernel, "a kernel is launched once");
@@ -439,15 +440,15 @@ typedef void candidate_check(const gpu *g, const gemm_problem *p, variant v, con
 /* Checks the error message of a product without candidates; returns whether there may be none. */
 typedef int rejection_check(const gpu *g, const gemm_problem *p);
 
-/* The candidate that a family ranks first, or all of them. Returns how many there are. */
-static inline int32_t check_product(int32_t family, const gpu *g, const gemm_problem *p, variant v, int all,
+/* The candidate that a backend ranks first, or all of them. Returns how many there are. */
+static inline int32_t check_product(int32_t backend, const gpu *g, const gemm_problem *p, variant v, int all,
                                     param_size *size_of, candidate_check *check, rejection_check *may_reject) {
     static candidate_list list, again;
     static launch_plan plan;
-    if (!planner_of(family, p->operation, p->a_type)) return 0;
+    if (!planner_of(backend, p->product_kind, p->a_type)) return 0;
     name_product(g, p, v);
-    list_candidates(family, g, p, 0xA5, &list);
-    list_candidates(family, g, p, 0x5A, &again);
+    list_candidates(backend, g, p, 0xA5, &list);
+    list_candidates(backend, g, p, 0x5A, &again);
     expect(list.count == again.count, "the same candidates twice");
     if (list.count == 0) {
         expect(may_reject(g, p), "a product without candidates");
@@ -465,13 +466,13 @@ static inline int32_t check_product(int32_t family, const gpu *g, const gemm_pro
     return list.count;
 }
 
-/* A query over the families of a mask. */
-static inline plan_query query_of(const gpu *g, const gemm_problem *p, uint32_t families, int32_t rank) {
+/* A query over the backends of a mask. */
+static inline plan_query query_of(const gpu *g, const gemm_problem *p, uint32_t backends, int32_t rank) {
     plan_query query;
     memset(&query, 0, sizeof query);
     query.traits = traits_of(p);
     query.props = g->props;
-    query.families = families;
+    query.backends = backends;
     query.rank = rank;
     return query;
 }

@@ -8,11 +8,11 @@
 
 #include "nvfp4.h"
 
-enum { PLANNERS = 3, ROUNDS = 2000, MOST_PLANS = 128 };
+enum { PLANNERS = 3, ROUNDS = 2000, MAX_PLANS = 128 };
 
 static nvfp4_context *context;
 static nvfp4_shape shapes[2];
-static nvfp4_plan plans[2][MOST_PLANS]; /* of each shape, by rank */
+static nvfp4_plan plans[2][MAX_PLANS]; /* of each shape, by rank */
 static atomic_int failed, planning = PLANNERS;
 
 static int same(const nvfp4_plan *x, const nvfp4_plan *y) {
@@ -53,7 +53,7 @@ int main(void) {
         shapes[s] = NVFP4_SHAPE;
         shapes[s].device = 0, shapes[s].m = 64 << s, shapes[s].n = 512, shapes[s].k = 2048;
         for (int rank = 0; rank == 0 || rank < plans[s][0].candidates; rank++)
-            if (rank == MOST_PLANS || nvfp4_set_candidate(context, rank) ||
+            if (rank == MAX_PLANS || nvfp4_set_candidate(context, rank) ||
                 nvfp4_plan_shape(context, &shapes[s], &plans[s][rank]))
                 return 1;
     }

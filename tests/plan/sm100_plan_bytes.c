@@ -34,12 +34,13 @@ static gemm_problem draw_problem(void) {
     p.aligned16 = p.k % 32 == 0 && draw(8);
     const int64_t element = p.out_type == NVFP4_FP32 ? 4 : 2;
     const int64_t scale_pitch = p.scale_layout == NVFP4_LINEAR ? p.k / 16 : ceil_div(p.k, 64) * 512;
-    p.a = address(0), p.b = address(1), p.sfa = address(2), p.sfb = address(3), p.out = (void *)(uintptr_t)address(4);
+    p.a = address(0), p.b = address(1), p.scale_a = address(2), p.scale_b = address(3),
+    p.out = (void *)(uintptr_t)address(4);
     p.a_pitch = p.k / 2 + 16 * draw(2), p.b_pitch = p.k / 2;
     p.a_batch = draw(4) ? p.m * p.a_pitch : 0, p.b_batch = p.n * p.b_pitch;
-    p.sfa_pitch = p.sfb_pitch = scale_pitch;
-    p.sfa_batch = scale_pitch * (p.scale_layout == NVFP4_LINEAR ? p.m : ceil_div(p.m, 128));
-    p.sfb_batch = scale_pitch * (p.scale_layout == NVFP4_LINEAR ? p.n : ceil_div(p.n, 128));
+    p.scale_a_pitch = p.scale_b_pitch = scale_pitch;
+    p.scale_a_batch = scale_pitch * (p.scale_layout == NVFP4_LINEAR ? p.m : ceil_div(p.m, 128));
+    p.scale_b_batch = scale_pitch * (p.scale_layout == NVFP4_LINEAR ? p.n : ceil_div(p.n, 128));
     p.out_pitch = p.n * element, p.out_batch = p.m * p.n * element;
     p.alpha_value = 1;
     return p;
@@ -80,7 +81,7 @@ int main(int argc, char **argv) {
         {100, 148, 232448, 233472, 1965, 8184, 126 << 20, {{74, 33, 15}, {148, 66, -1}}},
         {100, 18, 232448, 233472, 0, 0, 18 << 20, {{0}}},
         {103, 33, 232448, 233472, 1920, 8184, 126 << 20, {{0}}}};
-    static gemm_candidate all[FAMILY_MAX_CANDIDATES];
+    static gemm_candidate all[MAX_CANDIDATES];
     static launch_plan plan;
     seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     for (int product = 0; product < PRODUCTS; product++) {

@@ -68,7 +68,7 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
 }
 
 static const kernel_entry *entry_of(int32_t kernel) {
-    return &gemm_families[NVFP4_BACKEND_SM90]->kernels->kernels[kernel];
+    return &gemm_backends[NVFP4_BACKEND_SM90]->kernels->kernels[kernel];
 }
 
 /* The parameter of the pre-pass; NULL where there is none. */
@@ -102,10 +102,11 @@ static void check_cache_policies(const gpu *g, const gemm_problem *p, const sm90
 
 /* An operand as it lies in memory. */
 static void check_e2m1(const gemm_problem *p, int is_b, const sm90_dequant_operand *e, int64_t rows) {
-    expect(e->data == (is_b ? p->b : p->a) && e->scale == (is_b ? p->sfb : p->sfa) && e->rows == rows &&
+    expect(e->data == (is_b ? p->b : p->a) && e->scale == (is_b ? p->scale_b : p->scale_a) && e->rows == rows &&
                e->pitch == (is_b ? p->b_pitch : p->a_pitch) && e->batch == (is_b ? p->b_batch : p->a_batch) &&
-               e->scale_pitch == (is_b ? p->sfb_pitch : p->sfa_pitch) &&
-               e->scale_batch == (is_b ? p->sfb_batch : p->sfa_batch) && e->type == (is_b ? VALUES_E2M1 : p->a_type),
+               e->scale_pitch == (is_b ? p->scale_b_pitch : p->scale_a_pitch) &&
+               e->scale_batch == (is_b ? p->scale_b_batch : p->scale_a_batch) &&
+               e->type == (is_b ? VALUES_E2M1 : p->a_type),
            "what is dequantized, or put into order");
 }
 
@@ -280,12 +281,13 @@ static void check_gemm(const gpu *g, const gemm_problem *p, const gemm_candidate
     check_gemm_memory(g, candidate, c, s, gemm);
     check_cache_policies(g, p, s);
 
-    const int64_t b_batch = mma_b_is_b ? p->b_batch : p->a_batch, b_scales = mma_b_is_b ? p->sfb_batch : p->sfa_batch;
+    const int64_t b_batch = mma_b_is_b ? p->b_batch : p->a_batch,
+                  b_scales = mma_b_is_b ? p->scale_b_batch : p->scale_a_batch;
     const int64_t mma_b_batches = b_batch == 0 && b_scales == 0 ? 1 : p->l;
     if (!in_kernel) expect(s->mma_b.shared == (p->l > 1 && mma_b_batches == 1), "one mma_b for all batches");
-    expect(s->mma_a.scale == (mma_b_is_b ? p->sfa : p->sfb) &&
-               s->mma_a.scale_batch == (mma_b_is_b ? p->sfa_batch : p->sfb_batch) &&
-               s->mma_a.scale_pitch == (mma_b_is_b ? p->sfa_pitch : p->sfb_pitch),
+    expect(s->mma_a.scale == (mma_b_is_b ? p->scale_a : p->scale_b) &&
+               s->mma_a.scale_batch == (mma_b_is_b ? p->scale_a_batch : p->scale_b_batch) &&
+               s->mma_a.scale_pitch == (mma_b_is_b ? p->scale_a_pitch : p->scale_b_pitch),
            "scales of mma_a");
     check_e2m1(p, mma_b_is_b, &s->mma_b_e2m1, mma_b_is_b ? p->n : p->m);
     const sm90_dequant_schedule *e = dequant_of(plan);
@@ -339,9 +341,9 @@ static gemm_problem transposed(const gemm_problem *p) {
     gemm_problem t = *p;
     t.m = p->n, t.n = p->m;
     t.a = p->b, t.a_pitch = p->b_pitch, t.a_batch = p->b_batch;
-    t.sfa = p->sfb, t.sfa_pitch = p->sfb_pitch, t.sfa_batch = p->sfb_batch;
+    t.scale_a = p->scale_b, t.scale_a_pitch = p->scale_b_pitch, t.scale_a_batch = p->scale_b_batch;
     t.b = p->a, t.b_pitch = p->a_pitch, t.b_batch = p->a_batch;
-    t.sfb = p->sfa, t.sfb_pitch = p->sfa_pitch, t.sfb_batch = p->sfa_batch;
+    t.scale_b = p->scale_a, t.scale_b_pitch = p->scale_a_pitch, t.scale_b_batch = p->scale_a_batch;
     t.alpha_stride = 0;
     return t;
 }
@@ -424,7 +426,7 @@ static void check_units(const gpu *g, const gemm_problem *p, const gemm_candidat
                        t->box[0] == SM90_UNITS_STEP_K / 2 && t->box[1] == 4,
                    "rows of the last block");
         } else if (place == (const unsigned char *)&s->b_scales) {
-            expect(t->data == p->sfb && t->rank == 4 && t->swizzle == 0 && t->dims[0] == 512 &&
+            expect(t->data == p->scale_b && t->rank == 4 && t->swizzle == 0 && t->dims[0] == 512 &&
                        (int64_t)t->dims[1] == ceil_div(p->k, 64) && (int64_t)t->dims[2] == ceil_div(p->n, 128) &&
                        t->box[0] == 64 && t->box[1] == SM90_UNITS_STEP_K / 64,
                    "the scales of a pair");
@@ -478,11 +480,11 @@ static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candid
     expect(!!s->flags == divided, "a kernel that dequantizes has flags");
     for (int i = 1; i >= 0; i--) {
         const int is_b = i == 0 ? s->swap_ab : !s->swap_ab;
-        const int64_t batch = is_b ? p->b_batch : p->a_batch, scale_batch = is_b ? p->sfb_batch : p->sfa_batch;
+        const int64_t batch = is_b ? p->b_batch : p->a_batch, scale_batch = is_b ? p->scale_b_batch : p->scale_a_batch;
         const int64_t count = batch == 0 && (e2m1[i] || scale_batch == 0) ? 1 : p->l;
         expect(operands[i]->rows == rows[i] && operands[i]->batches == count, "rows and batches of an operand");
-        expect(operands[i]->scale == (is_b ? p->sfb : p->sfa) && operands[i]->scale_batch == scale_batch &&
-                   operands[i]->scale_pitch == (is_b ? p->sfb_pitch : p->sfa_pitch),
+        expect(operands[i]->scale == (is_b ? p->scale_b : p->scale_a) && operands[i]->scale_batch == scale_batch &&
+                   operands[i]->scale_pitch == (is_b ? p->scale_b_pitch : p->scale_a_pitch),
                "its scales");
         if (e && e2m1[i])
             expect((i ? e->first_ctas : e->second_ctas) == 0, "what is read as e2m1 is not dequantized");

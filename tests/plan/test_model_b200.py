@@ -42,10 +42,10 @@ def test_every_constant_has_a_unit_and_a_source() -> None:
         assert constant.unit in ("GHz", "TB/s", "us", "B/clk", "clk"), constant
 
 
-@pytest.mark.parametrize("family", ["sm90", "sm100"])
-def test_a_constant_changes_the_time(family: str) -> None:
+@pytest.mark.parametrize("backend", ["sm90", "sm100"])
+def test_a_constant_changes_the_time(backend: str) -> None:
     """The planner computes with the constants that it is given; the defaults stay."""
-    default, on = c_model.model(family), c_model.device({"sm90": "h200", "sm100": "b200"}[family])
+    default, on = c_model.model(backend), c_model.device({"sm90": "h200", "sm100": "b200"}[backend])
     of = c_model.traits(128, 7168, 16384)
 
     def us(constants: c_model.Struct) -> list[float]:
@@ -53,8 +53,8 @@ def test_a_constant_changes_the_time(family: str) -> None:
 
     slow = default.copy(dram_tb_s=default.dram_tb_s / 10)
     assert min(us(slow)) > 1.5 * min(us(default))
-    assert us(c_model.model(family)) == us(default)
-    assert us(c_model.model(family, dram_tb_s=default.dram_tb_s / 10)) == us(slow)
+    assert us(c_model.model(backend)) == us(default)
+    assert us(c_model.model(backend, dram_tb_s=default.dram_tb_s / 10)) == us(slow)
 
 
 def test_an_unknown_constant_is_an_error() -> None:
@@ -159,7 +159,7 @@ def test_plan_takes_what_the_model_calls_fastest(tmp_path: Path) -> None:
     ]
     ranks = [draw.choice((0, draw.randrange(len(times)))) for times in modelled]
     csrc = ROOT / "csrc"
-    sources = [csrc / name for name in ("plan/choose.c", "plan/reject.c", "kernels/sm100/family.c", "common/error.c")]
+    sources = [csrc / name for name in ("plan/choose.c", "plan/reject.c", "kernels/sm100/backend.c", "common/error.c")]
     sources += [ROOT / "tests/plan/b200_planner.c", ROOT / "benchmarks/c_model.c"]
     binary = tmp_path / "planner"
     subprocess.run(["gcc", "-std=c11", "-O1", f"-I{csrc}", *sources, "-lm", "-o", binary], check=True)

@@ -1,19 +1,19 @@
 /* The cache of plan_choose: two queries that differ in one field never share an answer, whatever was asked before. Two
- * families of this program's own answer with what they were asked, so that an answer to another query is seen. Prints
+ * backends of this program's own answer with what they were asked, so that an answer to another query is seen. Prints
  * "N passed, N failed". The argument is a seed. */
 #include "plan_checks.h"
 
 enum { ANSWERS = 4 };
 
 static uint64_t seed;
-static int32_t listed; /* how often a family was asked */
+static int32_t listed; /* how often a backend was asked */
 
 static uint32_t draw(void) {
     seed = seed * 6364136223846793005 + 1442695040888963407;
     return (uint32_t)(seed >> 33);
 }
 
-/* FNV-1a (RFC draft-eastlake-fnv) of what a family is given, in 31 bits and not 0. */
+/* FNV-1a (RFC draft-eastlake-fnv) of what a backend is given, in 31 bits and not 0. */
 static int64_t digest(const device_props *props, const gemm_traits *t) {
     uint64_t hash = 0xCBF29CE484222325;
     for (size_t i = 0; i < sizeof *props + sizeof *t; i++) {
@@ -23,13 +23,13 @@ static int64_t digest(const device_props *props, const gemm_traits *t) {
     return (int64_t)(hash >> 33) + 1;
 }
 
-static int32_t answer(int32_t family, const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+static int32_t answer(int32_t backend, const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     listed++;
     for (int32_t i = 0; i < ANSWERS; i++) {
         memset(&out[i], 0, sizeof out[i]);
-        out[i].modelled_us = family + 10.0 * i;
+        out[i].modelled_us = backend + 10.0 * i;
         out[i].grid = digest(props, t);
-        out[i].family = family;
+        out[i].backend = backend;
         out[i].kernel = i;
         out[i].swap_ab = i % 2;
         out[i].split_k = 1 + i;
@@ -56,39 +56,42 @@ static const gemm_planner sm80_all = {
     .a_types = UINT32_MAX, .takes_by_batch = 1, .candidates = answer_sm80, .batch_invariant = answer_batch_invariant};
 static const gemm_planner sm90_all = {.a_types = UINT32_MAX, .takes_by_batch = 1, .candidates = answer_sm90};
 #define EVERY(planner)                                                                                                 \
-    {[OP_GEMM] = &(planner), [OP_GEMM_NN] = &(planner), [OP_GROUPED] = &(planner), [OP_GROUPED_NN] = &(planner)}
-static const gemm_family sm80 = {.name = "sm80", .planners = EVERY(sm80_all)};
-static const gemm_family sm90 = {.name = "sm90", .planners = EVERY(sm90_all)};
-const gemm_family *const gemm_families[GEMM_FAMILIES] = {[NVFP4_BACKEND_SM80] = &sm80, [NVFP4_BACKEND_SM90] = &sm90};
+    {[PRODUCT_GEMM] = &(planner),                                                                                      \
+     [PRODUCT_GEMM_NN] = &(planner),                                                                                   \
+     [PRODUCT_GROUPED] = &(planner),                                                                                   \
+     [PRODUCT_GROUPED_NN] = &(planner)}
+static const gemm_backend sm80 = {.name = "sm80", .planners = EVERY(sm80_all)};
+static const gemm_backend sm90 = {.name = "sm90", .planners = EVERY(sm90_all)};
+const gemm_backend *const gemm_backends[GEMM_BACKENDS] = {[NVFP4_BACKEND_SM80] = &sm80, [NVFP4_BACKEND_SM90] = &sm90};
 
 enum { SM80 = 1 << NVFP4_BACKEND_SM80, SM90 = 1 << NVFP4_BACKEND_SM90 };
 
-static int is_override(const plan_query *q, int32_t family, int32_t i) {
+static int is_override(const plan_query *q, int32_t backend, int32_t i) {
     const plan_settings *s = &q->override;
-    return s->split_k == 1 + i && s->family == family && s->kernel == i && s->swap_ab == i % 2 &&
-           s->prefetch_stages == 0 && s->ctas_per_sm == 0 && (q->families >> family & 1);
+    return s->split_k == 1 + i && s->backend == backend && s->kernel == i && s->swap_ab == i % 2 &&
+           s->prefetch_stages == 0 && s->ctas_per_sm == 0 && (q->backends >> backend & 1);
 }
 
-/* The answer to a query by itself. Candidate i of a family takes 10 i us and the family's number more. */
+/* The answer to a query by itself. Candidate i of a backend takes 10 i us and the backend's number more. */
 static void check_answer(const plan_query *q, const char *rule) {
     int32_t order[2 * ANSWERS][2], count = 0;
     for (int overrides = 1; overrides >= 0; overrides--)
         for (int32_t i = 0; i < ANSWERS; i++)
-            for (int32_t family = NVFP4_BACKEND_SM80; family <= NVFP4_BACKEND_SM90; family++)
-                if ((q->families >> family & 1) && is_override(q, family, i) == overrides)
-                    order[count][0] = family, order[count++][1] = i;
+            for (int32_t backend = NVFP4_BACKEND_SM80; backend <= NVFP4_BACKEND_SM90; backend++)
+                if ((q->backends >> backend & 1) && is_override(q, backend, i) == overrides)
+                    order[count][0] = backend, order[count++][1] = i;
     const int32_t *wanted = order[q->rank < count ? q->rank : count - 1];
-    const plan_choice *choice = plan_choose(q);
+    const plan_answer *answer = plan_choose(q);
     if (q->batch_invariant) { /* whatever the override and the rank */
-        const int32_t found = q->families >> NVFP4_BACKEND_SM80 & 1;
-        expect(choice->candidates == found &&
-                   (!found || (choice->taken.family == NVFP4_BACKEND_SM80 && choice->taken.kernel == ANSWERS &&
-                               choice->taken.batch_invariant && choice->taken.grid == digest(&q->props, &q->traits))),
+        const int32_t found = q->backends >> NVFP4_BACKEND_SM80 & 1;
+        expect(answer->candidates == found &&
+                   (!found || (answer->taken.backend == NVFP4_BACKEND_SM80 && answer->taken.kernel == ANSWERS &&
+                               answer->taken.batch_invariant && answer->taken.grid == digest(&q->props, &q->traits))),
                rule);
         return;
     }
-    expect(choice->candidates == count && choice->taken.family == wanted[0] && choice->taken.kernel == wanted[1] &&
-               choice->taken.grid == digest(&q->props, &q->traits) && !choice->taken.batch_invariant,
+    expect(answer->candidates == count && answer->taken.backend == wanted[0] && answer->taken.kernel == wanted[1] &&
+               answer->taken.grid == digest(&q->props, &q->traits) && !answer->taken.batch_invariant,
            rule);
 }
 
@@ -124,7 +127,7 @@ static const field fields[] = {
     FIELD(traits.broadcast_a),
     FIELD(traits.broadcast_b),
     FIELD(traits.a_type),
-    FIELD(traits.operation),
+    FIELD(traits.product_kind),
     FIELD(traits.by_batch),
     FIELD(traits.groups),
     FIELD(props.compute_capability),
@@ -135,8 +138,8 @@ static const field fields[] = {
     FIELD(props.memory_gb_s),
     FIELD(props.l2_bytes),
     FIELD(props.clusters),
-    FIELD(families),
-    FIELD(override.family),
+    FIELD(backends),
+    FIELD(override.backend),
     FIELD(override.kernel),
     FIELD(override.swap_ab),
     FIELD(override.split_k),
@@ -147,7 +150,7 @@ static const field fields[] = {
     FIELD(padding_),
 };
 
-/* Every bit of every field that a family is given; what is chosen between has few values that mean something. */
+/* Every bit of every field that a backend is given; what is chosen between has few values that mean something. */
 static void check_fields(void) {
     size_t end = 0;
     snprintf(about, sizeof about, "fields");
@@ -157,14 +160,14 @@ static void check_fields(void) {
     }
     expect(end == sizeof(plan_query), "up to the last");
     for (size_t i = 0; i < COUNT(fields); i++) {
-        const int operation = !strcmp(fields[i].name, "traits.operation"),
+        const int product_kind = !strcmp(fields[i].name, "traits.product_kind"),
                   a_type = !strcmp(fields[i].name, "traits.a_type");
-        const int given = fields[i].offset < offsetof(plan_query, families);
+        const int given = fields[i].offset < offsetof(plan_query, backends);
         const plan_query x = base_query();
         plan_query y = x;
         unsigned char *bytes = (unsigned char *)&y + fields[i].offset;
         /* The fields that select a planner have few values. */
-        const size_t bits = operation ? 2 : a_type ? 5 : 8 * fields[i].bytes;
+        const size_t bits = product_kind ? 2 : a_type ? 5 : 8 * fields[i].bytes;
         for (size_t bit = 0; given && bit < bits; bit++) {
             bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
             check_pair(&x, &y, fields[i].name);
@@ -173,7 +176,7 @@ static void check_fields(void) {
         if (given) continue;
         for (int32_t value = 0; value < 6; value++) {
             memcpy(bytes, &value, sizeof value);
-            if (!strcmp(fields[i].name, "families")) y.families = value % 3 ? value % 3 * SM80 : SM80 | SM90;
+            if (!strcmp(fields[i].name, "backends")) y.backends = value % 3 ? value % 3 * SM80 : SM80 | SM90;
             if (memcmp(&x, &y, sizeof x) != 0) check_pair(&x, &y, fields[i].name);
         }
     }
@@ -186,20 +189,20 @@ static void check_collisions(void) {
     snprintf(about, sizeof about, "collisions");
     for (int i = 0; i < QUERIES; i++) {
         all[i] = base_query();
-        all[i].families = 1u << (NVFP4_BACKEND_SM80 + draw() % 2);
+        all[i].backends = 1u << (NVFP4_BACKEND_SM80 + draw() % 2);
         all[i].rank = (int32_t)(draw() % 5);
     }
     for (int i = 0; i < 20 * QUERIES; i++) check_answer(&all[draw() % QUERIES], "its own answer");
 }
 
-/* An answer is kept: asking again asks no family. */
+/* An answer is kept: asking again asks no backend. */
 static void check_hits(void) {
     const plan_query q = base_query();
     snprintf(about, sizeof about, "hits");
     check_answer(&q, "an answer");
     const int32_t before = listed;
     for (int i = 0; i < 10; i++) check_answer(&q, "the same");
-    expect(listed == before, "no family is asked again");
+    expect(listed == before, "no backend is asked again");
 }
 
 int main(int argc, char **argv) {

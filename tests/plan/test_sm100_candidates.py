@@ -7,7 +7,7 @@ import exact_products
 import pytest
 import torch
 from conftest import Backend
-from harness.headers import family
+from harness.headers import headers_of
 
 import nvfp4
 from nvfp4 import _C
@@ -42,7 +42,7 @@ def test_every_instantiation_is_among_them(sm100: Backend, candidate: None) -> N
         for i in range(plan(case)["candidates"]):
             _C.set_candidate(i)
             found.add((plan(case)["kernel"], plan(case)["split_k"] > 1))
-    names = [config.kernel for config in family("sm100").configs().values()]
+    names = [config.kernel for config in headers_of("sm100").configs().values()]
     assert len(names) > 1 and found == {(name, split) for name in names for split in (False, True)}
 
 

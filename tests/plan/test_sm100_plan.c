@@ -1,4 +1,4 @@
-/* The sm100 family over many shapes and ways to lie in memory: every candidate can be launched, and keeps what the
+/* The sm100 backend over many shapes and ways to lie in memory: every candidate can be launched, and keeps what the
  * kernel relies on (csrc/kernels/sm100/config.h). Prints "N passed, N failed". */
 #include "kernels/sm100/plan.h"
 #include "plan_checks.h"
@@ -27,7 +27,7 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
 }
 
 static const kernel_entry *entry_of(int32_t kernel) {
-    return &gemm_families[NVFP4_BACKEND_SM100]->kernels->kernels[kernel];
+    return &gemm_backends[NVFP4_BACKEND_SM100]->kernels->kernels[kernel];
 }
 
 static void check_maps(const gemm_problem *p, const launch_plan *plan, const config *c, const sm100_schedule *s) {
@@ -181,11 +181,11 @@ static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candi
 static void check_operands(const gpu *g, const gemm_problem *p, const gemm_candidate *candidate, const config *c,
                            const sm100_schedule *s) {
     const sm100_operand *a = s->swap_ab ? &s->mma_b : &s->mma_a, *b = s->swap_ab ? &s->mma_a : &s->mma_b;
-    expect(a->data == p->a && a->scale == p->sfa && a->pitch == p->a_pitch && a->batch == p->a_batch &&
-               a->scale_pitch == p->sfa_pitch && a->scale_batch == p->sfa_batch,
+    expect(a->data == p->a && a->scale == p->scale_a && a->pitch == p->a_pitch && a->batch == p->a_batch &&
+               a->scale_pitch == p->scale_a_pitch && a->scale_batch == p->scale_a_batch,
            "A is its operand of the mma");
-    expect(b->data == p->b && b->scale == p->sfb && b->pitch == p->b_pitch && b->batch == p->b_batch &&
-               b->scale_pitch == p->sfb_pitch && b->scale_batch == p->sfb_batch,
+    expect(b->data == p->b && b->scale == p->scale_b && b->pitch == p->b_pitch && b->batch == p->b_batch &&
+               b->scale_pitch == p->scale_b_pitch && b->scale_batch == p->scale_b_batch,
            "B is its operand of the mma");
     const uint64_t normal = 0x1000000000000000, first = 0x12F0000000000000, last = 0x14F0000000000000;
     const int64_t rows[2] = {s->mma_a.rows, s->mma_b.rows};
@@ -222,7 +222,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
 
 static int may_reject(const gpu *g, const gemm_problem *p) {
     const gemm_traits t = traits_of(p);
-    expect(planner_of(NVFP4_BACKEND_SM100, OP_GEMM, VALUES_E2M1)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
+    expect(planner_of(NVFP4_BACKEND_SM100, PRODUCT_GEMM, VALUES_E2M1)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
                strstr(nvfp4_last_error(), "tiles"),
            nvfp4_last_error());
     return ceil_div(p->m, 256) * ceil_div(p->n, 256) * p->l > INT32_MAX - g->props.sm_count;
@@ -241,7 +241,7 @@ static int32_t one(const gpu *g, int64_t m, int64_t n, int64_t k, int64_t l, var
 }
 
 static void check_configs(void) {
-    const kernel_set *set = gemm_families[NVFP4_BACKEND_SM100]->kernels;
+    const kernel_set *set = gemm_backends[NVFP4_BACKEND_SM100]->kernels;
     snprintf(about, sizeof about, "kernels");
     for (int g = 0; g < GPUS; g++)
         expect(runs_on(NVFP4_BACKEND_SM100, &gpus[g]) ==

@@ -1,4 +1,4 @@
-/* Products of groups of the sm120 family: every candidate can be launched and keeps what the kernel relies on
+/* Products of groups of the sm120 backend: every candidate can be launched and keeps what the kernel relies on
  * (csrc/kernels/sm120/grouped_config.h), the plan follows from the number of rows a group, and the model never puts the
  * first candidate behind sm80's. An activation is in the product's launch where SMs have enough tiles. Prints "N
  * passed, N failed". */
@@ -37,7 +37,7 @@ static void check_map(const gemm_problem *p, const launch_plan *plan, int is_b, 
 static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_candidate *c, const launch_plan *plan,
                   const launch_step *step) {
     const grouped_problem *all = (const grouped_problem *)p;
-    const kernel_entry *kernel = &gemm_families[NVFP4_BACKEND_SM120]->kernels->kernels[c->kernel];
+    const kernel_entry *kernel = &gemm_backends[NVFP4_BACKEND_SM120]->kernels->kernels[c->kernel];
     const sm120_grouped_schedule *s = param_of(plan, step, 1);
     (void)v;
     times_listed[c->kernel]++;
@@ -50,10 +50,11 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     expect(s->scales_by_tma == (p->aligned16 && p->scale_layout == NVFP4_128X4), "scales by bulk copies, of any K");
     expect(s->tiles_n == ceil_div(p->n, c->tile_n), "tiles cover N");
     check_tiles_of_groups(g, all, c, step, s->tiles_n, 1);
-    expect(s->mma_a.data == p->b && s->mma_a.scale == p->sfb && s->mma_a.rows == p->n &&
-               s->mma_a.scale_pitch == p->sfb_pitch && s->mma_a.scale_batch == p->sfb_batch,
+    expect(s->mma_a.data == p->b && s->mma_a.scale == p->scale_b && s->mma_a.rows == p->n &&
+               s->mma_a.scale_pitch == p->scale_b_pitch && s->mma_a.scale_batch == p->scale_b_batch,
            "B is the operand of the mma with 16 rows");
-    expect(s->mma_b.data == p->a && s->mma_b.scale == p->sfa && s->mma_b.scale_pitch == p->sfa_pitch, "A the other");
+    expect(s->mma_b.data == p->a && s->mma_b.scale == p->scale_a && s->mma_b.scale_pitch == p->scale_a_pitch,
+           "A the other");
     expect(plan->tensor_maps == (p->k > 0 && s->values_by_tma ? 2 : 0), "values have tensor maps");
     if (plan->tensor_maps == 0) return;
     check_map(p, plan, 1, &s->mma_a, c);
@@ -74,7 +75,7 @@ static long times_fused, times_apart;
 /* The kernel of each candidate with the activation: the launch is the product's, but for pairs of tiles. */
 static void check_activation(const gpu *g, const grouped_problem *product, variant v) {
     const grouped_problem p = with_activation(product);
-    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM120, OP_GROUPED, VALUES_E2M1);
+    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM120, PRODUCT_GROUPED, VALUES_E2M1);
     static candidate_list list;
     static launch_plan plan, plan_of_product;
     list_candidates(NVFP4_BACKEND_SM120, g, &product->g, 0, &list);
@@ -104,7 +105,7 @@ static void check_activation(const gpu *g, const grouped_problem *product, varia
         expect(c.grid == min_int(pairs, g->props.sm_count), "a CTA an SM, if it has a pair");
         expect(s->pairs == p.parts - 1, "the tiles of two parts follow each other");
         expect(s->numbers.limit == 7.0f && s->numbers.up_limit == (p.parts == 2 ? 7.0f : INFINITY) &&
-                   s->numbers.alpha == 3.0f && s->numbers.least == -86.0f / 3.0f,
+                   s->numbers.alpha == 3.0f && s->numbers.min_gate == -86.0f / 3.0f,
                "the numbers of the activation");
         expect(!memcmp(param_of(&plan, step, 0), &p, sizeof p), "the kernel gets the problem");
         sm120_grouped_schedule without = *s;
@@ -119,7 +120,7 @@ static void check_activation(const gpu *g, const grouped_problem *product, varia
 
 static int may_reject(const gpu *g, const gemm_problem *p) {
     const gemm_traits t = traits_of_product(p);
-    expect(planner_of(NVFP4_BACKEND_SM120, OP_GROUPED, VALUES_E2M1)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
+    expect(planner_of(NVFP4_BACKEND_SM120, PRODUCT_GROUPED, VALUES_E2M1)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
                strstr(nvfp4_last_error(), "tiles"),
            nvfp4_last_error());
     return ceil_div(p->m, 128) * ceil_div(p->n, 128) > INT32_MAX / 8;
@@ -132,8 +133,8 @@ static int32_t one(const gpu *g, const grouped_problem *p, variant v, int all) {
 /* All candidates add in one order, so each serves batch-invariant products. */
 static void check_batch_invariant(const gpu *g, const grouped_problem *p) {
     const gemm_traits t = traits_of_product(&p->g);
-    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM120, OP_GROUPED, VALUES_E2M1);
-    gemm_candidate plain[FAMILY_MAX_CANDIDATES], invariant[FAMILY_MAX_CANDIDATES];
+    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM120, PRODUCT_GROUPED, VALUES_E2M1);
+    gemm_candidate plain[MAX_CANDIDATES], invariant[MAX_CANDIDATES];
     const int32_t count = planner->candidates(&g->props, &t, plain);
     expect(planner->batch_invariant(&g->props, &t, invariant) == count, "as many candidates");
     for (int32_t i = 0; i < count; i++) expect(same_settings(&plain[i], &invariant[i]), "the same candidates");
@@ -154,7 +155,7 @@ static void check_choice(const gpu *g, const grouped_problem *p) {
 
 /* Rows of the first plan's tile. */
 static int32_t first_tile(const gpu *g, int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts) {
-    const grouped_problem p = grouped(OP_GROUPED, m, n, k, groups, parts, PLAIN);
+    const grouped_problem p = grouped(PRODUCT_GROUPED, m, n, k, groups, parts, PLAIN);
     static candidate_list list;
     list_candidates(NVFP4_BACKEND_SM120, g, &p.g, 0, &list);
     return list.count ? list.all[first_of(&list)].tile_m : 0;
@@ -172,11 +173,11 @@ static void check_choices(void) {
 
 /* Whether the first plan's kernel computes the activation of gate and up, too. */
 static int is_fused(const gpu *g, int64_t m, int64_t n, int64_t k, int32_t groups) {
-    const grouped_problem product = grouped(OP_GROUPED, m, n, k, groups, 2, PLAIN), p = with_activation(&product);
+    const grouped_problem product = grouped(PRODUCT_GROUPED, m, n, k, groups, 2, PLAIN), p = with_activation(&product);
     static candidate_list list;
     gemm_candidate c;
     list_candidates(NVFP4_BACKEND_SM120, g, &product.g, 0, &list);
-    return list.count && planner_of(NVFP4_BACKEND_SM120, OP_GROUPED, VALUES_E2M1)
+    return list.count && planner_of(NVFP4_BACKEND_SM120, PRODUCT_GROUPED, VALUES_E2M1)
                              ->with_activation(&g->props, &p, &list.all[first_of(&list)], &c);
 }
 
@@ -191,18 +192,19 @@ static void check_choices_of_activations(void) {
 }
 
 static void check_limits(void) {
-    const grouped_problem many = grouped(OP_GROUPED, INT32_MAX, INT32_MAX / 16 * 16, 64, 8, 2, PLAIN);
+    const grouped_problem many = grouped(PRODUCT_GROUPED, INT32_MAX, INT32_MAX / 16 * 16, 64, 8, 2, PLAIN);
     snprintf(about, sizeof about, "limits");
     expect(one(&on[0], &many, PLAIN, 1) == 0, "too many tiles are an error");
     for (int32_t k = SM120_CONFIGS; k < SM120_KERNELS; k++) {
-        const grouped_problem p = grouped(OP_GROUPED, 64, 64, 512, 4, 1, PLAIN);
-        check_least_shared_memory(NVFP4_BACKEND_SM120, gpus[RTX_5090], &p.g, k);
+        const grouped_problem p = grouped(PRODUCT_GROUPED, 64, 64, 512, 4, 1, PLAIN);
+        check_min_shared_memory(NVFP4_BACKEND_SM120, gpus[RTX_5090], &p.g, k);
     }
-    const grouped_problem p = grouped(OP_GROUPED, 64, 64, 512, 4, 1, PLAIN);
+    const grouped_problem p = grouped(PRODUCT_GROUPED, 64, 64, 512, 4, 1, PLAIN);
     const gemm_traits t = traits_of_product(&p.g);
     gpu small = on[0];
     small.props.shared_per_block = 48 << 10;
-    expect(planner_of(NVFP4_BACKEND_SM120, OP_GROUPED, VALUES_E2M1)->reject(&small.props, &t) == NVFP4_UNSUPPORTED &&
+    expect(planner_of(NVFP4_BACKEND_SM120, PRODUCT_GROUPED, VALUES_E2M1)->reject(&small.props, &t) ==
+                   NVFP4_UNSUPPORTED &&
                strstr(nvfp4_last_error(), "the GPU has 49152 a CTA"),
            "too little shared memory is an error");
 }
@@ -219,7 +221,7 @@ int main(void) {
                     const variant v = (m + e) % 7 == 3 ? LINEAR : (n + k) % 5 == 2 ? UNALIGNED : PLAIN;
                     const int32_t parts = 1 + (int32_t)((m + k) % 3);
                     const grouped_problem p =
-                        grouped(OP_GROUPED, rows_of_result[m], columns[n], depths[k], groups_of[e], parts, v);
+                        grouped(PRODUCT_GROUPED, rows_of_result[m], columns[n], depths[k], groups_of[e], parts, v);
                     one(g, &p, v, (m + n + k + e) % 3 == 0);
                     check_batch_invariant(g, &p);
                     check_choice(g, &p);
@@ -227,7 +229,7 @@ int main(void) {
                 }
     snprintf(about, sizeof about, "what there is");
     for (int32_t k = SM120_CONFIGS; k < SM120_KERNELS; k++) {
-        const char *name = gemm_families[NVFP4_BACKEND_SM120]->kernels->kernels[k].name;
+        const char *name = gemm_backends[NVFP4_BACKEND_SM120]->kernels->kernels[k].name;
         expect(times_listed[k] > 0 && times_first[k] > 0, name);
         printf("%-32s first %6ld times, listed %7ld\n", name, times_first[k], times_listed[k]);
     }

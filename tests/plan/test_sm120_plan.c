@@ -1,4 +1,4 @@
-/* The sm120 family over many shapes and ways to lie in memory: every candidate can be launched, and keeps what the
+/* The sm120 backend over many shapes and ways to lie in memory: every candidate can be launched, and keeps what the
  * kernel relies on (csrc/kernels/sm120/config.h). Its first candidate is never modelled behind sm80's. Prints "N
  * passed, N failed". */
 #include "kernels/sm120/plan.h"
@@ -34,7 +34,7 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
 }
 
 static const kernel_entry *entry_of(int32_t kernel) {
-    return &gemm_families[NVFP4_BACKEND_SM120]->kernels->kernels[kernel];
+    return &gemm_backends[NVFP4_BACKEND_SM120]->kernels->kernels[kernel];
 }
 
 static int64_t fit(const gpu *g, int32_t cluster) {
@@ -58,11 +58,11 @@ static void check_maps(const gemm_problem *p, const launch_plan *plan, const con
 
 static void check_operands(const gemm_problem *p, const sm120_schedule *s) {
     const sm120_operand *a = s->swap_ab ? &s->mma_b : &s->mma_a, *b = s->swap_ab ? &s->mma_a : &s->mma_b;
-    expect(a->data == p->a && a->scale == p->sfa && a->pitch == p->a_pitch && a->batch == p->a_batch &&
-               a->scale_pitch == p->sfa_pitch && a->scale_batch == p->sfa_batch && a->rows == p->m,
+    expect(a->data == p->a && a->scale == p->scale_a && a->pitch == p->a_pitch && a->batch == p->a_batch &&
+               a->scale_pitch == p->scale_a_pitch && a->scale_batch == p->scale_a_batch && a->rows == p->m,
            "A is its operand of the mma");
-    expect(b->data == p->b && b->scale == p->sfb && b->pitch == p->b_pitch && b->batch == p->b_batch &&
-               b->scale_pitch == p->sfb_pitch && b->scale_batch == p->sfb_batch && b->rows == p->n,
+    expect(b->data == p->b && b->scale == p->scale_b && b->pitch == p->b_pitch && b->batch == p->b_batch &&
+               b->scale_pitch == p->scale_b_pitch && b->scale_batch == p->scale_b_batch && b->rows == p->n,
            "B is its operand of the mma");
 }
 
@@ -120,7 +120,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
 
 static int may_reject(const gpu *g, const gemm_problem *p) {
     const gemm_traits t = traits_of(p);
-    expect(planner_of(NVFP4_BACKEND_SM120, OP_GEMM, VALUES_E2M1)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
+    expect(planner_of(NVFP4_BACKEND_SM120, PRODUCT_GEMM, VALUES_E2M1)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
                strstr(nvfp4_last_error(), "tiles"),
            nvfp4_last_error());
     return ceil_div(p->m, 256) * ceil_div(p->n, 128) * p->l > INT32_MAX - g->props.sm_count;
@@ -128,8 +128,8 @@ static int may_reject(const gpu *g, const gemm_problem *p) {
 
 /* The same split for every M, at the same places of K, from the same planner. */
 static void check_batch_invariant(const gpu *g, int64_t n, int64_t k) {
-    static gemm_candidate all[FAMILY_MAX_CANDIDATES];
-    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM120, OP_GEMM, VALUES_E2M1);
+    static gemm_candidate all[MAX_CANDIDATES];
+    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM120, PRODUCT_GEMM, VALUES_E2M1);
     int32_t split_k = 0;
     for (size_t i = 0; i < COUNT(sizes); i++) {
         const gemm_problem p = problem(sizes[i], n, k, 1, PLAIN), far = problem(sizes[i], n, k, 1, UNALIGNED);
@@ -161,7 +161,7 @@ static int32_t one(const gpu *g, int64_t m, int64_t n, int64_t k, int64_t l, var
 }
 
 static void check_configs(void) {
-    const kernel_set *set = gemm_families[NVFP4_BACKEND_SM120]->kernels;
+    const kernel_set *set = gemm_backends[NVFP4_BACKEND_SM120]->kernels;
     snprintf(about, sizeof about, "kernels");
     for (int g = 0; g < GPUS; g++)
         expect(runs_on(NVFP4_BACKEND_SM120, &gpus[g]) == (gpus[g].props.compute_capability / 10 == 12), gpus[g].name);
@@ -175,7 +175,7 @@ static void check_configs(void) {
                    set->kernels[i].threads > 32 * configs[i].warps_m * configs[i].warps_n,
                "a warp that loads");
         const gemm_problem p = problem(configs[i].mma_tile_n, 4096, 4096, 1, PLAIN);
-        check_least_shared_memory(NVFP4_BACKEND_SM120, gpus[RTX_5090], &p, i);
+        check_min_shared_memory(NVFP4_BACKEND_SM120, gpus[RTX_5090], &p, i);
     }
 }
 

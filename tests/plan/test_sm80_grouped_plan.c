@@ -1,4 +1,4 @@
-/* Products of groups of the sm80 family on the properties of real GPUs: every candidate can be launched and has a tile
+/* Products of groups of the sm80 backend on the properties of real GPUs: every candidate can be launched and has a tile
  * for every row, whatever the ends. Prints "N passed, N failed". */
 #include "kernels/sm80/plan.h"
 #include "plan_checks.h"
@@ -69,15 +69,15 @@ static void check_tiles(const gpu *g, const gemm_problem *p, const gemm_candidat
 static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_candidate *c, const launch_plan *plan,
                   const launch_step *step) {
     const grouped_problem *all = (const grouped_problem *)p;
-    const kernel_entry *kernel = &gemm_families[NVFP4_BACKEND_SM80]->kernels->kernels[c->kernel];
+    const kernel_entry *kernel = &gemm_backends[NVFP4_BACKEND_SM80]->kernels->kernels[c->kernel];
     const sm80_grouped_schedule *s = param_of(plan, step, 1);
     (void)v;
     times_listed[c->kernel]++;
     expect(!memcmp(param_of(plan, step, 0), all, sizeof *all), "the kernel gets the problem");
     const int a_is_e2m1 = p->a_type == VALUES_E2M1;
-    expect(!strcmp(kernel->fatbin, p->operation == OP_GROUPED_NN ? "sm80_grouped_nn"
-                                   : a_is_e2m1                   ? "sm80_grouped_w4a4"
-                                                                 : "sm80_grouped"),
+    expect(!strcmp(kernel->fatbin, p->product_kind == PRODUCT_GROUPED_NN ? "sm80_grouped_nn"
+                                   : a_is_e2m1                           ? "sm80_grouped_w4a4"
+                                                                         : "sm80_grouped"),
            "it is one of groups");
     expect(strstr(kernel->name, a_is_e2m1                 ? "_w4a4_"
                                 : p->a_type == NVFP4_FP16 ? "_fp16_"
@@ -88,7 +88,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
            "a launch that every GPU takes, and begins early where it can");
     expect(plan->steps == 1 && plan->tensor_maps == 0 && c->workspace == 0 && c->split_k == 1, "one launch, no memory");
     expect(c->grid == s->tiles_m * s->tiles_n * all->parts, "the grid is tiles x parts");
-    if (p->operation == OP_GROUPED && !a_is_e2m1) {
+    if (p->product_kind == PRODUCT_GROUPED && !a_is_e2m1) {
         /* A quarter of a tile's columns lie in each quarter of a block of 128; the first quarter has most. */
         const int64_t whole = p->n / 128 * (128 / c->tile_n), first = min_int(p->n % 128, 32);
         expect((s->tiles_n - whole) * c->tile_n / 4 >= first && (s->tiles_n - whole - 1) * c->tile_n / 4 < first,
@@ -101,7 +101,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
 
 static int may_reject(const gpu *g, const gemm_problem *p) {
     const gemm_traits t = traits_of_product(p);
-    expect(planner_of(NVFP4_BACKEND_SM80, p->operation, p->a_type)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
+    expect(planner_of(NVFP4_BACKEND_SM80, p->product_kind, p->a_type)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
                strstr(nvfp4_last_error(), "more CTAs or more shared memory"),
            nvfp4_last_error());
     return ceil_div(p->m, 64) * ceil_div(p->n, 64) > INT32_MAX;
@@ -114,30 +114,30 @@ static int32_t one(const gpu *g, const grouped_problem *p, variant v, int all) {
 /* All candidates add in one order, so each serves batch-invariant products. */
 static void check_batch_invariant(const grouped_problem *p) {
     const gemm_traits t = traits_of_product(&p->g);
-    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM80, t.operation, t.a_type);
-    gemm_candidate plain[FAMILY_MAX_CANDIDATES], invariant[FAMILY_MAX_CANDIDATES];
+    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM80, t.product_kind, t.a_type);
+    gemm_candidate plain[MAX_CANDIDATES], invariant[MAX_CANDIDATES];
     const int32_t count = planner->candidates(&gpus[H200].props, &t, plain);
     expect(planner->batch_invariant(&gpus[H200].props, &t, invariant) == count, "as many candidates");
     for (int32_t i = 0; i < count; i++) expect(same_settings(&plain[i], &invariant[i]), "the same candidates");
 }
 
 static void check_limits(void) {
-    const grouped_problem many = grouped(OP_GROUPED, INT32_MAX, INT32_MAX, 64, 8, 2, FP16_A);
+    const grouped_problem many = grouped(PRODUCT_GROUPED, INT32_MAX, INT32_MAX, 64, 8, 2, FP16_A);
     snprintf(about, sizeof about, "limits");
     expect(one(&gpus[A100], &many, FP16_A, 1) == 0 && strstr(nvfp4_last_error(), "M = 2147483647"),
            "too many tiles are an error");
     for (int32_t k = 0; k < SM80_KERNELS; k++) {
-        const kernel_entry *kernel = &gemm_families[NVFP4_BACKEND_SM80]->kernels->kernels[k];
+        const kernel_entry *kernel = &gemm_backends[NVFP4_BACKEND_SM80]->kernels->kernels[k];
         if (!is_of_groups(kernel)) continue;
-        const int32_t operation = strstr(kernel->name, "_nn_") ? OP_GROUPED_NN : OP_GROUPED;
+        const int32_t kind = strstr(kernel->name, "_nn_") ? PRODUCT_GROUPED_NN : PRODUCT_GROUPED;
         const variant v = strstr(kernel->name, "_w4a4_") ? PLAIN : strstr(kernel->name, "_fp16_") ? FP16_A : BF16_A;
-        const grouped_problem p = grouped(operation, 64, 64, 512, 4, 1, v);
-        check_least_shared_memory(NVFP4_BACKEND_SM80, gpus[A100], &p.g, k);
+        const grouped_problem p = grouped(kind, 64, 64, 512, 4, 1, v);
+        check_min_shared_memory(NVFP4_BACKEND_SM80, gpus[A100], &p.g, k);
     }
     static const variant of_a[] = {BF16_A, PLAIN};
     for (size_t i = 0; i < COUNT(of_a); i++) {
-        const grouped_problem few = grouped(OP_GROUPED, 8, 1856, 7168, 128, 2, of_a[i]),
-                              more = grouped(OP_GROUPED, 4096, 1856, 7168, 8, 2, of_a[i]);
+        const grouped_problem few = grouped(PRODUCT_GROUPED, 8, 1856, 7168, 128, 2, of_a[i]),
+                              more = grouped(PRODUCT_GROUPED, 4096, 1856, 7168, 8, 2, of_a[i]);
         static candidate_list list;
         list_candidates(NVFP4_BACKEND_SM80, &gpus[H200], &few.g, 0, &list);
         expect(list.all[first_of(&list)].tile_m == 8, "few rows a group have a narrow tile");
@@ -147,7 +147,7 @@ static void check_limits(void) {
 }
 
 int main(int argc, char **argv) {
-    const kernel_set *set = gemm_families[NVFP4_BACKEND_SM80]->kernels;
+    const kernel_set *set = gemm_backends[NVFP4_BACKEND_SM80]->kernels;
     state = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     check_limits();
     for (size_t m = 0; m < COUNT(rows_of_result); m++)
@@ -155,12 +155,12 @@ int main(int argc, char **argv) {
             for (size_t k = 0; k < COUNT(depths); k++)
                 for (size_t e = 0; e < COUNT(groups_of); e++) {
                     const gpu *g = &gpus[on[(m + n + k + e) % COUNT(on)]];
-                    const int32_t operation = (m + e) % 3 == 2 ? OP_GROUPED_NN : OP_GROUPED;
+                    const int32_t kind = (m + e) % 3 == 2 ? PRODUCT_GROUPED_NN : PRODUCT_GROUPED;
                     static const variant of_a[] = {FP16_A, BF16_A, PLAIN, LINEAR};
-                    const variant v = of_a[(m + n + k) % (operation == OP_GROUPED ? COUNT(of_a) : 2)];
-                    const int32_t parts = operation == OP_GROUPED ? 1 + (int32_t)((m + k) % 3) : 1;
+                    const variant v = of_a[(m + n + k) % (kind == PRODUCT_GROUPED ? COUNT(of_a) : 2)];
+                    const int32_t parts = kind == PRODUCT_GROUPED ? 1 + (int32_t)((m + k) % 3) : 1;
                     const grouped_problem p =
-                        grouped(operation, rows_of_result[m], columns[n], depths[k], groups_of[e], parts, v);
+                        grouped(kind, rows_of_result[m], columns[n], depths[k], groups_of[e], parts, v);
                     static candidate_list list;
                     one(g, &p, v, (m + n + k + e) % 7 == 0);
                     check_batch_invariant(&p);

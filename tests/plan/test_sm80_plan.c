@@ -1,5 +1,5 @@
-/* The sm80 family over many shapes on the properties of real GPUs: every candidate can be launched. Prints "N passed, N
- * failed". */
+/* The sm80 backend over many shapes on the properties of real GPUs: every candidate can be launched. Prints "N passed,
+ * N failed". */
 #include "kernels/sm80/plan.h"
 #include "plan_checks.h"
 
@@ -12,7 +12,7 @@ static long times_first[SM80_KERNELS], times_listed[SM80_KERNELS], times_split[S
 
 /* test_sm80_grouped_plan.c checks these. */
 static int is_of_groups(int32_t kernel) {
-    return !strncmp(gemm_families[NVFP4_BACKEND_SM80]->kernels->kernels[kernel].fatbin, "sm80_grouped", 12);
+    return !strncmp(gemm_backends[NVFP4_BACKEND_SM80]->kernels->kernels[kernel].fatbin, "sm80_grouped", 12);
 }
 
 static size_t param_bytes(int32_t kernel, int32_t index) {
@@ -22,16 +22,16 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
 
 static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_candidate *c, const launch_plan *plan,
                   const launch_step *gemm) {
-    const kernel_entry *kernel = &gemm_families[NVFP4_BACKEND_SM80]->kernels->kernels[c->kernel];
+    const kernel_entry *kernel = &gemm_backends[NVFP4_BACKEND_SM80]->kernels->kernels[c->kernel];
     const sm80_schedule *s = param_of(plan, gemm, 1);
     (void)g, (void)v;
     times_listed[c->kernel]++;
     times_split[c->kernel] += c->split_k > 1;
     expect(!memcmp(param_of(plan, gemm, 0), p, sizeof *p), "the kernel gets the problem");
     const int w4a16 = p->a_type != VALUES_E2M1;
-    expect(!strcmp(kernel->fatbin, p->operation == OP_GEMM_NN ? "sm80_nn"
-                                   : w4a16                    ? "sm80_w4a16"
-                                                              : "sm80_gemm"),
+    expect(!strcmp(kernel->fatbin, p->product_kind == PRODUCT_GEMM_NN ? "sm80_nn"
+                                   : w4a16                            ? "sm80_w4a16"
+                                                                      : "sm80_gemm"),
            "kernel is a GEMM of this A and B");
     if (w4a16) expect(strstr(kernel->name, p->a_type == NVFP4_FP16 ? "_fp16_" : "_bf16_") != NULL, "and of its type");
     expect(gemm->shared_bytes == kernel->shared_bytes, "all of its shared memory");
@@ -39,8 +39,8 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
            "a launch that every GPU takes, and begins early where it can");
     expect(s->tiles_m * c->tile_m >= p->m && (s->tiles_m - 1) * c->tile_m < p->m, "tiles cover M");
     if (w4a16 &&
-        p->operation ==
-            OP_GEMM) { /* a quarter of a tile's columns in each quarter of a block of 128: the first has most */
+        p->product_kind ==
+            PRODUCT_GEMM) { /* a quarter of a tile's columns in each quarter of a block of 128: the first has most */
         const int64_t whole = p->n / 128 * (128 / c->tile_n), first = min_int(p->n % 128, 32);
         expect((s->tiles_n - whole) * c->tile_n / 4 >= first && (s->tiles_n - whole - 1) * c->tile_n / 4 < first,
                "tiles cover the blocks of N");
@@ -71,7 +71,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
 /* Only too many CTAs are a reason. */
 static int may_reject(const gpu *g, const gemm_problem *p) {
     const gemm_traits t = traits_of(p);
-    expect(planner_of(NVFP4_BACKEND_SM80, p->operation, p->a_type)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
+    expect(planner_of(NVFP4_BACKEND_SM80, p->product_kind, p->a_type)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
                strstr(nvfp4_last_error(), "more CTAs or more shared memory"),
            nvfp4_last_error());
     return ceil_div(p->m, 64) * ceil_div(p->n, 64) * p->l > INT32_MAX;
@@ -91,13 +91,13 @@ static void check_rejections(void) {
            "too many tiles are an error");
     for (int32_t k = 0; k < KERNEL_SM80_SPLIT_REDUCE; k++) {
         if (is_of_groups(k)) continue;
-        const char *name = gemm_families[NVFP4_BACKEND_SM80]->kernels->kernels[k].name;
+        const char *name = gemm_backends[NVFP4_BACKEND_SM80]->kernels->kernels[k].name;
         gemm_problem p = problem(64, 64, 512, 1,
                                  strstr(name, "_fp16")   ? FP16_A
                                  : strstr(name, "_bf16") ? BF16_A
                                                          : PLAIN);
-        p.operation = strstr(name, "sm80_nn") ? OP_GEMM_NN : OP_GEMM;
-        check_least_shared_memory(NVFP4_BACKEND_SM80, gpus[A100], &p, k);
+        p.product_kind = strstr(name, "sm80_nn") ? PRODUCT_GEMM_NN : PRODUCT_GEMM;
+        check_min_shared_memory(NVFP4_BACKEND_SM80, gpus[A100], &p, k);
     }
     snprintf(about, sizeof about, "rejections");
     list_candidates(NVFP4_BACKEND_SM80, &small, &few, 0, &list);
@@ -106,9 +106,9 @@ static void check_rejections(void) {
 }
 
 int main(void) {
-    const kernel_set *set = gemm_families[NVFP4_BACKEND_SM80]->kernels;
+    const kernel_set *set = gemm_backends[NVFP4_BACKEND_SM80]->kernels;
     for (int g = 0; g < GPUS; g++) expect(runs_on(NVFP4_BACKEND_SM80, &gpus[g]), "sm80 runs on every GPU since Ampere");
-    expect(set->least_capability == 80 && !set->optional, "its code has to be there");
+    expect(set->min_capability == 80 && !set->optional, "its code has to be there");
     check_rejections();
     for (size_t g = 0; g < COUNT(on); g++)
         for (size_t m = 0; m < COUNT(sizes); m++)
@@ -124,7 +124,7 @@ int main(void) {
                         if (list.count) times_first[list.all[first_of(&list)].kernel]++;
                         if (p.a_type == VALUES_E2M1) continue;
                         gemm_problem nn = p;
-                        nn.operation = OP_GEMM_NN;
+                        nn.product_kind = PRODUCT_GEMM_NN;
                         one(&gpus[on[g]], &nn, v, l == 0);
                         list_candidates(NVFP4_BACKEND_SM80, &gpus[on[g]], &nn, 0, &list);
                         if (list.count) times_first[list.all[first_of(&list)].kernel]++;

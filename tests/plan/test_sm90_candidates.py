@@ -16,7 +16,7 @@ import fit_sm90
 import pytest
 import torch
 from conftest import Backend
-from harness.headers import family
+from harness.headers import headers_of
 from harness.values import ceil_div
 from paths import ROOT
 
@@ -79,7 +79,7 @@ def test_every_instantiation_is_among_them(sm90: Backend, candidate: None) -> No
             _C.set_candidate(i)
             found.add(plan(case)["kernel"])
             cuts.add(plan(case)["split_k"])
-    kernels = {config.kernel for config in family("sm90").configs().values()}
+    kernels = {config.kernel for config in headers_of("sm90").configs().values()}
     others = re.compile("bf16|units_fp16|sm90_nn_|sm90_grouped_|gemv_quantize_")  # not for products of an NVFP4 A
     own = {kernel for kernel in kernels if not others.search(kernel)}
     assert len(found) > 10 and found == own

@@ -1,4 +1,4 @@
-/* Products of groups of the sm90 family on the properties of real GPUs: every candidate can be launched, its pre-pass
+/* Products of groups of the sm90 backend on the properties of real GPUs: every candidate can be launched, its pre-pass
  * fills what the kernel reads, and the plan follows from the number of rows a group. Prints "N passed, N failed". */
 #include "kernels/sm90/plan.h"
 #include "plan_checks.h"
@@ -82,14 +82,14 @@ static void check_units(const gpu *g, const grouped_problem *all, const gemm_can
         expect(b->data == p->b && (int64_t)b->dims[1] == p->n && b->box[1] == 4, "one of the rest");
     }
     const tensor_layout *scales = &plan->tensor_map[maps++].layout;
-    expect(scales->data == p->sfb && (int64_t)scales->dims[3] == p->l && scales->box[0] == 64, "one of the scales");
+    expect(scales->data == p->scale_b && (int64_t)scales->dims[3] == p->l && scales->box[0] == 64, "one of the scales");
     expect(plan->tensor_maps == maps, "and no other");
 }
 
 static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_candidate *c, const launch_plan *plan,
                   const launch_step *step) {
     const grouped_problem *all = (const grouped_problem *)p;
-    const kernel_entry *kernel = &gemm_families[NVFP4_BACKEND_SM90]->kernels->kernels[c->kernel];
+    const kernel_entry *kernel = &gemm_backends[NVFP4_BACKEND_SM90]->kernels->kernels[c->kernel];
     const sm90_grouped_schedule *s = param_of(plan, step, 1);
     (void)v;
     times_listed[c->kernel]++;
@@ -125,7 +125,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
 static long times_fused[SM90_KERNELS];
 
 static void check_with_activation(const gpu *g, const grouped_problem *p) {
-    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM90, p->g.operation, p->g.a_type);
+    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM90, p->g.product_kind, p->g.a_type);
     grouped_problem gated = *p;
     static candidate_list list;
     static launch_plan plan;
@@ -140,7 +140,7 @@ static void check_with_activation(const gpu *g, const grouped_problem *p) {
             continue;
         }
         times_fused[of->kernel]++;
-        expect(fused.kernel == of->kernel && fused.family == of->family && fused.name == of->name, "the same kernel");
+        expect(fused.kernel == of->kernel && fused.backend == of->backend && fused.name == of->name, "the same kernel");
         expect(fused.tile_m == of->tile_m && fused.tile_k == of->tile_k, "which adds in the same order");
         expect(fused.workspace == of->workspace && fused.modelled_us == fused.single_us - SINGLE_CALL_US,
                "with the workspace of the product, and a time");
@@ -160,7 +160,7 @@ static void check_with_activation(const gpu *g, const grouped_problem *p) {
         expect(256 << s->team_log2 == of->tile_k, "by teams of as many warps");
         expect(step->grid_x == min_int(tiles_m * tiles_n, g->props.sm_count), "a CTA an SM, if it has a tile");
         expect(numbers.limit == 7.0f && numbers.up_limit == (p->parts == 2 ? 7.0f : INFINITY) &&
-                   numbers.alpha == 0.5f && numbers.least == -172.0f,
+                   numbers.alpha == 0.5f && numbers.min_gate == -172.0f,
                "with the numbers of the activation");
     }
 }
@@ -176,15 +176,15 @@ static void check_fused_choices(void) {
     };
     snprintf(about, sizeof about, "activations");
     for (size_t i = 0; i < COUNT(cases); i++) {
-        grouped_problem p = grouped(OP_GROUPED, cases[i].m, cases[i].n, cases[i].k, cases[i].groups, 2, BF16_A);
+        grouped_problem p = grouped(PRODUCT_GROUPED, cases[i].m, cases[i].n, cases[i].k, cases[i].groups, 2, BF16_A);
         static candidate_list list;
         p.g.out_type = NVFP4_BF16;
         list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &p.g, 0, &list);
         const gemm_candidate *of = &list.all[first_of(&list)];
         gemm_candidate fused;
         p.has_activation = 1, p.g.out_batch = 0;
-        const int32_t got =
-            planner_of(NVFP4_BACKEND_SM90, OP_GROUPED, NVFP4_BF16)->with_activation(&gpus[H200].props, &p, of, &fused);
+        const int32_t got = planner_of(NVFP4_BACKEND_SM90, PRODUCT_GROUPED, NVFP4_BF16)
+                                ->with_activation(&gpus[H200].props, &p, of, &fused);
         printf("%6lld x %lld x %lld: %s, %.1f us to %.1f\n", (long long)cases[i].m, (long long)cases[i].n,
                (long long)cases[i].k, of->name, of->single_us, got ? fused.single_us : 0.0);
         expect(got == cases[i].fused, "one launch, or two");
@@ -194,7 +194,7 @@ static void check_fused_choices(void) {
 static int may_reject(const gpu *g, const gemm_problem *p) {
     const gemm_traits t = traits_of_product(p);
     const int reached = p->scale_layout == NVFP4_128X4 && p->aligned16;
-    expect(planner_of(NVFP4_BACKEND_SM90, p->operation, p->a_type)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
+    expect(planner_of(NVFP4_BACKEND_SM90, p->product_kind, p->a_type)->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
                strstr(nvfp4_last_error(), reached ? "tiles" : "128x4 scales"),
            nvfp4_last_error());
     return !reached || ceil_div(p->m, 128) * ceil_div(p->n, 128) > INT32_MAX / 8;
@@ -207,64 +207,64 @@ static int32_t one(const gpu *g, const grouped_problem *p, variant v, int all) {
 /* All candidates of sm90/grouped.cu add in one order, so each serves batch-invariant products. */
 static void check_batch_invariant(const grouped_problem *p) {
     const gemm_traits t = traits_of_product(&p->g);
-    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM90, t.operation, t.a_type);
-    gemm_candidate plain[FAMILY_MAX_CANDIDATES], invariant[FAMILY_MAX_CANDIDATES];
+    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM90, t.product_kind, t.a_type);
+    gemm_candidate plain[MAX_CANDIDATES], invariant[MAX_CANDIDATES];
     int32_t count = 0;
     for (int32_t i = 0, all = planner->candidates(&gpus[H200].props, &t, plain); i < all; i++)
         if (plain[i].kernel >= FIRST) plain[count++] = plain[i];
     const int reached = t.scale_layout == NVFP4_128X4 && t.tma_values;
     expect(planner->batch_invariant(&gpus[H200].props, &t, invariant) == (reached ? count : -1),
-           "as many candidates, or those of another family");
+           "as many candidates, or those of another backend");
     for (int32_t i = 0; i < count; i++) expect(same_settings(&plain[i], &invariant[i]), "the same candidates");
 }
 
-/* Rows of the first plan's tile, and the family that is chosen of both. */
+/* Rows of the first plan's tile, and the backend that is chosen of both. */
 static int32_t first_tile_of(variant a, int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts,
-                             int32_t *family) {
-    const grouped_problem p = grouped(OP_GROUPED, m, n, k, groups, parts, a);
+                             int32_t *backend) {
+    const grouped_problem p = grouped(PRODUCT_GROUPED, m, n, k, groups, parts, a);
     static candidate_list sm80, sm90;
     list_candidates(NVFP4_BACKEND_SM80, &gpus[H200], &p.g, 0, &sm80);
     list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &p.g, 0, &sm90);
     const gemm_candidate *x = &sm80.all[first_of(&sm80)], *y = &sm90.all[first_of(&sm90)];
-    *family = candidate_precedes(y, x) ? NVFP4_BACKEND_SM90 : NVFP4_BACKEND_SM80;
+    *backend = candidate_precedes(y, x) ? NVFP4_BACKEND_SM90 : NVFP4_BACKEND_SM80;
     return y->tile_m;
 }
 
-static int32_t first_tile(int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts, int32_t *family) {
-    return first_tile_of(BF16_A, m, n, k, groups, parts, family);
+static int32_t first_tile(int64_t m, int64_t n, int64_t k, int32_t groups, int32_t parts, int32_t *backend) {
+    return first_tile_of(BF16_A, m, n, k, groups, parts, backend);
 }
 
 static void check_choices(void) {
-    int32_t family;
+    int32_t backend;
     snprintf(about, sizeof about, "choices");
-    expect(first_tile(128, 768, 2048, 128, 2, &family) == 8 && family == NVFP4_BACKEND_SM90,
+    expect(first_tile(128, 768, 2048, 128, 2, &backend) == 8 && backend == NVFP4_BACKEND_SM90,
            "one row a group or two have tiles of 8 rows");
-    expect(first_tile(512, 2048, 7168, 256, 2, &family) == 8 && family == NVFP4_BACKEND_SM90, "a few have, too");
-    expect(first_tile(4096, 2048, 7168, 256, 2, &family) == 64 && family == NVFP4_BACKEND_SM90,
+    expect(first_tile(512, 2048, 7168, 256, 2, &backend) == 8 && backend == NVFP4_BACKEND_SM90, "a few have, too");
+    expect(first_tile(4096, 2048, 7168, 256, 2, &backend) == 64 && backend == NVFP4_BACKEND_SM90,
            "few rows a group have a narrow tile");
-    expect(first_tile(65536, 768, 2048, 128, 2, &family) == 128 && family == NVFP4_BACKEND_SM90,
+    expect(first_tile(65536, 768, 2048, 128, 2, &backend) == 128 && backend == NVFP4_BACKEND_SM90,
            "many rows a group have a wide one");
-    first_tile_of(PLAIN, 8, 768, 2048, 128, 2, &family);
-    expect(family == NVFP4_BACKEND_SM80, "the NVFP4 rows of one token are sm80's");
-    first_tile_of(PLAIN, 512, 768, 2048, 128, 2, &family);
-    expect(family == NVFP4_BACKEND_SM90, "those of sixty-four are sm90's");
-    first_tile_of(PLAIN, 32, 2048, 7168, 256, 2, &family);
-    expect(family == NVFP4_BACKEND_SM90, "with a large K those of a few are");
-    expect(first_tile_of(PLAIN, 65536, 768, 2048, 128, 2, &family) == 128 && family == NVFP4_BACKEND_SM90,
+    first_tile_of(PLAIN, 8, 768, 2048, 128, 2, &backend);
+    expect(backend == NVFP4_BACKEND_SM80, "the NVFP4 rows of one token are sm80's");
+    first_tile_of(PLAIN, 512, 768, 2048, 128, 2, &backend);
+    expect(backend == NVFP4_BACKEND_SM90, "those of sixty-four are sm90's");
+    first_tile_of(PLAIN, 32, 2048, 7168, 256, 2, &backend);
+    expect(backend == NVFP4_BACKEND_SM90, "with a large K those of a few are");
+    expect(first_tile_of(PLAIN, 65536, 768, 2048, 128, 2, &backend) == 128 && backend == NVFP4_BACKEND_SM90,
            "many are dequantized once");
 }
 
 static void check_limits(void) {
-    const grouped_problem many = grouped(OP_GROUPED, INT32_MAX, INT32_MAX, 64, 8, 2, FP16_A);
+    const grouped_problem many = grouped(PRODUCT_GROUPED, INT32_MAX, INT32_MAX, 64, 8, 2, FP16_A);
     snprintf(about, sizeof about, "limits");
     expect(one(&gpus[H200], &many, FP16_A, 1) == 0, "too many tiles are an error");
     for (int32_t k = FIRST_UNITS; k < END; k++) {
-        const kernel_entry *kernel = &gemm_families[NVFP4_BACKEND_SM90]->kernels->kernels[k];
+        const kernel_entry *kernel = &gemm_backends[NVFP4_BACKEND_SM90]->kernels->kernels[k];
         const variant v = strstr(kernel->name, "_fp16_") ? FP16_A : BF16_A;
-        const grouped_problem p = grouped(OP_GROUPED, 64, 64, 512, 4, 1, v);
-        check_least_shared_memory(NVFP4_BACKEND_SM90, gpus[H200], &p.g, k);
+        const grouped_problem p = grouped(PRODUCT_GROUPED, 64, 64, 512, 4, 1, v);
+        check_min_shared_memory(NVFP4_BACKEND_SM90, gpus[H200], &p.g, k);
     }
-    grouped_problem tall = grouped(OP_GROUPED, 64, 64, 512, 4, 1, FP16_A);
+    grouped_problem tall = grouped(PRODUCT_GROUPED, 64, 64, 512, 4, 1, FP16_A);
     tall.a_rows = 1000;
     one(&gpus[H200], &tall, FP16_A, 1);
     tall.a_rows = 0;
@@ -272,7 +272,7 @@ static void check_limits(void) {
     static launch_plan plan;
     list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &tall.g, 0, &list);
     launch_plan_init(&plan);
-    planner_of(NVFP4_BACKEND_SM90, OP_GROUPED, NVFP4_FP16)
+    planner_of(NVFP4_BACKEND_SM90, PRODUCT_GROUPED, NVFP4_FP16)
         ->build(&gpus[H200].props, &tall.g, &list.all[0], (void *)WORKSPACE, &plan);
     const sm90_grouped_schedule *s = param_of(&plan, &plan.step[0], 1);
     expect(plan.steps == 1 && !s->a, "an A without rows has no pre-pass");
@@ -289,7 +289,7 @@ int main(void) {
                     const gpu *g = &gpus[on[(m + n + k + e) % COUNT(on)]];
                     static const variant types[] = {BF16_A, FP16_A, PLAIN};
                     const variant v = types[(m + n + k) % COUNT(types)];
-                    grouped_problem p = grouped(OP_GROUPED, rows_of_result[m], columns[n], depths[k], groups_of[e],
+                    grouped_problem p = grouped(PRODUCT_GROUPED, rows_of_result[m], columns[n], depths[k], groups_of[e],
                                                 1 + (int32_t)((m + k) % 3), v);
                     if ((m + e) % 7 == 3) p.g.scale_layout = NVFP4_LINEAR;
                     if (v == PLAIN)
@@ -307,7 +307,7 @@ int main(void) {
                 }
     snprintf(about, sizeof about, "what there is");
     for (int32_t k = FIRST_UNITS; k < END; k++) {
-        const char *name = gemm_families[NVFP4_BACKEND_SM90]->kernels->kernels[k].name;
+        const char *name = gemm_backends[NVFP4_BACKEND_SM90]->kernels->kernels[k].name;
         expect(times_listed[k] > 0, name);
         expect((times_fused[k] > 0) == (k < FIRST), "an activation in it");
         printf("%-32s first %6ld times, listed %7ld\n", name, times_first[k], times_listed[k]);

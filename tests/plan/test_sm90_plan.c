@@ -1,4 +1,4 @@
-/* The sm90 family over many shapes and ways to lie in memory: every candidate can be launched, and keeps what its
+/* The sm90 backend over many shapes and ways to lie in memory: every candidate can be launched, and keeps what its
  * kernels rely on (sm90_plan_checks.h). Prints "N passed, N failed". */
 #include "sm90_plan_checks.h"
 
@@ -13,9 +13,9 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
                   const launch_step *gemm) {
     (void)v;
     times_listed[c->kernel]++;
-    expect(c->kernel != KERNEL_SM90_DEQUANT && entry_of(c->kernel)->pdl == (p->operation == OP_GEMM),
+    expect(c->kernel != KERNEL_SM90_DEQUANT && entry_of(c->kernel)->pdl == (p->product_kind == PRODUCT_GEMM),
            "a GEMM that starts early, but for those of A . B");
-    expect((kind_of(c->kernel) == NN) == (p->operation == OP_GEMM_NN), "a kernel of this B");
+    expect((kind_of(c->kernel) == NN) == (p->product_kind == PRODUCT_GEMM_NN), "a kernel of this B");
     expect(gemm == &plan->step[plan->steps - 1], "the GEMM is launched last");
     expect(c->prefetch_stages == 0, "no L2 prefetching");
     if (kind_of(c->kernel) != GEMV)
@@ -43,12 +43,12 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
  * map's strides reach: the smaller one, or, where the other cannot be read as it lies, either. */
 static int may_reject(const gpu *g, const gemm_problem *p) {
     const gemm_traits t = traits_of(p);
-    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM90, p->operation, p->a_type);
+    const gemm_planner *planner = planner_of(NVFP4_BACKEND_SM90, p->product_kind, p->a_type);
     const double row = (double)SM90_DEQUANT_PITCH(p->k), end = (double)TENSOR_STRIDE_END;
-    const double a = row * (double)p->m * (double)(p->a_batch == 0 && p->sfa_batch == 0 ? 1 : p->l);
+    const double a = row * (double)p->m * (double)(p->a_batch == 0 && p->scale_a_batch == 0 ? 1 : p->l);
     const double b = row * (double)p->n * (double)p->l;
     const int e2m1 = p->scale_layout == NVFP4_128X4 && needs_tma(p);
-    if (p->operation == OP_GEMM_NN) {
+    if (p->product_kind == PRODUCT_GEMM_NN) {
         expect(planner->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
                    strstr(nvfp4_last_error(), e2m1 ? "tiles" : "NVFP4_NO_TRANSPOSE_B"),
                nvfp4_last_error());
@@ -74,7 +74,7 @@ static int32_t one(const gpu *g, int64_t m, int64_t n, int64_t k, int64_t l, var
     const gemm_problem p = problem(m, n, k, l, v);
     if (p.a_type != VALUES_E2M1 && n % 16 == 0) { /* the same bytes without the transposition */
         gemm_problem nn = p;
-        nn.operation = OP_GEMM_NN, nn.a_pitch = nn.k * 2, nn.a_batch = p.a_batch ? m * nn.k * 2 : 0;
+        nn.product_kind = PRODUCT_GEMM_NN, nn.a_pitch = nn.k * 2, nn.a_batch = p.a_batch ? m * nn.k * 2 : 0;
         nn.b_pitch = n / 2, nn.b_batch = k * n / 2, nn.aligned16 = n % 32 == 0 && k % 8 == 0;
         one_problem(g, nn, v, all);
     }
@@ -82,7 +82,7 @@ static int32_t one(const gpu *g, int64_t m, int64_t n, int64_t k, int64_t l, var
 }
 
 static void check_kernels(void) {
-    const kernel_set *set = gemm_families[NVFP4_BACKEND_SM90]->kernels;
+    const kernel_set *set = gemm_backends[NVFP4_BACKEND_SM90]->kernels;
     snprintf(about, sizeof about, "kernels");
     for (int g = 0; g < GPUS; g++)
         expect(runs_on(NVFP4_BACKEND_SM90, &gpus[g]) == (gpus[g].props.compute_capability == 90), gpus[g].name);
@@ -167,9 +167,10 @@ static void check_choices(void) {
             expect(prefill_configs[c.kernel - FIRST_PREFILL].mma_a_e2m1 ==
                        (choices[i].v == PLAIN || choices[i].v == BF16_A),
                    "e2m1 where it can be");
-        query.families |= sm80;
+        query.backends |= sm80;
         const gemm_candidate taken = plan_choose(&query)->taken;
-        expect(taken.family == (choices[i].sm80_first ? NVFP4_BACKEND_SM80 : NVFP4_BACKEND_SM90), "the family of AUTO");
+        expect(taken.backend == (choices[i].sm80_first ? NVFP4_BACKEND_SM80 : NVFP4_BACKEND_SM90),
+               "the backend of AUTO");
         expect(choices[i].sm80_first ? taken.modelled_us < c.modelled_us : same_settings(&taken, &c),
                "which is the one of the lesser time");
         query.override = settings_of(&c);
@@ -181,7 +182,7 @@ static void check_choices(void) {
 static double nn_us(int64_t m, int64_t n, int64_t k, variant v, int32_t tile_m, int32_t split_k, int32_t element) {
     static candidate_list list;
     gemm_problem p = problem(m, n, k, 1, v);
-    p.operation = OP_GEMM_NN, p.a_pitch = k * 2, p.b_pitch = n / 2, p.out_pitch = n * element;
+    p.product_kind = PRODUCT_GEMM_NN, p.a_pitch = k * 2, p.b_pitch = n / 2, p.out_pitch = n * element;
     p.out_type = element == 4 ? NVFP4_FP32 : NVFP4_FP16;
     list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &p, 0, &list);
     for (int32_t i = 0; i < list.count; i++)

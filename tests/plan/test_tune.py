@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 import torch
+from backend_table import OWN, device_of
 from conftest import one_in, runs
 from emulated_runs import emulated
-from family_table import OWN, device_of
 
 import nvfp4
 from nvfp4 import _C, reference
@@ -258,12 +258,12 @@ class FakeClock:
         return 1e-6 * (self.us(plan_of(self.shape)) + 1e-3 * (self.runs % 7))
 
 
-def family() -> str:
+def own_backend() -> str:
     return next(name for name in OWN if runs(name))
 
 
 def plan_of(shape: Shape) -> dict[str, Any]:
-    return _C.plan(0, family(), None, shape.m, shape.n, shape.k, 1, 0)
+    return _C.plan(0, own_backend(), None, shape.m, shape.n, shape.k, 1, 0)
 
 
 @pytest.fixture
@@ -333,12 +333,12 @@ def test_tunable_plans_that_are_wrong_are_reported_and_not_timed(
 
     def gemm(*inputs: torch.Tensor, out: torch.Tensor | None = None, backend: str) -> torch.Tensor:
         nonlocal count
-        if backend == family() and plan_of(SMALL) == rejected.plan:
+        if backend == own_backend() and plan_of(SMALL) == rejected.plan:
             raise nvfp4.Error("the CUDA driver refused the launch")
-        if backend == family() and plan_of(SMALL) == idle.plan:
+        if backend == own_backend() and plan_of(SMALL) == idle.plan:
             return out
         result = nvfp4.gemm(*inputs, out=out, backend=backend)
-        if backend == family() and plan_of(SMALL) == wrong.plan:
+        if backend == own_backend() and plan_of(SMALL) == wrong.plan:
             count += 1
             if count % CALLS == 0:
                 result[3, 5] += 1
@@ -372,7 +372,7 @@ def test_tunable_that_stops_writes_what_was_measured(
             return super().run(calls)
 
     monkeypatch.chdir(tmp_path)
-    args = argparse.Namespace(backend=family(), repeat=1, seed=1, json=False, markdown=True)
+    args = argparse.Namespace(backend=own_backend(), repeat=1, seed=1, json=False, markdown=True)
     assert tune.run(args, tunable, [SMALL, UNALIGNED], Stopping(1, SMALL), CALLS) == 1
     (path,) = tmp_path.glob("nvfp4-tune-*.json")
     report = json.loads(path.read_text())
@@ -395,7 +395,7 @@ def test_tunable_that_is_interrupted_leaves_the_shapes_that_it_finished(
             return super().run(calls)
 
     monkeypatch.chdir(tmp_path)
-    args = argparse.Namespace(backend=family(), repeat=1, seed=1, json=False, markdown=True)
+    args = argparse.Namespace(backend=own_backend(), repeat=1, seed=1, json=False, markdown=True)
     with pytest.raises(KeyboardInterrupt):
         tune.run(args, tunable, [SMALL, UNALIGNED], Interrupted(1, SMALL), CALLS)
     (path,) = tmp_path.iterdir()
@@ -414,22 +414,22 @@ def test_tunable_that_is_emulated_is_not_timed(tunable: machine.Target, capsys: 
 
 def test_tunable_uses_a_tuning_file(tunable: machine.Target, tuning: Path, dice: random.Random) -> None:
     model = {shape: plan_of(shape) for shape in (SMALL, UNALIGNED)}
-    batched = _C.plan(0, family(), None, 16, 128, 512, 2, 0)
+    batched = _C.plan(0, own_backend(), None, 16, 128, 512, 2, 0)
     (result,) = json.loads(tuning.read_text())["results"]
     best = result["candidates"][result["selected"]]
     (used,) = nvfp4.use_tuning(tuning)
     product = {"operation": "gemm", "a_dtype": None, "m": 16, "n": 128, "k": 512}
     assert used == product | {name: best[name] for name in SETTINGS}
-    assert settings(nvfp4.info(16, 128, 512, backend=family())["plan"]) == settings(best) != settings(model[SMALL])
+    assert settings(nvfp4.info(16, 128, 512, backend=own_backend())["plan"]) == settings(best) != settings(model[SMALL])
     assert plan_of(UNALIGNED) == model[UNALIGNED]
-    assert _C.plan(0, family(), None, 16, 128, 512, 2, 0) == batched
+    assert _C.plan(0, own_backend(), None, 16, 128, 512, 2, 0) == batched
 
     a, b, scale_a, scale_b = plans.Products(SMALL, tunable, 1, dice.randrange(2**31)).inputs[0]
     linear = [nvfp4.unswizzle(s.flatten(), rows, 32) for s, rows in ((scale_a, 16), (scale_b, 128))]
     for out_dtype in (torch.float16, torch.float32):
         expected = nvfp4.gemm(a.cpu(), b.cpu(), scale_a.cpu(), scale_b.cpu(), out_dtype=out_dtype, backend="cpu")
-        product = nvfp4.gemm(a, b, scale_a, scale_b, out_dtype=out_dtype, backend=family())
-        by_linear = nvfp4.gemm(a, b, *linear, out_dtype=out_dtype, scale_layout="linear", backend=family())
+        product = nvfp4.gemm(a, b, scale_a, scale_b, out_dtype=out_dtype, backend=own_backend())
+        by_linear = nvfp4.gemm(a, b, *linear, out_dtype=out_dtype, scale_layout="linear", backend=own_backend())
         assert torch.equal(product.cpu(), expected) and torch.equal(by_linear.cpu(), expected)
 
     with plans.forced(1):  # the other plans keep the model's order
@@ -454,10 +454,10 @@ def test_tunable_rejects_a_tuning_that_is_stale(tunable: machine.Target, tuning:
         count = _C.plan(0, backend, None, SMALL.m, SMALL.n, SMALL.k, 1, 0)["candidates"]
         return f"which is none of the {count} plans for a product of M = 16, N = 128, K = 512, L = 1"
 
-    # No family has a kernel of such a name: the plans of all families are counted.
-    assert none_of(None) in without(lambda c: c.update(kernel=f"nvfp4_{family()}_gemm_512x512"))
+    # No backend has a kernel of such a name: the plans of all backends are counted.
+    assert none_of(None) in without(lambda c: c.update(kernel=f"nvfp4_{own_backend()}_gemm_512x512"))
     assert none_of("sm80") in without(lambda c: c.update(kernel="nvfp4_sm80_gemm_64x64", swap_ab=True))
-    assert none_of(family()) in without(lambda c: c.update(split_k=8, prefetch_stages=77))
+    assert none_of(own_backend()) in without(lambda c: c.update(split_k=8, prefetch_stages=77))
     assert "must be between 1 and" in without(lambda c: c.update(split_k=0))
     assert "does not fit this nvfp4" in without(lambda c: c.update(kernel=None))
     assert "is damaged" in without(lambda c: c.pop("swap_ab"))

@@ -22,10 +22,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from paths import families
+from paths import gpu_backends
 
 TARGETS = [*(f"cpu-{isa}" for isa in ("reference", "portable", "avx2", "avx512vnni", "amx"))]
-TARGETS += [*(name.replace("sm", "sm_") for name in families()), "cuda"]
+TARGETS += [*(name.replace("sm", "sm_") for name in gpu_backends()), "cuda"]
 PATIENCE = 300.0  # seconds for one problem
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from family_table import ROWS
+from backend_table import ROWS
 
 U = 2.0**-24  # half a unit in the last place of fp32
 
@@ -16,7 +16,7 @@ def roundings(kernel: str, k: int, a_16_bit: bool = False, ranks: int = 1) -> in
     """The roundings of a sum of k products. Each of several ranks sums an equal share of them, and the ranks' sums are
     added in fp32, in any order: ranks - 1 additions at most for one of them."""
     k, more = k // ranks, ranks - 1
-    if kernel in ROWS:  # a family of the GPU
+    if kernel in ROWS:  # a backend of the GPU
         bound = ROWS[kernel]["roundings"]
         return bound["per_block"] * (k // bound["block_k"]) + bound["constant"] + more
     return (k + 8 if kernel == "amx" or a_16_bit else k // 16 + 8) + more

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import family_table
+import backend_table
 import torch
 from guarded_buffers import Guarded
 
@@ -144,7 +144,7 @@ def takes(case: Case, backend: str) -> bool:
     """Whether the backend has kernels for the type of A, and for how B lies."""
     linear = case.layout == "linear" or not (case.pitched or case.k % 32 == 0)
     a = str(A_TYPES[case.a]).removeprefix("torch.") if case.a else "uint8"
-    return family_table.takes(backend, a, linear=linear)
+    return backend_table.takes(backend, a, linear=linear)
 
 
 def run(case: Case, backend: str, device: str) -> str:

@@ -14,7 +14,7 @@ import sys
 from random import Random
 from typing import Any
 
-import family_table
+import backend_table
 import numpy as np
 import torch
 from valid_calls import CALLS, Arguments, Call, Maker, as_torch, small_copy
@@ -219,7 +219,7 @@ def word(draw: Random, args: Arguments, name: str) -> str:
         "linear",
     ]
     args[name] = draw.choice(
-        [*words, *family_table.ROWS, torch.float64, torch.int8, torch.float16, np.float32, 5, None]
+        [*words, *backend_table.ROWS, torch.float64, torch.int8, torch.float16, np.float32, 5, None]
     )
     return "either"
 
@@ -291,7 +291,7 @@ def judge(name: str, seed: int) -> None:
     except nvfp4.Error as error:
         message = str(error)
         assert {verdict for _, verdict in touched} - {"taken"}, f"a valid call was rejected: {message}"
-        if args.get("backend") in family_table.ON_GPU and re.match("no CUDA (driver|device): ", message):
+        if args.get("backend") in backend_table.ON_GPU and re.match("no CUDA (driver|device): ", message):
             return  # the machine, not an argument
         assert re.match(rf"({'|'.join(args)}): \S", message), message
         named = [name for name, _ in touched]

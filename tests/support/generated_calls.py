@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from backend_table import ON_GPU, backends_of, device_of, takes
 from error_bounds import Bounded, roundings
-from family_table import ON_GPU, device_of, families_of, takes
 from guarded_memory import Memory
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ import nvfp4
 from nvfp4 import _C, reference
 
 Draw = Callable[[st.SearchStrategy], Any]
-FAMILIES = {device: families_of(device) for device in map(device_of, ON_GPU)}  # of emulated GPUs
+EMULATED_BACKENDS = {device: backends_of(device) for device in map(device_of, ON_GPU)}  # of emulated GPUs
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -156,18 +156,18 @@ def draw_broken(draw: Draw, l: int | None, rows: int, row: int, unit: int, swizz
 
 
 @functools.cache
-def families(target: str) -> tuple[str, ...]:
-    """The families of a GPU, real or emulated, its own first; () for a CPU."""
+def backends_on_gpu(target: str) -> tuple[str, ...]:
+    """The backends of a GPU, real or emulated, its own first; () for a CPU."""
     if target == "cuda":
         capability = nvfp4.info()["devices"][0]["compute_capability"]
-        return families_of(f"sm_{capability}")
-    return FAMILIES.get(target, ())
+        return backends_of(f"sm_{capability}")
+    return EMULATED_BACKENDS.get(target, ())
 
 
 def backends(target: str) -> list[str | None]:
-    """The backends that run on the target, the family of its own more often. CPU tensors are the CPU's by default."""
-    own = [*families(target)[:1] * 4, *families(target)[1:]]
-    return own if target in FAMILIES else [None, *(own or ["cpu"])]
+    """The backends that run on the target, the backend of its own more often. CPU tensors are the CPU's by default."""
+    own = [*backends_on_gpu(target)[:1] * 4, *backends_on_gpu(target)[1:]]
+    return own if target in EMULATED_BACKENDS else [None, *(own or ["cpu"])]
 
 
 def draw_size(draw: Draw, most: int) -> int:
@@ -252,8 +252,8 @@ def gemms(draw: Draw, target: str, volume: float) -> Gemm:
         typed="".join(x for x in "abAB" if one_of(draw, False, True)),
         scales=one_of(draw, "contest", "contest", "contest", "nan", "finite"),
         backend=backend,
-        rank=one_of(draw, 0.0, draw(st.integers(0, 99)) / 100) if families(target) else 0.0,
-        threads=one_of(draw, 1, 2) if not families(target) else 1,
+        rank=one_of(draw, 0.0, draw(st.integers(0, 99)) / 100) if backends_on_gpu(target) else 0.0,
+        threads=one_of(draw, 1, 2) if not backends_on_gpu(target) else 1,
         a=a,
         transpose_b=transpose_b,
         batch_invariant=one_of(draw, *([False] * 5), True),
@@ -378,7 +378,7 @@ def explain(target: str, error: nvfp4.Error) -> str:
 def usable(target: str) -> bool:
     """Whether the CPU has the instructions that the target needs."""
     return "this CPU has not the instructions" not in run_gemm(
-        target, Gemm(1, 1, 16, backend=FAMILIES.get(target, (None,))[0])
+        target, Gemm(1, 1, 16, backend=EMULATED_BACKENDS.get(target, (None,))[0])
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import family_table
+import backend_table
 import torch
 from error_bounds import Bounded, roundings
 from generated_calls import (
@@ -24,11 +24,11 @@ from generated_calls import (
     At,
     Draw,
     Maker,
+    backends_on_gpu,
     draw_at,
     draw_broken,
     draw_size,
     explain,
-    families,
     is_guarded,
     one_of,
     prepare,
@@ -49,20 +49,22 @@ SCALE_ROWS = ("dense", "apart", "wild")
 GATING = ("activation", "limit", "activation_alpha")
 ACTIVATIONS = {1: ("silu", "gelu_tanh", "relu2"), 2: ("silu", "gelu_tanh", "swiglu")}  # of one part, of two
 INT32 = torch.iinfo(torch.int32)
-FAMILY = "sm80"  # of kernels that take every product of groups, on every GPU
+BACKEND = "sm80"  # of kernels that take every product of groups, on every GPU
 
 
 def takes(target: str, transpose_b: bool) -> bool:
     """Whether the target has a kernel."""
-    return not families(target) or transpose_b or "grouped_gemm_nn" in family_table.ROWS[FAMILY]["operations"]
+    return (
+        not backends_on_gpu(target) or transpose_b or "grouped_gemm_nn" in backend_table.ROWS[BACKEND]["product_kinds"]
+    )
 
 
-def own_family(target: str, a: str, anywhere: bool = False) -> str | None:
-    """The family of kernels for the target alone that take products of groups of such an A, with 128x4 scales and where
+def own_backend(target: str, a: str, anywhere: bool = False) -> str | None:
+    """The backend for the target alone that take products of groups of such an A, with 128x4 scales and where
     tensor maps reach the values; or with any scales and values anywhere."""
-    kind, listed = "uint8" if a == "nvfp4" else a, "linear_scales" if anywhere else "operations"
-    own = [name for name in families(target) if name in family_table.OWN]
-    return next((x for x in own if kind in family_table.ROWS[x][listed].get("grouped_gemm", [])), None)
+    kind, listed = "uint8" if a == "nvfp4" else a, "linear_scales" if anywhere else "product_kinds"
+    own = [name for name in backends_on_gpu(target) if name in backend_table.OWN]
+    return next((x for x in own if kind in backend_table.ROWS[x][listed].get("grouped_gemm", [])), None)
 
 
 @dataclass(frozen=True)
@@ -183,11 +185,11 @@ def groupeds(draw: Draw, target: str, volume: float) -> Grouped:
         l, count, row, unit = places.get(broken, (None, 0, 0, 0))
         wrong = draw_broken(draw, l, count, row, unit, broken not in places)
         broken, at = (broken, at | {broken: wrong}) if wrong else ("", at)
-    backends = [FAMILY] if families(target) else [None, "cpu"]
+    backends = [BACKEND] if backends_on_gpu(target) else [None, "cpu"]
     reached = layout == "128x4" and odd not in ("b", "both") and (n > 1 or k % 32 == 0)
     if a == "nvfp4":
         reached = reached and odd != "a" and (t > 1 or k % 32 == 0)
-    own = own_family(target, a, anywhere=not reached)
+    own = own_backend(target, a, anywhere=not reached)
     if own and transpose_b and not broken:
         backends = [own]
     return Grouped(
@@ -213,8 +215,8 @@ def groupeds(draw: Draw, target: str, volume: float) -> Grouped:
         typed="".join(x for x in "abAB" if one_of(draw, False, True)),
         scales=one_of(draw, "contest", "contest", "nan", "finite"),
         backend=one_of(draw, *backends),
-        rank=one_of(draw, 0, 1, 2, 3) if families(target) else 0,
-        threads=one_of(draw, 1, 2) if not families(target) else 1,
+        rank=one_of(draw, 0, 1, 2, 3) if backends_on_gpu(target) else 0,
+        threads=one_of(draw, 1, 2) if not backends_on_gpu(target) else 1,
         batch_invariant=one_of(draw, False, False, True),
         constant_b=one_of(draw, False, False, True),
         seed=draw(st.integers(0, 2**20)),
@@ -417,15 +419,15 @@ def definition(args: dict[str, Any]) -> torch.Tensor:
     return v.flatten(1).to(args["out_dtype"])
 
 
-def judge(target: str, args: dict[str, Any], result: torch.Tensor, family: str | None = FAMILY) -> str:
-    """The verdict on the rows up to the last end. family: of a GPU's kernels."""
+def judge(target: str, args: dict[str, Any], result: torch.Tensor, backend: str | None = BACKEND) -> str:
+    """The verdict on the rows up to the last end. backend: of a GPU's kernels."""
     group, x, inside, y = operands_of_rows(args)
     expected = definition(args)
     result = result[: len(expected)]
     finite, x = y.nan_to_num(0.0), x.nan_to_num(0.0)
     if reference.sums_are_exact(x, finite.flatten(0, 2)):
         return compared(result, expected)
-    kernel = _C.cpu_kernel() if target.startswith("cpu") else family
+    kernel = _C.cpu_kernel() if target.startswith("cpu") else backend
     bound = Bounded(
         sums_of_rows(group, x, finite),
         sums_of_rows(group, x.abs(), finite.abs()),

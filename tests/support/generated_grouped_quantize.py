@@ -15,10 +15,10 @@ from generated_calls import (
     Draw,
     Maker,
     backends,
+    backends_on_gpu,
     draw_at,
     draw_size,
     explain,
-    families,
     one_of,
     prepare,
     tensors,
@@ -48,7 +48,7 @@ def groups_of(ends: torch.Tensor | None, t: int) -> list[tuple[int, int]]:
     return found
 
 
-def most_blocks(t: int, groups: int) -> int:
+def max_blocks(t: int, groups: int) -> int:
     most = min(groups, t)
     return most + (t - most) // 128
 
@@ -89,7 +89,7 @@ def by_definition(
     """Data, scales and scale_rows of sorted rows x, with a global scale each. Bytes not written are `poison`."""
     t, columns = len(x), x.shape[1] // 16
     groups = groups_of(ends, t)
-    shape = (t, columns) if layout == "linear" else (128 * most_blocks(t, len(groups)), -(-columns // 4) * 4)
+    shape = (t, columns) if layout == "linear" else (128 * max_blocks(t, len(groups)), -(-columns // 4) * 4)
     data = torch.full((t, columns * 8), poison, dtype=torch.uint8)
     scale = torch.full(shape, poison, dtype=torch.uint8)
     codes, scales = reference.quantize(x, global_scale=g, scale_layout="linear", block_scale=block_scale)
@@ -201,7 +201,7 @@ def sorteds(draw: Draw, target: str) -> Sorted:
         up=one_of(draw, False, True) or activation == "swiglu",
         limit=one_of(draw, None, 0.5) if activation in ("silu", "swiglu") else None,
         backend=one_of(draw, *backends(target)),
-        threads=one_of(draw, 1, 2) if not families(target) else 1,
+        threads=one_of(draw, 1, 2) if not backends_on_gpu(target) else 1,
         seed=draw(st.integers(0, 2**20)),
         at=at | {"result": At(edge=one_of(draw, "end", "begin"))},
     )

@@ -12,15 +12,15 @@ CSRC, BENCHMARKS, EMULATOR, TESTS = ROOT / "csrc", ROOT / "benchmarks", ROOT / "
 SUPPORT, KERNELS, TOOLS = TESTS / "support", TESTS / "kernels", ROOT / "tools"
 
 
-def families() -> list[str]:
-    """The families of GPU kernels, oldest architecture first: folders of csrc/kernels with a config header."""
+def gpu_backends() -> list[str]:
+    """The backends of GPU kernels, oldest architecture first: folders of csrc/kernels with a config header."""
     names = {path.parent.name for path in (CSRC / "kernels").glob("*/*config.h")}
     return sorted(names, key=lambda name: int(name.removeprefix("sm")))
 
 
-def proven_families() -> list[str]:
-    """The families whose folder has launches for the static verifier (schedules.py) and mutations (mutations.py)."""
-    return [name for name in families() if (KERNELS / name / "mutations.py").exists()]
+def proven_backends() -> list[str]:
+    """The backends whose folder has launches for the static verifier (schedules.py) and mutations (mutations.py)."""
+    return [name for name in gpu_backends() if (KERNELS / name / "mutations.py").exists()]
 
 
 def module_at(path: Path) -> ModuleType:

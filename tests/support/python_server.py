@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-MOST = 1 << 20  # bytes of a request
+MAX_BYTES = 1 << 20  # bytes of a request
 
 
 class Server:
@@ -41,7 +41,7 @@ class Server:
         self.process.wait()
 
     def receive(self) -> int:
-        answer = self.requests.recv(MOST)
+        answer = self.requests.recv(MAX_BYTES)
         if not answer:
             raise RuntimeError("python_server.py has ended")
         return pickle.loads(answer)
@@ -118,7 +118,7 @@ def main(library: str, descriptor: str) -> None:
     gc.freeze()  # no collection in a child writes to the pages that all share
     requests = socket.socket(fileno=int(descriptor))
     while True:
-        request, files, _, _ = socket.recv_fds(requests, MOST, 2)
+        request, files, _, _ = socket.recv_fds(requests, MAX_BYTES, 2)
         if not request:
             return
         # Such a process ends with its exit functions, but without freeing all objects, 0.3 s of copied pages.

@@ -26,7 +26,7 @@ from paths import CSRC, ROOT
 import nvfp4
 from nvfp4.cli import show
 
-DEVICE = {"hardware": "Fake B200", "family": "sm100", "compute_capability": 100, "sm_count": 148, "emulated": False}
+DEVICE = {"hardware": "Fake B200", "backend": "sm100", "compute_capability": 100, "sm_count": 148, "emulated": False}
 WRITE_DEVICE = f"open('device.json', 'w').write({json.dumps(json.dumps(DEVICE))}); print('Fake B200')"
 HANG = (  # with a child that outlives its parent
     "import os, signal, subprocess, sys, time\n"
@@ -41,7 +41,7 @@ needs_gpu_code = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this buil
 
 
 def python_step(name: str, text: str, limit_s: float = 60, **more: object) -> Step:
-    return Step(name, name.upper(), lambda _: [sys.executable, "-c", text], limit_s, least_s=0.1, **more)
+    return Step(name, name.upper(), lambda _: [sys.executable, "-c", text], limit_s, min_s=0.1, **more)
 
 
 TEXT = {"capture_output": True, "text": True}
@@ -83,7 +83,7 @@ def test_a_run_goes_on(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[s
         python_step("fails", "print('the sums differ'); raise SystemExit(3)", advice="mend the sums"),
         python_step("hangs", HANG, limit_s=1.5),
         python_step("toolless", "print(1)", skip=(steps.tool("no-such-tool", "a shop"),)),
-        Step("unstartable", "", lambda _: ["/no/such/program"], 60, least_s=0.1),
+        Step("unstartable", "", lambda _: ["/no/such/program"], 60, min_s=0.1),
         python_step("dependent", "print(1)", requires=("device", "hangs")),
         python_step("crashes", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"),
         python_step(
@@ -167,13 +167,13 @@ def test_the_dump_of_a_failed_check_is_in_the_report(run: Run, tmp_path: Path) -
     (real,) = (step for step in steps.STEPS if step.name == "dump")
     command = lambda s: [sys.executable, "-c", f"print('table of', {real.command(s)[-2:]})"]  # noqa: E731
     watched = python_step("check-watchdog", """open('check-watchdog.json', 'w').write('{"tests": []}')""")
-    assert run(fails, watched, Step("dump", "", command, 60, least_s=0.1, skip=real.skip)) == 1
+    assert run(fails, watched, Step("dump", "", command, 60, min_s=0.1, skip=real.skip)) == 1
     assert "table of ['--test', '2']" in (tmp_path / "found/report.txt").read_text().partition("The end of 04-dump")[2]
 
 
 def test_the_step_of_groups_has_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of the GPU's own cases, and the promises of its family."""
-    monkeypatch.setattr(Setting, "family", "sm120")
+    """All of the GPU's own cases, and the promises of its backend."""
+    monkeypatch.setattr(Setting, "backend", "sm120")
     (real,) = (step for step in steps.STEPS if step.name == "groups")
     command = [*real.command(Setting(tmp_path, tmp_path, ROOT, 60)), "--collect-only"]
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, **TEXT)
@@ -192,7 +192,7 @@ def test_limits(tmp_path: Path) -> None:
     setting.minutes = 6
     assert step.limit(setting, 1000) == 6
     assert step.why_skipped(setting, 0.05) == "takes 0 s, 0 s are left" and step.why_skipped(setting, 1) == ""
-    long = Step("long", "", lambda _: [], 600, least_s=100)
+    long = Step("long", "", lambda _: [], 600, min_s=100)
     assert long.limit(setting, 1000) == 100
     assert long.why_skipped(setting, 1000) == "takes 100 s, more than a quarter of --minutes 6"
     assert long.why_skipped(Setting(tmp_path, tmp_path, ROOT, 60), 1000) == "needs device, which is not among the steps"
@@ -367,7 +367,7 @@ def test_check_on_the_emulated_b200(emulated: Callable[[str], None], tmp_path: P
     emulated("sm_100")
     folder = tmp_path / "found"
     assert main(["first-run", "--minutes", "5", "--folder", str(folder), "--steps", "check"]) == 0
-    assert json.loads((folder / "device.json").read_text())["family"] == "sm100"
+    assert json.loads((folder / "device.json").read_text())["backend"] == "sm100"
     assert results(folder)["check"] == (PASSED, "1 of 1 tests passed")
     assert "sm100_gemm" in json.loads((folder / "check.json").read_text())["tests"][0]["kernel"]
 

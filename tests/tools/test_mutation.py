@@ -1,4 +1,4 @@
-"""tools/mutation: what it changes, and that every source is some family's. `.ci/run` runs it on a few mutants."""
+"""tools/mutation: what it changes, and that every source is some area's. `.ci/run` runs it on a few mutants."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOOL = ROOT / "tools" / "mutation"
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(TOOL))
     yield
-    for name in ("mutant", "mutators", "families", "workplace"):
+    for name in ("mutant", "mutators", "areas", "workplace"):
         sys.modules.pop(name, None)
 
 
@@ -113,9 +113,9 @@ def test_a_known_survivor_is_not_run(tmp_path: Path) -> None:
     known = next(one for one in found if one.key(text) in recorded)
     other = next(one for one in found if one.key(text) not in recorded)
     wanted = tmp_path / "list.json"
-    wanted.write_text(json.dumps([{"family": "cpu"} | asdict(one) for one in (known, other)]))
+    wanted.write_text(json.dumps([{"area": "cpu"} | asdict(one) for one in (known, other)]))
     loaded = runpy.run_path(str(TOOL / "__main__.py"))
-    options = {"mutants": str(wanted), "results": str(tmp_path / "results.csv"), "family": [], "known": [], "seed": "1"}
+    options = {"mutants": str(wanted), "results": str(tmp_path / "results.csv"), "area": [], "known": [], "seed": "1"}
     options |= {"start_within": 0.0, "unchanged": False, "again": False}
     run = loaded["Run"](SimpleNamespace(**options))
     assert [one for _, one, _ in iter(run.next, None)] == [other]
@@ -134,7 +134,7 @@ def test_fat_binaries_of_the_same_source_are_taken(tmp_path: Path) -> None:
     for folder in (place.made, fatbins):
         folder.mkdir()
     assert not place.take(source, fatbins)
-    archs = nvfp4_cuda.architectures(place.root / "csrc/families.def", "moe")
+    archs = nvfp4_cuda.architectures(place.root / "csrc/backends.def", "moe")
     flags = ["-Werror=all-warnings"] * (os.environ.get("NVFP4_WERROR", "0") == "1")
     key = nvfp4_cuda.key_of(source, nvfp4_cuda.options_of(archs, flags), flags, nvcc, place.root / "csrc")
     made = fatbins / "moe_route.fatbin"
@@ -160,25 +160,25 @@ def test_recorded_scores_are_those_of_the_page() -> None:
 
 
 def test_every_source_is_mutated() -> None:
-    from families import FAMILIES
+    from areas import AREAS
 
-    taken = {name for family in FAMILIES.values() for name in family.sources(ROOT)}
+    taken = {name for area in AREAS.values() for name in area.sources(ROOT)}
     left = {str(path.relative_to(ROOT)) for path in CSRC.rglob("*.c*") if path.is_file()} - taken
     # The debug build's, and the competition's, whose tests are those of the package.
     assert {name for name in left if not name.startswith("csrc/contest/")} == {"csrc/kernels/sm100/dump.cuh"}
 
 
-def test_the_tests_of_the_families_exist() -> None:
-    from families import FAMILIES
+def test_the_tests_of_the_areas_exist() -> None:
+    from areas import AREAS
 
-    for family in FAMILIES.values():
-        paths = [word for tests in family.tests for word in tests if word.endswith(".py")]
+    for area in AREAS.values():
+        paths = [word for tests in area.tests for word in tests if word.endswith(".py")]
         assert paths and all((TESTS / path).is_file() for path in paths)
 
 
 def test_a_list_by_hand_that_does_not_fit_is_rejected(tmp_path: Path) -> None:
     wanted = tmp_path / "list.json"
-    wanted.write_text('[{"family": "cpu", "file": "csrc/cpu/cpu.h", "before": "no such text", "after": ""}]')
+    wanted.write_text('[{"area": "cpu", "file": "csrc/cpu/cpu.h", "before": "no such text", "after": ""}]')
     command = [sys.executable, str(TOOL), "run", str(wanted), "--results", str(tmp_path / "results.csv")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
@@ -188,7 +188,7 @@ def test_a_list_by_hand_that_does_not_fit_is_rejected(tmp_path: Path) -> None:
 def test_report(tmp_path: Path) -> None:
     """Shares of what is decided, with Wilson's interval: 3 of 4 is 30 to 95 %."""
     results = tmp_path / "results.csv"
-    columns = ["family", "file", "line", "operator", "before", "after", "verdict", "by", "what", "seconds", "key"]
+    columns = ["area", "file", "line", "operator", "before", "after", "verdict", "by", "what", "seconds", "key"]
     with results.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(columns)

@@ -43,8 +43,8 @@ def test_neighbours_stay_within_5_percent_but_for_the_log(times: neighbours.Time
 def test_no_chosen_plan_takes_5_percent_longer_than_another(times: neighbours.Times) -> None:
     assert len(times) == 12 * len(MONOTONE_M) + 3 * len(neighbours.NEAR) * len(neighbours.NEAR_M)
     lost = dict(zip(times, neighbours.regrets(times)))
-    assert max(by for shape, by in lost.items() if not neighbours.is_long(shape)) <= neighbours.MOST
-    assert max(lost.values()) <= 2 * neighbours.MOST
+    assert max(by for shape, by in lost.items() if not neighbours.is_long(shape)) <= neighbours.MAX_LOSS
+    assert max(lost.values()) <= 2 * neighbours.MAX_LOSS
 
 
 def slower(times: neighbours.Times, shape: Shape, by: float) -> neighbours.Times:

@@ -23,7 +23,7 @@ from .execute import last_line
 
 LIMIT = 150_000  # bytes: a sixth of what the competition takes, to keep the file readable
 WORD = "s" + "tream"  # the competition rejects a file that contains it, even in comments
-LONGEST_LINE, LONGEST_WORD, MOST_NUMBERS = 120, 60, 24
+LONGEST_LINE, LONGEST_WORD, MAX_NUMBERS = 120, 60, 24
 KERNELGUARD = "0.3.2"
 
 
@@ -134,8 +134,8 @@ def blobs(submission: Submission) -> Verdict:
         if found := re.search(rf"[\w+/=\\-]{{{LONGEST_WORD + 1},}}", line):
             return Verdict(False, f"line {number} has a word of {len(found[0])} characters; may have {LONGEST_WORD}")
     number = r"[-+]?(?:0x[0-9a-fA-F]+|\d[\d.e]*)"
-    if found := re.search(rf"(?:{number}\s*,\s*){{{MOST_NUMBERS},}}", submission.text):
-        return Verdict(False, f"more than {MOST_NUMBERS} numbers in a row: {found[0][:40]}...")
+    if found := re.search(rf"(?:{number}\s*,\s*){{{MAX_NUMBERS},}}", submission.text):
+        return Verdict(False, f"more than {MAX_NUMBERS} numbers in a row: {found[0][:40]}...")
     return Verdict(True, "no long lines, words or lists of numbers")
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CALLS = 12
 HEADER = struct.Struct("<2I8x")  # placement_record
 ENTRY = struct.Struct("<4i2Qq")  # placement_cta
-FAMILIES = [row["name"] for row in machine.own_families()]
+BACKENDS = [row["name"] for row in machine.own_backends()]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def decode(memory: bytes, shape: str) -> list[Cta]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--backend", metavar="B", help=f"record this backend ({', '.join(FAMILIES)}) instead of the chosen one"
+        "--backend", metavar="B", help=f"record this backend ({', '.join(BACKENDS)}) instead of the chosen one"
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
@@ -109,10 +109,10 @@ def record(args: argparse.Namespace, target: machine.Target, shapes: Sequence[Sh
     ctas = []
     for shape in shapes:
         plan = info(shape.m, shape.n, shape.k, device=target.device, backend=target.backend)["plan"]
-        if plan["backend"] not in FAMILIES:
+        if plan["backend"] not in BACKENDS:
             raise show.CommandError(
-                f"{shape} runs on {plan['kernel']} ({plan['backend']}); only {', '.join(FAMILIES[:-1])} and "
-                f"{FAMILIES[-1]} kernels record it"
+                f"{shape} runs on {plan['kernel']} ({plan['backend']}); only {', '.join(BACKENDS[:-1])} and "
+                f"{BACKENDS[-1]} kernels record it"
             )
         found = measure(shape, target, args.repeat, plan["grid"])
         report(found, f"{shape} by {plan['kernel']} on {machine.describe(target.device)}")

@@ -89,7 +89,7 @@ def device(_: argparse.Namespace) -> int:
         return 1
     described = {
         "hardware": hardware,
-        "family": (machine.own_family(gpu["compute_capability"]) or {"name": "sm80"})["name"],
+        "backend": (machine.own_backend(gpu["compute_capability"]) or {"name": "sm80"})["name"],
         "compute_capability": gpu["compute_capability"],
         "sm_count": gpu["sm_count"],
         "emulated": target.device != target.tensors,

@@ -40,7 +40,7 @@ PYTEST_NEEDS = ("pytest", "numpy", "elftools", "ml_dtypes")
 
 @dataclass
 class Setting:
-    """The setting that steps depend on. `family` and `emulated` are known once the step "device" has ended."""
+    """The setting that steps depend on. `backend` and `emulated` are known once the step "device" has ended."""
 
     folder: Path  # of the results
     scratch: Path  # deleted at the end
@@ -53,8 +53,8 @@ class Setting:
         return read_json(self.folder / DEVICE_FILE)
 
     @property
-    def family(self) -> str:
-        return self.device.get("family", "")
+    def backend(self) -> str:
+        return self.device.get("backend", "")
 
     @property
     def emulated(self) -> bool:
@@ -85,13 +85,13 @@ Reason = Callable[[Setting], str]
 
 @dataclass(frozen=True)
 class Step:
-    """limit_s is for --minutes 60 and shrinks with it, but not below least_s, what the step takes at the least."""
+    """limit_s is for --minutes 60 and shrinks with it, but not below min_s, what the step takes at the least."""
 
     name: str
     what: str
     command: Callable[[Setting], list[str]]
     limit_s: float
-    least_s: float = 20
+    min_s: float = 20
     requires: tuple[str, ...] = ("device",)  # steps that must have passed
     skip: tuple[Reason, ...] = ()  # each gives a reason to skip the step, or ""
     environment: Callable[[Setting], Mapping[str, str]] = lambda _: {}
@@ -106,12 +106,12 @@ class Step:
         for reason in self.skip:
             if why := reason(setting):
                 return why
-        if self.least_s > setting.minutes * 60 / 4:
-            return f"takes {self.least_s:.0f} s, more than a quarter of --minutes {setting.minutes:g}"
-        return f"takes {self.least_s:.0f} s, {max(left_s, 0):.0f} s are left" if self.least_s > left_s else ""
+        if self.min_s > setting.minutes * 60 / 4:
+            return f"takes {self.min_s:.0f} s, more than a quarter of --minutes {setting.minutes:g}"
+        return f"takes {self.min_s:.0f} s, {max(left_s, 0):.0f} s are left" if self.min_s > left_s else ""
 
     def limit(self, setting: Setting, left_s: float) -> float:
-        return min(max(self.limit_s * min(setting.minutes / 60, 1), self.least_s), left_s)
+        return min(max(self.limit_s * min(setting.minutes / 60, 1), self.min_s), left_s)
 
 
 # --- why a step is skipped ------------------------------------------------------------------------------------------
@@ -122,12 +122,12 @@ def tool(name: str, where: str) -> Reason:
 
 
 def only_sm100(setting: Setting) -> str:
-    return "" if setting.family == "sm100" else f"is of the sm100 kernels; this GPU runs {setting.family or 'none'}"
+    return "" if setting.backend == "sm100" else f"is of the sm100 kernels; this GPU runs {setting.backend or 'none'}"
 
 
 def only_tuned(setting: Setting) -> str:
-    own = [row["name"] for row in machine.own_families()]
-    return "" if setting.family in own else f"is of GPUs with {' or '.join(own)} kernels"
+    own = [row["name"] for row in machine.own_backends()]
+    return "" if setting.backend in own else f"is of GPUs with {' or '.join(own)} kernels"
 
 
 def real_gpu(setting: Setting) -> str:
@@ -140,7 +140,7 @@ def test_packages(_: Setting) -> str:
 
 
 def submitted(setting: Setting) -> str:
-    is_there = setting.family != "sm100" or setting.verdicts.get("submission") == PASSED
+    is_there = setting.backend != "sm100" or setting.verdicts.get("submission") == PASSED
     return "" if is_there else "needs submission, which has not passed"
 
 
@@ -176,7 +176,7 @@ def check(file: str) -> Callable[[Setting], list[str]]:
 
     def command(setting: Setting) -> list[str]:
         few = ["--only", "1"] if setting.emulated else []
-        return program("check", "--backend", setting.family, "--to", file, *few)(setting)
+        return program("check", "--backend", setting.backend, "--to", file, *few)(setting)
 
     return command
 
@@ -225,34 +225,34 @@ def ragged(setting: Setting) -> list[str]:
     return [
         sys.executable,
         in_tree("tests/support/exact_products.py")(setting),
-        setting.family,
+        setting.backend,
         "100" if setting.emulated else "1",
     ]
 
 
 def groups(setting: Setting) -> list[str]:
     others = [in_tree(f"tests/ops/test_{name}.py")(setting) for name in ("gated_grouped_gemm", "grouped_invariance")]
-    return [*pytest(setting, "tests/ops/test_grouped_gemm.py", f"cuda or {setting.family}"), *others]
+    return [*pytest(setting, "tests/ops/test_grouped_gemm.py", f"cuda or {setting.backend}"), *others]
 
 
 def sanitizer(setting: Setting) -> list[str]:
-    limit = max(SANITIZER_S * min(setting.minutes / 60, 1), SANITIZER_LEAST_S) * 0.9  # of each of its tools
+    limit = max(SANITIZER_S * min(setting.minutes / 60, 1), SANITIZER_MIN_S) * 0.9  # of each of its tools
     script = in_tree("tests/kernels/sanitize.py")(setting)
-    return [sys.executable, script, "--backend", setting.family, "--limit", f"{limit:.0f}"]
+    return [sys.executable, script, "--backend", setting.backend, "--limit", f"{limit:.0f}"]
 
 
 def equal_calls(setting: Setting) -> list[str]:
     few = ["--calls", "3", "--shapes", "16x128x256"] if setting.emulated else []
-    return program("equal-calls", "--backend", setting.family, *few)(setting)
+    return program("equal-calls", "--backend", setting.backend, *few)(setting)
 
 
 def tune(setting: Setting) -> list[str]:
     rounds = "100" if setting.minutes >= 30 else "20"
-    return nvfp4("bench", "--tune", "--backend", setting.family, "--repeat", rounds)(setting)
+    return nvfp4("bench", "--tune", "--backend", setting.backend, "--repeat", rounds)(setting)
 
 
 def contest(setting: Setting) -> list[str]:
-    what = ["--backend", setting.family] if setting.family != "sm100" else ["--submission", "submission.py"]
+    what = ["--backend", setting.backend] if setting.backend != "sm100" else ["--submission", "submission.py"]
     seconds = f"{min(setting.minutes, 60) / 2:g}"
     return tool_of("contest", "measure", *what, "--seconds", seconds, "--json", "contest.json")(setting)
 
@@ -260,7 +260,7 @@ def contest(setting: Setting) -> list[str]:
 def placement(setting: Setting) -> list[str]:
     few = ["--shapes", "16x256x512"] if setting.emulated else []
     pictures = ["--plot", "placement.svg"] if importlib.util.find_spec("matplotlib") else []
-    words = ["--backend", setting.family, "--csv", "placement.csv", *pictures, *few]
+    words = ["--backend", setting.backend, "--csv", "placement.csv", *pictures, *few]
     return tool_of("lab", "placement", *words)(setting)
 
 
@@ -269,12 +269,12 @@ def counters(setting: Setting) -> list[str]:
     options = ["--clock-control", "none", "--target-processes", "all", "--kernel-name", "regex:nvfp4_sm"]
     options += ["--launch-count", "6", "--page", "details"]
     options += ["--log-file", "counters.txt", *(word for name in sections for word in ("--section", name))]
-    return ["ncu", *options, *program("equal-calls", "--backend", setting.family, "--calls", "2")(setting)]
+    return ["ncu", *options, *program("equal-calls", "--backend", setting.backend, "--calls", "2")(setting)]
 
 
 # --- the steps, in order --------------------------------------------------------------------------------------------
 
-SANITIZER_S, SANITIZER_LEAST_S = 420, 60
+SANITIZER_S, SANITIZER_MIN_S = 420, 60
 # The watchdog makes kernels slow and each call wait: placement is recorded without it.
 DEBUG, PLACEMENT = ("NVFP4_WATCHDOG", "NVFP4_DUMP"), ("NVFP4_DUMP",)
 BUILD_ADVICE = "the steps that need it are skipped. It needs setuptools 77 or later, and nvcc of CUDA 13."
@@ -295,7 +295,7 @@ STEPS = (
         "a build with the watchdog and the dump",
         build(*DEBUG),
         600,
-        least_s=240,
+        min_s=240,
         skip=(real_gpu, only_tuned, NVCC),
         advice=BUILD_ADVICE,
     ),
@@ -372,7 +372,7 @@ STEPS = (
         "compute-sanitizer",
         sanitizer,
         SANITIZER_S,
-        SANITIZER_LEAST_S,
+        SANITIZER_MIN_S,
         skip=(real_gpu, tool("compute-sanitizer", "the CUDA toolkit")),
         telling="FAILED",
         advice="memory errors and races are defects whatever the results were.",
@@ -389,7 +389,7 @@ STEPS = (
         "the constants of the B200 model, measured",
         lambda setting: program("constants", str(setting.checkout))(setting),
         180,
-        least_s=60,
+        min_s=60,
         skip=(real_gpu, NVCC),
         advice="compile and run the programs by hand: their headers have the command.",
     ),
@@ -398,7 +398,7 @@ STEPS = (
         "every plan of the ranked shapes, timed",
         tune,
         420,
-        least_s=45,
+        min_s=45,
         skip=(real_gpu, only_tuned),
         telling="^Fitted from this run",
         advice="a plan that is wrong is named in the output.",
@@ -415,7 +415,7 @@ STEPS = (
         "the competition's measurement",
         contest,
         420,
-        least_s=60,
+        min_s=60,
         skip=(real_gpu, submitted),
         telling="^geometric mean",
     ),
@@ -424,7 +424,7 @@ STEPS = (
         "a build that records placement",
         build(*PLACEMENT),
         600,
-        least_s=240,
+        min_s=240,
         skip=(real_gpu, only_tuned, NVCC),
         advice=BUILD_ADVICE,
     ),

@@ -1,6 +1,6 @@
 """Mutates the sources and asks whether the tests notice.
 
-    python tools/mutation draw --seed 1 --count 60 --output sample.json [--at COMMIT] [FAMILY ...]
+    python tools/mutation draw --seed 1 --count 60 --output sample.json [--at COMMIT] [AREA ...]
     python tools/mutation run sample.json --results results.csv --jobs 2 [--start-within 120] [--known other.csv]
     python tools/mutation report results.csv
 
@@ -8,9 +8,9 @@ docs/proof/mutant_survivors.csv has the mutants that no test can find, or none d
 run, and a report counts them apart. A survivor of a run becomes a row there, or gets a test.
 
 `draw` needs tree-sitter, `run` what the tests need (both: `pip install ".[test]"`), nvcc and gcc. A sample is a list of
-mutants: of each family, an operator is drawn first and then a place for it, so that rare operators are represented.
+mutants: of each area, an operator is drawn first and then a place for it, so that rare operators are represented.
 It holds three times the count, since some do not compile and some change no machine code; `run` goes on until `count`
-of a family are decided. A list written by hand serves as well: objects with family, file, before (which occurs once in
+of an area are decided. A list written by hand serves as well: objects with area, file, before (which occurs once in
 the file) and after.
 
 `run` stops at the first test that fails. A mutant that is in the results is not run again (`Mutant.key`).
@@ -35,26 +35,26 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from families import FAMILIES
+from areas import AREAS
 from mutant import Mutant
 from workplace import Workplace
 
 ROOT = Path(__file__).resolve().parents[2]
 SURVIVORS = ROOT / "docs/proof/mutant_survivors.csv"
-COLUMNS = ["family", "file", "line", "operator", "before", "after", "verdict", "by", "what", "seconds", "key"]
+COLUMNS = ["area", "file", "line", "operator", "before", "after", "verdict", "by", "what", "seconds", "key"]
 DECIDED = ("killed", "survived")
 
 
 # ---- draw
 
 
-def draw(families: Sequence[str], seed: str, count: int, root: Path) -> Iterator[dict[str, object]]:
+def draw(areas: Sequence[str], seed: str, count: int, root: Path) -> Iterator[dict[str, object]]:
     from mutators import mutants_of
 
-    for family in families:
-        generator = random.Random(f"{seed} {family}")
+    for area in areas:
+        generator = random.Random(f"{seed} {area}")
         by_operator: dict[str, list[Mutant]] = defaultdict(list)
-        for file in FAMILIES[family].sources(root):
+        for file in AREAS[area].sources(root):
             for one in mutants_of(root, file):
                 by_operator[one.operator].append(one)
         for _ in range(3 * count):
@@ -62,17 +62,17 @@ def draw(families: Sequence[str], seed: str, count: int, root: Path) -> Iterator
                 break
             operator = generator.choice(sorted(by_operator))
             places = by_operator[operator]
-            yield {"family": family, "count": count} | asdict(places.pop(generator.randrange(len(places))))
+            yield {"area": area, "count": count} | asdict(places.pop(generator.randrange(len(places))))
             if not places:
                 del by_operator[operator]
 
 
-def draw_at(commit: str, families: Sequence[str], seed: str, count: int) -> Iterator[dict[str, object]]:
+def draw_at(commit: str, areas: Sequence[str], seed: str, count: int) -> Iterator[dict[str, object]]:
     """Draws mutants of the sources of a commit; yields those that these sources still have."""
     with tempfile.TemporaryDirectory() as folder:
         archive = subprocess.run(["git", "archive", commit, "csrc"], cwd=ROOT, stdout=subprocess.PIPE, check=True)
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
-        for one in draw(families, seed, count, Path(folder)):
+        for one in draw(areas, seed, count, Path(folder)):
             mutant = Mutant.of(one)
             old, new = Path(folder, mutant.file), ROOT / mutant.file
             moved = mutant.moved(old.read_bytes(), new.read_bytes()) if new.exists() else None
@@ -121,62 +121,62 @@ class Run:
         self.decided: dict[str, int] = defaultdict(int)
         self.begun: dict[str, int] = defaultdict(int)
         given = json.loads(Path(arguments.mutants).read_text())
-        if arguments.family:
-            given = [one for one in given if one["family"] in arguments.family]
-        self.unchanged = sorted({str(one["family"]) for one in given}) if arguments.unchanged else []
+        if arguments.area:
+            given = [one for one in given if one["area"] in arguments.area]
+        self.unchanged = sorted({str(one["area"]) for one in given}) if arguments.unchanged else []
         self.todo = [(one, Mutant.of(one) if "start" in one else by_hand(one)) for one in interleaved(given)]
 
     def next(self) -> tuple[dict[str, object], Mutant, str] | None:
-        """One that has to be run. As many of a family are begun as may still count."""
+        """One that has to be run. As many of an area are begun as may still count."""
         with self.lock:
             place = 0
             while place < len(self.todo) and time.monotonic() < self.end:
                 one, mutant = self.todo[place]
-                family, count = str(one["family"]), int(one.get("count", 10**9))
-                if self.decided[family] + self.begun[family] >= count:
+                area, count = str(one["area"]), int(one.get("count", 10**9))
+                if self.decided[area] + self.begun[area] >= count:
                     place += 1
                     continue
                 del self.todo[place]
                 key = mutant.key((ROOT / mutant.file).read_bytes())
                 known = self.known.get(key)
                 if known is None or (self.arguments.again and known == "survived"):
-                    self.begun[family] += 1
+                    self.begun[area] += 1
                     return one, mutant, key
-                self.decided[family] += known in DECIDED
+                self.decided[area] += known in DECIDED
         return None
 
     def record(self, one: dict[str, object], mutant: Mutant, key: str, result: dict[str, object]) -> None:
-        family = str(one["family"])
+        area = str(one["area"])
         with self.lock:
-            self.begun[family] -= 1
-            self.decided[family] += result["verdict"] in DECIDED
-            row = {"family": family, "key": key, **result}
+            self.begun[area] -= 1
+            self.decided[area] += result["verdict"] in DECIDED
+            row = {"area": area, "key": key, **result}
             row |= {name: getattr(mutant, name) for name in ("file", "line", "operator", "before", "after")}
             with self.results.open("a", newline="") as file:
                 csv.DictWriter(file, COLUMNS).writerow(row)
-            print(f"{family:12} {result['verdict']:10} {result['seconds']:6} s  {mutant.name}  {result['what']}"[:200])
+            print(f"{area:12} {result['verdict']:10} {result['seconds']:6} s  {mutant.name}  {result['what']}"[:200])
             sys.stdout.flush()
 
     def work(self, place: Workplace) -> None:
         while self.unchanged:
             with self.lock:
-                family = self.unchanged.pop() if self.unchanged else None
-            if family:
-                self.test_unchanged(place, family)
+                area = self.unchanged.pop() if self.unchanged else None
+            if area:
+                self.test_unchanged(place, area)
         while (found := self.next()) is not None:
             one, mutant, key = found
-            tests = FAMILIES[str(one["family"])].tests
+            tests = AREAS[str(one["area"])].tests
             self.record(one, mutant, key, place.run(mutant, tests, self.arguments.seconds, self.seed))
 
-    def test_unchanged(self, place: Workplace, family: str) -> None:
+    def test_unchanged(self, place: Workplace, area: str) -> None:
         """Without a mutant every test must pass, or it would find all of them."""
         begin = time.monotonic()
-        by, what = place.test(FAMILIES[family].tests, self.arguments.seconds, self.seed)
-        print(f"{family:12} unchanged  {time.monotonic() - begin:6.1f} s  {by} {what}", flush=True)
+        by, what = place.test(AREAS[area].tests, self.arguments.seconds, self.seed)
+        print(f"{area:12} unchanged  {time.monotonic() - begin:6.1f} s  {by} {what}", flush=True)
         if by:
             print(place.said[-4000:], flush=True)
             with self.lock:
-                self.todo = [(one, mutant) for one, mutant in self.todo if one["family"] != family]
+                self.todo = [(one, mutant) for one, mutant in self.todo if one["area"] != area]
 
     def go(self) -> None:
         cores = sorted(os.sched_getaffinity(0))
@@ -196,12 +196,12 @@ class Run:
 
 
 def interleaved(given: list[dict[str, object]]) -> list[dict[str, object]]:
-    """The families in turn, so that a run that ends early has some of each."""
-    by_family: dict[str, list[dict[str, object]]] = defaultdict(list)
+    """The areas in turn, so that a run that ends early has some of each."""
+    by_area: dict[str, list[dict[str, object]]] = defaultdict(list)
     for one in given:
-        by_family[str(one["family"])].append(one)
-    most = max(map(len, by_family.values()), default=0)
-    return [many[i] for i in range(most) for many in by_family.values() if i < len(many)]
+        by_area[str(one["area"])].append(one)
+    most = max(map(len, by_area.values()), default=0)
+    return [many[i] for i in range(most) for many in by_area.values() if i < len(many)]
 
 
 # ---- report
@@ -247,7 +247,7 @@ def report(results: Path, by: str) -> None:
         counts += f" {group['unfinished']:11}"
         print(f"{name:40} {counts}  {share}")
     for row in survivors:
-        print(f"\n{row['key']}  {row['family']}  {row['file']}:{row['line']}  {row['operator']}")
+        print(f"\n{row['key']}  {row['area']}  {row['file']}:{row['line']}  {row['operator']}")
         print(f"  - {row['before']}\n  + {row['after']}\n  where: {json.dumps(where(row))}")
 
 
@@ -258,14 +258,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="mutation", description=__doc__.split("\n\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     drawing = commands.add_parser("draw", help="write a sample of mutants")
-    drawing.add_argument("family", nargs="*", choices=[[], *FAMILIES], help="of these families; default: all")
+    drawing.add_argument("area", nargs="*", choices=[[], *AREAS], help="of these areas; default: all")
     drawing.add_argument("--seed", default="0", help="of the draw")
-    drawing.add_argument("--count", type=int, default=60, help="mutants of a family that have to be decided")
+    drawing.add_argument("--count", type=int, default=60, help="mutants of an area that have to be decided")
     drawing.add_argument("--at", help="of the sources of this commit, as far as they are the same")
     drawing.add_argument("--output", required=True, help="the list, JSON")
     running = commands.add_parser("run", help="build and test the mutants of a list")
     running.add_argument("mutants", help="the list, JSON")
-    running.add_argument("family", nargs="*", help="only mutants of these families")
+    running.add_argument("area", nargs="*", help="only mutants of these areas")
     running.add_argument("--results", required=True, help="CSV that rows are added to")
     running.add_argument("--known", action="append", default=[], help="CSV of other results, not to be run again")
     running.add_argument("--jobs", type=int, default=0, help="mutants at a time; default: one a core")
@@ -282,10 +282,10 @@ def main() -> None:
     running.add_argument("--folder", help="for the copies of the checkout; default: the temporary folder")
     reporting = commands.add_parser("report", help="print scores and survivors")
     reporting.add_argument("results", help="CSV of `run`")
-    reporting.add_argument("--by", choices=["family", "file", "operator"], default="file")
+    reporting.add_argument("--by", choices=["area", "file", "operator"], default="file")
     arguments = parser.parse_args()
     if arguments.command == "draw":
-        names = arguments.family or list(FAMILIES)
+        names = arguments.area or list(AREAS)
         of = names, arguments.seed, arguments.count
         drawn = draw_at(arguments.at, *of) if arguments.at else draw(*of, ROOT)
         Path(arguments.output).write_text(json.dumps(list(drawn), indent=1))

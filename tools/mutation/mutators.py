@@ -29,7 +29,8 @@ OTHER = {
 COMPARISONS = (b"<", b"<=", b">", b">=", b"==", b"!=")
 # Names that a hand confuses: of the other operand, the other direction, rows for batches.
 CONFUSED = [
-    (r"\ba_", "b_"), (r"\bb_", "a_"), (r"\bsfa", "sfb"), (r"\bsfb", "sfa"), (r"mma_a", "mma_b"), (r"mma_b", "mma_a"),
+    (r"\ba_", "b_"), (r"\bb_", "a_"), (r"\bscale_a", "scale_b"), (r"\bscale_b", "scale_a"),
+    (r"\bsfa", "sfb"), (r"\bsfb", "sfa"), (r"mma_a", "mma_b"), (r"mma_b", "mma_a"),
     (r"_pitch\b", "_batch"), (r"_batch\b", "_pitch"), (r"\bpitch\b", "batch"), (r"\bbatch\b", "pitch"),
     (r"\bm\b", "n"), (r"\bn\b", "m"), (r"_m\b", "_n"), (r"_n\b", "_m"), (r"\bx\b", "y"), (r"\by\b", "x"),
     (r"_begin\b", "_end"), (r"_end\b", "_begin"), (r"full\b", "empty"), (r"empty\b", "full"),

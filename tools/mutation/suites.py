@@ -1,4 +1,4 @@
-"""The parts of families of mutants, and tests that every family of kernels has."""
+"""An area of sources whose mutants the same tests have to notice, and tests that every backend has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Arguments = tuple[str, ...]  # of pytest, in tests/
 
 
 @dataclass(frozen=True)
-class Family:
+class Area:
     files: Arguments  # patterns
     tests: tuple[Arguments, ...]  # what finds most in the shortest time first
 
@@ -19,9 +19,9 @@ class Family:
         return [name for name in names if any(fnmatch.fnmatch(name, f"csrc/{part}") for part in self.files)]
 
 
-def device_of(family: str) -> str:
-    """The emulated GPU of a family of kernels."""
-    return family.replace("sm", "sm_")
+def device_of(backend: str) -> str:
+    """The emulated GPU of a backend."""
+    return backend.replace("sm", "sm_")
 
 
 def on(device: str, *arguments: str) -> Arguments:
@@ -29,15 +29,15 @@ def on(device: str, *arguments: str) -> Arguments:
     return (f"--emulate={device}", *arguments)
 
 
-def one_of_each_kind(family: str, *also: str) -> Arguments:
-    """also: other families that the device runs."""
+def one_of_each_kind(backend: str, *also: str) -> Arguments:
+    """also: other backends that the device runs."""
     files = ("epilogue", "scale_layouts", "nan", "shared_batches", "custom_kernel")
-    chosen = " or ".join((*also, family))
-    return on(device_of(family), *(f"ops/test_{name}.py" for name in files), "-k", chosen)
+    chosen = " or ".join((*also, backend))
+    return on(device_of(backend), *(f"ops/test_{name}.py" for name in files), "-k", chosen)
 
 
-def ragged(family: str) -> Arguments:
-    return on(device_of(family), "ops/test_gemm_exact.py", "-k", f"equal_bits and {family}")
+def ragged(backend: str) -> Arguments:
+    return on(device_of(backend), "ops/test_gemm_exact.py", "-k", f"equal_bits and {backend}")
 
 
 def guarded(target: str) -> tuple[Arguments, Arguments]:

@@ -106,7 +106,7 @@ class Workplace:
 
     def virtual(self, source: Path) -> str:
         """The architecture of its PTX; emulated GPUs of later generations run it too."""
-        return nvfp4_cuda.virtual(self.root / "csrc/families.def", source.parent.name)
+        return nvfp4_cuda.virtual(self.root / "csrc/backends.def", source.parent.name)
 
     def output(self, source: Path) -> Path:
         name = "-".join(source.relative_to(self.root / "csrc").parts)
@@ -171,7 +171,7 @@ class Workplace:
             return False
         flags = shlex.split(os.environ.get("NVFP4_NVCC_FLAGS", ""))
         flags += ["-Werror=all-warnings"] * (os.environ.get("NVFP4_WERROR", "0") == "1")
-        archs = nvfp4_cuda.architectures(self.root / "csrc/families.def", source.parent.name)
+        archs = nvfp4_cuda.architectures(self.root / "csrc/backends.def", source.parent.name)
         options = nvfp4_cuda.options_of(archs, flags)
         key = nvfp4_cuda.key_of(source.resolve(), options, flags, nvcc, self.root / "csrc")
         if not nvfp4_cuda.made_before(made, key):

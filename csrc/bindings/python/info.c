@@ -1,7 +1,7 @@
 /* The functions behind info() and init(): driver, devices, and how a shape would be run. */
 #include "api/context.h"
 #include "bindings/python/module.h"
-#include "plan/gemm_family.h"
+#include "plan/gemm_backend.h"
 #ifdef NVFP4_DUMP
 #include "api/debug.h"
 #endif
@@ -59,7 +59,7 @@ PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count) {
                          plan.modelled_us, "single_us", plan.single_us, "fused", PyBool_FromLong(plan.is_fused));
 }
 
-/* ---- the table of families ---- */
+/* ---- the table of backends ---- */
 
 /* The names of the types of A that a mask of gemm_planner has. */
 static PyObject *types_of(uint32_t types) {
@@ -73,16 +73,16 @@ static PyObject *types_of(uint32_t types) {
     return names;
 }
 
-/* {"gemm": [types of A], "gemm_nn": ...}, without the operations that the family does not take. */
-static PyObject *operations_of(const gemm_family *family, int linear_scales) {
-    static const char *const names[] = {[OP_GEMM] = "gemm",
-                                        [OP_GEMM_NN] = "gemm_nn",
-                                        [OP_GROUPED] = "grouped_gemm",
-                                        [OP_GROUPED_NN] = "grouped_gemm_nn"};
-    _Static_assert(sizeof names / sizeof *names == GEMM_OPERATIONS, "each operation has a name");
+/* {"gemm": [types of A], "gemm_nn": ...}, without the kinds of products that the backend does not take. */
+static PyObject *kinds_of(const gemm_backend *backend, int linear_scales) {
+    static const char *const names[] = {[PRODUCT_GEMM] = "gemm",
+                                        [PRODUCT_GEMM_NN] = "gemm_nn",
+                                        [PRODUCT_GROUPED] = "grouped_gemm",
+                                        [PRODUCT_GROUPED_NN] = "grouped_gemm_nn"};
+    _Static_assert(sizeof names / sizeof *names == PRODUCT_KINDS, "each kind has a name");
     PyObject *all = PyDict_New();
-    for (int32_t o = 0; all && o < GEMM_OPERATIONS; o++) {
-        const gemm_planner *planner = family->planners[o];
+    for (int32_t o = 0; all && o < PRODUCT_KINDS; o++) {
+        const gemm_planner *planner = backend->planners[o];
         if (!planner) continue;
         PyObject *types = types_of(linear_scales ? planner->a_types & ~planner->tma_a_types : planner->a_types);
         if (!types || PyDict_SetItemString(all, names[o], types) != 0) Py_CLEAR(all);
@@ -95,11 +95,11 @@ static PyObject *number_or_none(int has, int32_t number) {
     return has ? PyLong_FromLong(number) : Py_NewRef(Py_None);
 }
 
-static PyObject *describe_family(int32_t number) {
-    const gemm_family *family = gemm_families[number];
-    const kernel_set *kernels = family->kernels;
-    const rounding_bound *r = &family->roundings;
-    PyObject *architectures = PyUnicode_FromString(family->architectures);
+static PyObject *describe_backend(int32_t number) {
+    const gemm_backend *backend = gemm_backends[number];
+    const kernel_set *kernels = backend->kernels;
+    const rounding_bound *r = &backend->roundings;
+    PyObject *architectures = PyUnicode_FromString(backend->architectures);
     PyObject *split = architectures ? PyUnicode_Split(architectures, NULL, -1) : NULL;
     Py_XDECREF(architectures);
     if (!split) return NULL;
@@ -107,20 +107,20 @@ static PyObject *describe_family(int32_t number) {
                                                      "constant", r->constant)
                                      : Py_NewRef(Py_None);
     return Py_BuildValue(
-        "{ss,si,ss,sN,sN,sN,sN,sN,sN}", "name", family->name, "number", number, "runs_on", family->runs_on,
-        "architectures", split, "least_capability",
-        number_or_none(kernels != NULL, kernels ? kernels->least_capability : 0), "most_capability",
-        number_or_none(kernels && kernels->most_capability < INT32_MAX, kernels ? kernels->most_capability : 0),
-        "operations", operations_of(family, 0), "linear_scales", operations_of(family, 1), "roundings", roundings);
+        "{ss,si,ss,sN,sN,sN,sN,sN,sN}", "name", backend->name, "number", number, "runs_on", backend->runs_on,
+        "architectures", split, "min_capability",
+        number_or_none(kernels != NULL, kernels ? kernels->min_capability : 0), "max_capability",
+        number_or_none(kernels && kernels->max_capability < INT32_MAX, kernels ? kernels->max_capability : 0),
+        "product_kinds", kinds_of(backend, 0), "linear_scales", kinds_of(backend, 1), "roundings", roundings);
 }
 
-/* Every family as a dict, by number. */
-PyObject *python_families(PyObject *module, PyObject *unused) {
+/* Every backend as a dict, by number. */
+PyObject *python_backends(PyObject *module, PyObject *unused) {
     (void)module;
     (void)unused;
     PyObject *all = PyList_New(0);
-    for (int32_t f = NVFP4_AUTO + 1; all && f < GEMM_FAMILIES; f++) {
-        PyObject *one = describe_family(f);
+    for (int32_t b = NVFP4_AUTO + 1; all && b < GEMM_BACKENDS; b++) {
+        PyObject *one = describe_backend(b);
         if (!one || PyList_Append(all, one) != 0) Py_CLEAR(all);
         Py_XDECREF(one);
     }

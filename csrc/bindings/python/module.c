@@ -80,7 +80,7 @@ static PyMethodDef methods[] = {
     {"clusters", python_clusters, METH_O, NULL},
     {"load", python_load, METH_O, NULL},
     {"set_candidate", python_set_candidate, METH_O, NULL},
-    {"families", python_families, METH_NOARGS, NULL},
+    {"backends", python_backends, METH_NOARGS, NULL},
     {"set_default_backend", python_set_default_backend, METH_O, NULL},
     {"override_plan", FASTCALL(python_override_plan), METH_FASTCALL, NULL},
     {"clear_overrides", python_clear_overrides, METH_NOARGS, NULL},

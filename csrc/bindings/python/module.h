@@ -30,7 +30,7 @@ PyObject *python_device(PyObject *module, PyObject *ordinal);
 PyObject *python_clusters(PyObject *module, PyObject *ordinal);
 PyObject *python_load(PyObject *module, PyObject *ordinal);
 PyObject *python_set_candidate(PyObject *module, PyObject *candidate);
-PyObject *python_families(PyObject *module, PyObject *unused);
+PyObject *python_backends(PyObject *module, PyObject *unused);
 PyObject *python_set_default_backend(PyObject *module, PyObject *name);
 PyObject *python_override_plan(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_clear_overrides(PyObject *module, PyObject *unused);

@@ -51,7 +51,7 @@ static void worsen(reading *done, reading also) {
 
 /* ---- lists of tensors ---- */
 
-enum { MOST_IN_LIST = NVFP4_MAX_GROUPS };
+enum { MAX_IN_LIST = NVFP4_MAX_GROUPS };
 
 static int same_layout(const nvfp4_tensor *x, const nvfp4_tensor *y) {
     const size_t bytes = (size_t)x->ndim * sizeof *x->shape;
@@ -99,8 +99,8 @@ static reading read_list(arrays *tensors, PyObject *list, const operation *op, i
     const Py_ssize_t count = PySequence_Size(list);
     nvfp4_tensor first = {.dtype = NVFP4_NONE};
     const void **addresses = NULL;
-    if (count < 1 || count > MOST_IN_LIST) {
-        REJECT(row->name, ("is a list of %zd tensors", count), ("must have between 1 and %d", MOST_IN_LIST));
+    if (count < 1 || count > MAX_IN_LIST) {
+        REJECT(row->name, ("is a list of %zd tensors", count), ("must have between 1 and %d", MAX_IN_LIST));
         return READ_FAILED;
     }
     int32_t *counted = (int32_t *)((char *)&call->args + where->count_offset); /* in the lists before */

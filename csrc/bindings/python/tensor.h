@@ -26,10 +26,10 @@ typedef enum use {
 
 /* A call's tensors. The library of `leader` (out, else the first argument) makes results and workspace, and the call
  * runs on its current stream. DLPack exports keep memory alive until release_arrays. */
-enum { MOST_EXPORTS = OPERATION_MAX_TENSORS + 2 }; /* an operation's tensors, a result, a workspace */
+enum { MAX_EXPORTS = OPERATION_MAX_TENSORS + 2 }; /* an operation's tensors, a result, a workspace */
 typedef struct arrays {
     PyObject *leader;
-    PyObject *exports[MOST_EXPORTS];
+    PyObject *exports[MAX_EXPORTS];
     int count;
 } arrays;
 void release_arrays(arrays *call);

@@ -28,7 +28,7 @@ typedef struct gating {
     float limit;    /* INFINITY: none */
     float up_limit; /* the same for up; INFINITY where up is absent and 1 stands for it */
     float alpha;
-    float least; /* -86 / alpha */
+    float min_gate; /* of swiglu: -86 / alpha */
 } gating;
 
 HOST_DEVICE gating gating_of(float limit, float alpha, int has_up) {
@@ -36,7 +36,7 @@ HOST_DEVICE gating gating_of(float limit, float alpha, int has_up) {
     g.limit = limit;
     g.up_limit = has_up ? limit : INFINITY;
     g.alpha = alpha;
-    g.least = __fdiv_rn(-86.0f, alpha);
+    g.min_gate = __fdiv_rn(-86.0f, alpha);
     return g;
 }
 
@@ -55,7 +55,7 @@ HOST_DEVICE float gelu_tanh_argument(float c) {
 HOST_DEVICE float limited_gate(int activation, float gate, gating g) {
     if (activation == NVFP4_GELU_TANH) return at_least(gate, -9.94f);
     if (activation == NVFP4_RELU2) return at_least(gate, 0.0f);
-    return at_least(at_most(gate, g.limit), activation == NVFP4_SWIGLU ? g.least : -86.0f);
+    return at_least(at_most(gate, g.limit), activation == NVFP4_SWIGLU ? g.min_gate : -86.0f);
 }
 
 HOST_DEVICE float sigmoid_argument(int activation, float c, gating g) {

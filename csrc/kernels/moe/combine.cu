@@ -6,7 +6,7 @@
  * other: a choice that is skipped, or lies outside of y, loads row 0 in place of its own. */
 #include <math.h>
 
-#include "common/conversion_problem.h"
+#include "common/row_op_problems.h"
 #include "kernels/common/dependent.cuh"
 #include "kernels/moe/rows.cuh"
 

@@ -7,7 +7,7 @@
 #define ROUTE_THREADS  1024 /* one for each expert that there may be */
 #define ROUTE_COUNTERS 8192 /* 32 KiB of shared memory */
 /* A CTA takes choices once each warp has 32. All of them count all choices. */
-#define ROUTE_MOST_CTAS 64
+#define ROUTE_MAX_CTAS 64
 
 enum {
     KERNEL_GATED, /* + nvfp4_activation */

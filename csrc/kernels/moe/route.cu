@@ -14,7 +14,7 @@
  * memory for. */
 #include <stdint.h>
 
-#include "common/conversion_problem.h"
+#include "common/row_op_problems.h"
 #include "kernels/common/dependent.cuh"
 #include "kernels/moe/kernels.h"
 

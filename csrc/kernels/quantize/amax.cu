@@ -10,7 +10,7 @@
 #include <float.h>
 #include <stdint.h>
 
-#include "common/conversion_problem.h"
+#include "common/row_op_problems.h"
 #include "kernels/quantize/kernels.h"
 
 /* The larger magnitude of `amax` and the values of a word, as bits of fp32, or of fp16 in the upper half. */

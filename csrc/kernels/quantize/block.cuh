@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "common/conversion_problem.h"
+#include "common/row_op_problems.h"
 #include "kernels/common/decode.cuh"
 #include "kernels/common/epilogue.cuh"
 #include "kernels/common/exponential.h"
@@ -96,7 +96,7 @@ __device__ __forceinline__ uint32_t pack_16(float low, float high, int type) {
 /* --- blocks ------------------------------------------------------------------------------------------------------- */
 
 /* Global scales for which no quotient overflows or loses bits. */
-constexpr float LEAST_SCALE = 0x1p-48f, MOST_SCALE = 0x1p48f;
+constexpr float MIN_SCALE = 0x1p-48f, MAX_SCALE = 0x1p48f;
 
 /* 16 values: magnitudes, and the signs at the sign bits of their codes. */
 struct block {
@@ -250,7 +250,7 @@ __device__ __forceinline__ float squared_error(const block &b, const candidate &
 template <int BLOCK_SCALE>
 __device__ __forceinline__ void quantize_block(const block &b, float g, reciprocal over_g, uint2 *data,
                                                uint8_t *scale) {
-    constexpr float most = 0x1p62f; /* over 6 and MOST_SCALE it is above 448 */
+    constexpr float most = 0x1p62f; /* over 6 and MAX_SCALE it is above 448 */
     constexpr reciprocal sixth = {0x1.555556p-3f, -0x1.555556p-28f};
     uint32_t bits = 0;
 #pragma unroll
@@ -315,7 +315,7 @@ __device__ __forceinline__ void quantize_any(const char *x, float g, uint2 *data
     *data = make_uint2((uint32_t)best.codes, (uint32_t)(best.codes >> 32));
 }
 
-/* A block that is not in memory. in_range: LEAST_SCALE <= g <= MOST_SCALE. */
+/* A block that is not in memory. in_range: MIN_SCALE <= g <= MAX_SCALE. */
 template <int BLOCK_SCALE>
 __device__ __forceinline__ void quantize_floats(const float (&v)[16], float g, bool in_range, uint2 *data,
                                                 uint8_t *scale) {

@@ -138,7 +138,7 @@ __device__ __forceinline__ void quantize_rows(const grouped_quantize_problem &p)
                 for (int j = 0; j < 16; j++) v[j] = gated(ACTIVATION, v[j], p.up ? up[j] : 1.0f, numbers);
             }
             if (q.global_scale && q.global_by == GLOBAL_BY_ROW) g = q.global_scale[block.batch * q.rows + from];
-            quantize_floats<BLOCK_SCALE>(v, g, g >= LEAST_SCALE && g <= MOST_SCALE, data, scale);
+            quantize_floats<BLOCK_SCALE>(v, g, g >= MIN_SCALE && g <= MAX_SCALE, data, scale);
         }
     }
 }

@@ -124,7 +124,7 @@ template <class SOURCE, int BLOCK_SCALE> __device__ __forceinline__ void quantiz
     uint8_t *scale = at.scale + at.lane;
     uint32_t step = gridDim.x << p.tile_log2; /* the thread's columns are first, first + step, ... */
     float g = at.row < (uint32_t)p.rows ? global_scale(p, at.l, at.row) : 1.0f;
-    bool in_range = g >= LEAST_SCALE && g <= MOST_SCALE;
+    bool in_range = g >= MIN_SCALE && g <= MAX_SCALE;
     if ((uintptr_t)x % 16 == 0 && in_range) {
         reciprocal over_g = reciprocal_of(g);
         SOURCE next;

@@ -5,7 +5,7 @@
 #define QUANTIZE_THREADS 256 /* of a CTA: half an atom of 128x4 scales */
 #define SWIZZLE_COLUMNS  32  /* scales of a row that a CTA of swizzle or unswizzle has: 16 a thread, of 128 rows */
 
-#define AMAX_MOST_CTAS  1536 /* of amax_scale */
+#define AMAX_MAX_CTAS   1536 /* of amax_scale */
 #define AMAX_COUNT_MASK 2047 /* the bits of amax_problem.arrivals that count them; its tag has the others */
 
 /* An operation before KERNEL_SWIZZLE has a kernel for each type of x, in the order of nvfp4_dtype. */

@@ -118,7 +118,7 @@ template <int TYPE> __device__ __forceinline__ void rms_norm_quantize(const norm
     float mean = __fadd_rn(__fdiv_rn(sum, (float)q.k), p.eps), inverse = __fdiv_rn(1.0f, __fsqrt_rn(mean));
 
     float g = exists ? global_scale(q, tile.l, row) : 1.0f;
-    bool in_range = g >= LEAST_SCALE && g <= MOST_SCALE;
+    bool in_range = g >= MIN_SCALE && g <= MAX_SCALE;
     uint8_t *data = q.data + tile.l * q.data_batch + row * q.data_pitch;
     uint8_t *scale = q.scale + tile.l * q.scale_batch + row_offset(q, row);
 #pragma unroll

@@ -6,7 +6,7 @@
 #include "common/group_blocks.h"
 #include "common/math.h"
 #include "kernels/quantize/kernels.h"
-#include "plan/conversion.h"
+#include "plan/row_op.h"
 
 #define ROW_OF(fatbin_, symbol) {.name = "nvfp4_" symbol, .fatbin = "quantize_" fatbin_, .threads = QUANTIZE_THREADS}
 #define ROW(symbol)             ROW_OF("kernels", symbol)
@@ -38,7 +38,7 @@ static const kernel_entry kernels[QUANTIZE_KERNELS] = {
     [KERNEL_GATED_QUANTIZE + NVFP4_SWIGLU] = ROW_OF("grouped", "gated_quantize_swiglu"),
 };
 const kernel_set quantize_kernels = {
-    .kernels = kernels, .count = QUANTIZE_KERNELS, .least_capability = 80, .most_capability = INT32_MAX};
+    .kernels = kernels, .count = QUANTIZE_KERNELS, .min_capability = 80, .max_capability = INT32_MAX};
 
 /* Adds one launch, of `across` tiles of a row and `down` rows of tiles. */
 static void add_launch(int32_t kernel, int64_t across, int64_t down, const void *problem, size_t bytes,
@@ -50,8 +50,8 @@ static void add_launch(int32_t kernel, int64_t across, int64_t down, const void 
 }
 
 /* Tiles of 128x4 scales are half an atom. Linear ones have 32 scales of a row, so that a warp has neighbours in memory,
- * more if there are fewer rows than such a tile has. most_serial: tiles that a CTA may take one after the other. */
-static void add_blocks(int32_t kernel, const quantize_problem *problem, int64_t most_serial, launch_plan *out) {
+ * more if there are fewer rows than such a tile has. max_serial: tiles that a CTA may take one after the other. */
+static void add_blocks(int32_t kernel, const quantize_problem *problem, int64_t max_serial, launch_plan *out) {
     quantize_problem p = *problem;
     int64_t columns = p.k / 16, down = ceil_div(p.rows, 128) * 2;
     p.tile_log2 = 2;
@@ -63,26 +63,26 @@ static void add_blocks(int32_t kernel, const quantize_problem *problem, int64_t 
     }
     const int64_t across = ceil_div(columns, 1 << p.tile_log2);
     /* A CTA takes several tiles only while 1024 CTAs remain: two for each that an H200 runs at once. */
-    const int64_t serial = max_int(1, min_int(most_serial, p.l * down * across / 1024));
+    const int64_t serial = max_int(1, min_int(max_serial, p.l * down * across / 1024));
     add_launch(kernel + p.x_type - NVFP4_FP16, ceil_div(across, serial), p.l * down, &p, sizeof p, out);
 }
 
-enum { MOST_SERIAL = 16 };
+enum { MAX_SERIAL = 16 };
 
-static void build_quantize(const device_props *props, const conversion_problem *problem, void *workspace,
+static void build_quantize(const device_props *props, const row_op_problem *problem, void *workspace,
                            launch_plan *out) {
     (void)props, (void)workspace;
     const quantize_problem *p = &problem->quantize;
-    add_blocks(p->block_scale == NVFP4_FOUR_OVER_SIX ? KERNEL_FOUR_OVER_SIX : KERNEL_QUANTIZE, p, MOST_SERIAL, out);
+    add_blocks(p->block_scale == NVFP4_FOUR_OVER_SIX ? KERNEL_FOUR_OVER_SIX : KERNEL_QUANTIZE, p, MAX_SERIAL, out);
 }
 
 /* A CTA works on one 128-row block, so that it looks for the block's group once. Each block gets CTAs until an SM has
  * 8, twice as many as it runs at once, but no more than have work if the block is full. */
-static void build_grouped_quantize(const device_props *props, const conversion_problem *problem, void *workspace,
+static void build_grouped_quantize(const device_props *props, const row_op_problem *problem, void *workspace,
                                    launch_plan *out) {
     (void)workspace;
     const grouped_quantize_problem *p = &problem->grouped;
-    const int64_t blocks = max_int(1, p->q.l * most_group_tiles(p->q.rows, p->groups, SCALE_BLOCK_ROWS));
+    const int64_t blocks = max_int(1, p->q.l * max_group_tiles(p->q.rows, p->groups, SCALE_BLOCK_ROWS));
     const int64_t items = min_int(p->q.rows, SCALE_BLOCK_ROWS) * ceil_div(p->q.k / 16, 32); /* of a warp each */
     const int64_t ctas =
         min_int(ceil_div(8 * (int64_t)props->sm_count, blocks), ceil_div(items, QUANTIZE_THREADS / 32));
@@ -92,22 +92,22 @@ static void build_grouped_quantize(const device_props *props, const conversion_p
 }
 
 /* Its factors lie as far behind the gates in every row. */
-static void build_silu_mul_quantize(const device_props *props, const conversion_problem *problem, void *workspace,
+static void build_silu_mul_quantize(const device_props *props, const row_op_problem *problem, void *workspace,
                                     launch_plan *out) {
     (void)props, (void)workspace;
     quantize_problem p = problem->grouped.q;
     p.up_at = (const char *)problem->grouped.up - (const char *)p.x;
-    add_blocks(KERNEL_SILU_MUL_QUANTIZE, &p, MOST_SERIAL, out);
+    add_blocks(KERNEL_SILU_MUL_QUANTIZE, &p, MAX_SERIAL, out);
 }
 
-static void build_dequantize(const device_props *props, const conversion_problem *problem, void *workspace,
+static void build_dequantize(const device_props *props, const row_op_problem *problem, void *workspace,
                              launch_plan *out) {
     (void)props, (void)workspace;
     add_blocks(KERNEL_DEQUANTIZE, &problem->quantize, 1, out);
 }
 
 /* A row has a thread for each block of 16 values, a power of two from a warp to a CTA. */
-static void build_rms_norm_quantize(const device_props *props, const conversion_problem *problem, void *workspace,
+static void build_rms_norm_quantize(const device_props *props, const row_op_problem *problem, void *workspace,
                                     launch_plan *out) {
     (void)props, (void)workspace;
     norm_problem p = problem->norm;
@@ -120,16 +120,16 @@ static void build_rms_norm_quantize(const device_props *props, const conversion_
 
 /* 8 CTAs of an SM: 128 KiB of loads at once. */
 static int64_t amax_ctas(const device_props *props, const amax_problem *p) {
-    return min_int(p->l * p->rows * p->chunks, min_int(AMAX_MOST_CTAS, props->sm_count * 8));
+    return min_int(p->l * p->rows * p->chunks, min_int(AMAX_MAX_CTAS, props->sm_count * 8));
 }
 
-static int64_t amax_workspace(const device_props *props, const conversion_problem *problem) {
+static int64_t amax_workspace(const device_props *props, const row_op_problem *problem) {
     const amax_problem *p = &problem->amax;
     return !p->by_row && amax_ctas(props, p) > 1 ? NVFP4_AMAX_WORKSPACE : 0;
 }
 
 /* The tag of a call tells its count of arrivals from what the workspace held before. */
-static void build_amax_scale(const device_props *props, const conversion_problem *problem, void *workspace,
+static void build_amax_scale(const device_props *props, const row_op_problem *problem, void *workspace,
                              launch_plan *out) {
     static _Atomic uint64_t calls;
     amax_problem p = problem->amax;
@@ -147,22 +147,21 @@ static void add_scales(int32_t kernel, const swizzle_problem *p, launch_plan *ou
     add_launch(kernel, ceil_div(p->columns, SWIZZLE_COLUMNS), p->l * ceil_div(p->rows, 128), p, sizeof *p, out);
 }
 
-static void build_swizzle(const device_props *props, const conversion_problem *problem, void *workspace,
-                          launch_plan *out) {
+static void build_swizzle(const device_props *props, const row_op_problem *problem, void *workspace, launch_plan *out) {
     (void)props, (void)workspace;
     add_scales(KERNEL_SWIZZLE, &problem->swizzle, out);
 }
 
-static void build_unswizzle(const device_props *props, const conversion_problem *problem, void *workspace,
+static void build_unswizzle(const device_props *props, const row_op_problem *problem, void *workspace,
                             launch_plan *out) {
     (void)props, (void)workspace;
     add_scales(KERNEL_UNSWIZZLE, &problem->swizzle, out);
 }
 
-const conversion_planner gpu_gated_quantize_planner = {.kernels = &quantize_kernels, .build = build_grouped_quantize};
-const conversion_planner gpu_amax_scale_planner = {
+const row_op_planner gpu_gated_quantize_planner = {.kernels = &quantize_kernels, .build = build_grouped_quantize};
+const row_op_planner gpu_amax_scale_planner = {
     .kernels = &quantize_kernels, .workspace = amax_workspace, .build = build_amax_scale};
 
-#define X(name) const conversion_planner gpu_##name##_planner = {.kernels = &quantize_kernels, .build = build_##name};
+#define X(name) const row_op_planner gpu_##name##_planner = {.kernels = &quantize_kernels, .build = build_##name};
 X(quantize) X(dequantize) X(grouped_quantize) X(silu_mul_quantize) X(rms_norm_quantize) X(swizzle) X(unswizzle)
 #undef X

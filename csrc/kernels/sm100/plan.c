@@ -1,4 +1,4 @@
-/* The sm100 family's candidates and launches. C11 and C++17.
+/* The sm100 backend's candidates and launches. C11 and C++17.
  *
  * Every instantiation is tried with either operand as mma_a, the one with 128 rows a CTA, and with K split over as many
  * CTAs as a cluster may have. What the kernel relies on is a rule here and not a model: tiles that are narrow along
@@ -113,14 +113,14 @@ static int withholds_room(const device_props *props, int32_t cluster, int64_t cl
 static shared_room room_of(const device_props *props, const sm100_config *config, int32_t split_k, int64_t clusters,
                            int against_rule) {
     const int32_t stages = config->shared_bytes, all = stages + SM100_PARTIALS_BYTES(config->mma_tile_n, split_k);
-    const int32_t least_alone = (props->shared_per_sm / 2 - RESERVED_BYTES) / 16 * 16 + 16;
+    const int32_t min_alone = (props->shared_per_sm / 2 - RESERVED_BYTES) / 16 * 16 + 16;
     shared_room room;
     room.for_next_call = leaves_room(props, config, stages) &&
                          withholds_room(props, cluster_ctas(config, split_k), clusters) == against_rule;
     room.partials_in_stages =
         split_k > 1 && (all > props->shared_per_block || (room.for_next_call && !leaves_room(props, config, all)));
     room.bytes = room.partials_in_stages ? stages : all;
-    if (!room.for_next_call && leaves_room(props, config, room.bytes)) room.bytes = least_alone;
+    if (!room.for_next_call && leaves_room(props, config, room.bytes)) room.bytes = min_alone;
     return room;
 }
 
@@ -252,11 +252,11 @@ int32_t sm100_candidates(const sm100_model *model, const device_props *props, co
 
 static void fill_operand(const gemm_problem *p, int is_b, uint64_t cache_policy, sm100_operand *o) {
     o->data = is_b ? p->b : p->a;
-    o->scale = is_b ? p->sfb : p->sfa;
+    o->scale = is_b ? p->scale_b : p->scale_a;
     o->pitch = is_b ? p->b_pitch : p->a_pitch;
     o->batch = is_b ? p->b_batch : p->a_batch;
-    o->scale_pitch = is_b ? p->sfb_pitch : p->sfa_pitch;
-    o->scale_batch = is_b ? p->sfb_batch : p->sfa_batch;
+    o->scale_pitch = is_b ? p->scale_b_pitch : p->scale_a_pitch;
+    o->scale_batch = is_b ? p->scale_b_batch : p->scale_a_batch;
     o->cache_policy = cache_policy;
     o->rows = (int32_t)(is_b ? p->n : p->m);
 }

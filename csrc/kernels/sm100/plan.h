@@ -1,4 +1,4 @@
-/* The candidates and launches of the sm100 family (plan.c). C11 and C++17. */
+/* The candidates and launches of the sm100 backend (plan.c). C11 and C++17. */
 #ifndef NVFP4_SM100_PLAN_H
 #define NVFP4_SM100_PLAN_H
 
@@ -21,7 +21,7 @@ enum {
 };
 extern const sm100_config sm100_configs[SM100_CONFIGS];
 
-/* All candidates with their times under given constants, at most FAMILY_MAX_CANDIDATES, without the family. */
+/* All candidates with their times under given constants, at most MAX_CANDIDATES, without the backend. */
 int32_t sm100_candidates(const sm100_model *model, const device_props *props, const gemm_traits *traits,
                          gemm_candidate *out);
 

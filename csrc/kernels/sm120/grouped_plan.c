@@ -60,7 +60,7 @@ static sm120_model_input model_input(const gemm_traits *t, const grouped_config 
 static int32_t list_one(const device_props *props, const gemm_traits *t, const grouped_config *c, int32_t pairs,
                         gemm_candidate *out) {
     const int64_t tiles_n = ceil_div(t->n, c->mma_tile_m), across = tiles_n * (t->l / t->groups);
-    const int64_t along = most_group_tiles(t->m, t->groups, c->mma_tile_n);
+    const int64_t along = max_group_tiles(t->m, t->groups, c->mma_tile_n);
     const sm120_model_input in = model_input(t, c, pairs);
     if (c->shared_bytes > props->shared_per_block) return 0;
     if (along > (INT32_MAX - props->sm_count) / across) return 0; /* a CTA's next tile must not overflow */
@@ -70,7 +70,7 @@ static int32_t list_one(const device_props *props, const gemm_traits *t, const g
         .reason = c->mma_tile_n <= 16 ? "block-scaled mma, few rows a group: reading the weights takes longest"
                                       : "block-scaled mma, many rows a group, which share the weights of a tile",
         .grid = min_int(along * across >> pairs, props->sm_count),
-        .family = NVFP4_BACKEND_SM120,
+        .backend = NVFP4_BACKEND_SM120,
         .kernel = c->kernel,
         .swap_ab = 1,
         .split_k = 1,

@@ -69,7 +69,7 @@ static inline double sm120_stage_clk(const sm120_model *m, const sm120_model_inp
 }
 
 /* Bytes that DRAM sends: each operand once, and mma_b more often where it passes more than once and L2 does not keep
- * it. C is left out, as in sm80's model, so that the times of the two families compare: it is the same for both. */
+ * it. C is left out, as in sm80's model, so that the times of the two backends compare: it is the same for both. */
 static inline double sm120_dram_bytes(const device_props *props, const sm120_model_input *in) {
     const double row = (double)in->k * (0.5 + 1.0 / 16), a = (double)in->mma_m * row, b = (double)in->mma_n * row;
     const double sweeps = (double)ceil_div(in->mma_m, (int64_t)in->mma_tile_m * in->group_m);

@@ -1,4 +1,4 @@
-/* The sm120 family: candidates by a model of clocks and bytes (model.h), and launches.
+/* The sm120 backend: candidates by a model of clocks and bytes (model.h), and launches.
  *
  * Every instantiation is tried with either operand as mma_a and with K split over as many CTAs as a cluster may have.
  * Two needs of the kernel are rules and not a model: partial sums have room, no split of K is empty. */
@@ -41,7 +41,7 @@ static const sm120_config configs[SM120_CONFIGS] = {
     SM120_GEMM_CONFIGS(X)
 #undef X
 };
-_Static_assert(SM120_CONFIGS * 2 * 4 <= FAMILY_MAX_CANDIDATES, "either order, four splits");
+_Static_assert(SM120_CONFIGS * 2 * 4 <= MAX_CANDIDATES, "either order, four splits");
 
 const sm120_model sm120_published = {
 #define X(name, value, ...) value,
@@ -135,7 +135,7 @@ static int32_t list_one(const sm120_model *model, const device_props *props, con
         .name = config->name,
         .reason = config->reasons[swap_ab][split_k > 1],
         .grid = grid_of(props, &tiling, split_k),
-        .family = NVFP4_BACKEND_SM120,
+        .backend = NVFP4_BACKEND_SM120,
         .kernel = kernel,
         .swap_ab = swap_ab,
         .split_k = split_k,
@@ -173,11 +173,11 @@ static int32_t batch_invariant(const device_props *props, const gemm_traits *t, 
 
 void sm120_fill_operand(const gemm_problem *p, int is_b, uint64_t cache_policy, sm120_operand *o) {
     o->data = is_b ? p->b : p->a;
-    o->scale = is_b ? p->sfb : p->sfa;
+    o->scale = is_b ? p->scale_b : p->scale_a;
     o->pitch = is_b ? p->b_pitch : p->a_pitch;
     o->batch = is_b ? p->b_batch : p->a_batch;
-    o->scale_pitch = is_b ? p->sfb_pitch : p->sfa_pitch;
-    o->scale_batch = is_b ? p->sfb_batch : p->sfa_batch;
+    o->scale_pitch = is_b ? p->scale_b_pitch : p->scale_a_pitch;
+    o->scale_batch = is_b ? p->scale_b_batch : p->scale_a_batch;
     o->cache_policy = cache_policy;
     o->rows = (int32_t)(is_b ? p->n : p->m);
 }
@@ -219,7 +219,7 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     sm120_add_values_map(p, !c->swap_ab, p->l, config->stage_k, config->mma_tile_n, &s->mma_b, out);
 }
 
-/* ---- the family ---- */
+/* ---- the backend ---- */
 
 static const kernel_entry kernels[SM120_KERNELS] = {
 #define ENTRY(file, id, threads_of_cta, bytes, ctas)                                                                   \
@@ -242,7 +242,7 @@ static const kernel_entry kernels[SM120_KERNELS] = {
 #undef ENTRY
 };
 static const kernel_set set = {
-    .kernels = kernels, .count = SM120_KERNELS, .least_capability = 120, .most_capability = 129, .optional = 1};
+    .kernels = kernels, .count = SM120_KERNELS, .min_capability = 120, .max_capability = 129, .optional = 1};
 
 static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
     const nvfp4_status status = reject_shared_memory(sm120_name, kernels, SM120_CONFIGS, props);
@@ -268,9 +268,9 @@ static const gemm_planner grouped = {.a_types = TAKES_E2M1,
                                      .reject = reject_grouped,
                                      .build = sm120_grouped_build};
 
-const gemm_family sm120_family = {
-    FAMILY_ROW(sm120),
+const gemm_backend sm120_backend = {
+    BACKEND_ROW(sm120),
     .kernels = &set,
-    .planners = {[OP_GEMM] = &gemm, [OP_GROUPED] = &grouped},
+    .planners = {[PRODUCT_GEMM] = &gemm, [PRODUCT_GROUPED] = &grouped},
     .roundings = {.per_block = 3, .block_k = 64, .constant = 19},
 };

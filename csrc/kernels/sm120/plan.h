@@ -1,10 +1,10 @@
-/* The kernels of the sm120 family, by their number in its kernel_set, and its candidates. */
+/* The kernels of the sm120 backend, by their number in its kernel_set, and its candidates. */
 #ifndef NVFP4_SM120_PLAN_H
 #define NVFP4_SM120_PLAN_H
 
 #include "kernels/sm120/grouped_config.h"
 #include "kernels/sm120/model.h"
-#include "plan/gemm_family.h"
+#include "plan/gemm_backend.h"
 #include "plan/operands.h"
 
 enum {

@@ -80,7 +80,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
     const int tiles = (int)((g.k + C::TILE_K - 1) / C::TILE_K);
     b_loader<C> load_b(g, (int64_t)tile.group * p.parts + part, n0, k, shared_address(stages));
     gathering_loader<C> load_a(rows.addresses, min(C::TILE_M, tile.rows), k, shared_address(stages));
-    const bool words = !load_b.linear || ((uintptr_t)g.sfb | g.sfb_batch | g.sfb_pitch) % 4 == 0;
+    const bool words = !load_b.linear || ((uintptr_t)g.scale_b | g.scale_b_batch | g.scale_b_pitch) % 4 == 0;
     int full_tiles = g.aligned16 && words ? (int)(g.k / C::TILE_K) : 0;
     pin(full_tiles);
 

@@ -15,14 +15,14 @@
 
 typedef struct grouped_config {
     const char *name;
-    int32_t kernel, a_type, operation;
+    int32_t kernel, a_type, product_kind;
     int32_t tile_m, tile_n, tile_k, stages, shared_bytes;
 } grouped_config;
 
 static const grouped_config configs[] = {
 #define X(id, tile_m, stages, ctas_per_sm, bf16)                                                                       \
     {"nvfp4_" #id,        KERNEL_##id, (bf16) ? NVFP4_BF16 : NVFP4_FP16,                                               \
-     OP_GROUPED,          tile_m,      SM80_GROUPED_TILE_N,                                                            \
+     PRODUCT_GROUPED,     tile_m,      SM80_GROUPED_TILE_N,                                                            \
      SM80_GROUPED_TILE_K, stages,      SM80_GROUPED_SHARED_BYTES(tile_m, stages)},
     SM80_GROUPED_CONFIGS(X)
 #undef X
@@ -30,7 +30,7 @@ static const grouped_config configs[] = {
     {"nvfp4_" #id,                                                                                                     \
      KERNEL_##id,                                                                                                      \
      VALUES_E2M1,                                                                                                      \
-     OP_GROUPED,                                                                                                       \
+     PRODUCT_GROUPED,                                                                                                  \
      tile_m,                                                                                                           \
      SM80_GROUPED_W4A4_TILE_N,                                                                                         \
      SM80_GROUPED_W4A4_TILE_K,                                                                                         \
@@ -42,7 +42,7 @@ static const grouped_config configs[] = {
     {"nvfp4_" #id,                                                                                                     \
      KERNEL_##id,                                                                                                      \
      (bf16) ? NVFP4_BF16 : NVFP4_FP16,                                                                                 \
-     OP_GROUPED_NN,                                                                                                    \
+     PRODUCT_GROUPED_NN,                                                                                               \
      SM80_GROUPED_NN_TILE_M(mmas_m),                                                                                   \
      SM80_NN_TILE_N(warps_n),                                                                                          \
      SM80_NN_STAGE_K,                                                                                                  \
@@ -86,24 +86,25 @@ static double single_us(const device_props *props, const gemm_traits *t, const g
 }
 
 static int64_t tiles_along_n(const gemm_traits *t, const grouped_config *c) {
-    return c->operation == OP_GROUPED && c->a_type != VALUES_E2M1 ? SM80_W4A16_TILES_N(t->n, SM80_GROUPED_OCTETS)
-                                                                  : ceil_div(t->n, c->tile_n);
+    return c->product_kind == PRODUCT_GROUPED && c->a_type != VALUES_E2M1
+               ? SM80_W4A16_TILES_N(t->n, SM80_GROUPED_OCTETS)
+               : ceil_div(t->n, c->tile_n);
 }
 
 int32_t sm80_grouped_candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     int32_t count = 0;
     for (int32_t i = 0; i < CONFIGS; i++) {
         const grouped_config *c = &configs[i];
-        if (c->a_type != t->a_type || c->operation != t->operation || c->shared_bytes > props->shared_per_block)
+        if (c->a_type != t->a_type || c->product_kind != t->product_kind || c->shared_bytes > props->shared_per_block)
             continue;
-        const int64_t tiles_m = most_group_tiles(t->m, t->groups, c->tile_m), tiles_n = tiles_along_n(t, c),
+        const int64_t tiles_m = max_group_tiles(t->m, t->groups, c->tile_m), tiles_n = tiles_along_n(t, c),
                       parts = t->l / t->groups;
         if (tiles_m > INT32_MAX / (tiles_n * parts)) continue;
         gemm_candidate *x = &out[count++];
         *x = (gemm_candidate){
             .name = c->name,
             .reason = c->tile_m <= 16 ? FEW : MANY,
-            .family = NVFP4_BACKEND_SM80,
+            .backend = NVFP4_BACKEND_SM80,
             .kernel = c->kernel,
             .grid = tiles_m * tiles_n * parts,
             .split_k = 1,

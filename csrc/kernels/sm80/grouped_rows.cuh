@@ -25,10 +25,10 @@ template <int TILE_M, bool HAS_SCALES = false> struct tile_rows {
     /* The offset of the first scale of row i in the order of groups, which is `row` of A; -1: there is none. */
     static __device__ __forceinline__ int64_t scale_offset(const grouped_problem &p, const group_tile &tile, int64_t i,
                                                            int64_t row) {
-        if (!p.scale_rows) return row * p.g.sfa_pitch;
+        if (!p.scale_rows) return row * p.g.scale_a_pitch;
         const int64_t at = scale_row_of(p, tile.group, i - tile.begin);
         if (at < 0) return -1;
-        return at / 128 * p.g.sfa_pitch + at % 32 * 16 + at % 128 / 32 * 4;
+        return at / 128 * p.g.scale_a_pitch + at % 32 * 16 + at % 128 / 32 * 4;
     }
 
     /* Called by all threads of the CTA, of which there are TILE_M at least; ends with a barrier. */
@@ -39,7 +39,7 @@ template <int TILE_M, bool HAS_SCALES = false> struct tile_rows {
             if (HAS_SCALES) {
                 const int64_t offset = exists ? scale_offset(p, tile, i, row) : -1;
                 exists = offset >= 0;
-                scales[threadIdx.x] = exists ? p.g.sfa + offset : NULL;
+                scales[threadIdx.x] = exists ? p.g.scale_a + offset : NULL;
             }
             addresses[threadIdx.x] = exists ? p.g.a + row * p.g.a_pitch : NULL;
             factors[threadIdx.x] = !exists ? __int_as_float(0x7FFFFFFF) : p.row_scale ? p.row_scale[i] : 1.0f;

@@ -131,7 +131,8 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
     const uint32_t at = shared_address(stages);
     loader<C, C::TILE_N> load_b(b, k, linear, at, at + C::MMA_SFA_OFFSET);
     gathering_loader<C> load_a(rows, tile.rows, k, linear, at + C::MMA_B_OFFSET, at + C::MMA_SFB_OFFSET);
-    const bool words = !linear || ((uintptr_t)b.scale | b.scale_pitch | (uintptr_t)g.sfa | g.sfa_pitch) % 4 == 0;
+    const bool words =
+        !linear || ((uintptr_t)b.scale | b.scale_pitch | (uintptr_t)g.scale_a | g.scale_a_pitch) % 4 == 0;
     const int tiles = (int)((g.k + C::TILE_K - 1) / C::TILE_K);
     int full_tiles = g.aligned16 && words ? (int)(g.k / C::TILE_K) : 0;
     pin(full_tiles);

@@ -80,7 +80,7 @@ template <class C, class A> struct loader {
     /* a_rows: of A that the tile has, at most. */
     __device__ __forceinline__ loader(const gemm_problem &p, const A &a, int64_t a_rows, int64_t l, int64_t n0) : a(a) {
         const int thread = threadIdx.x, a_row = thread / 8, a_piece = thread % 8;
-        b_pitch = p.b_pitch, scale_pitch = p.sfb_pitch;
+        b_pitch = p.b_pitch, scale_pitch = p.scale_b_pitch;
         rows = clamp(a_rows, C::TILE_M) - a_row;
         a_to = a_row * C::A_PITCH + (a_piece ^ a_row % 2 * 4) * 16;
         const int b_row = thread / C::ROW_PIECES, b_piece = thread % C::ROW_PIECES;
@@ -89,12 +89,12 @@ template <class C, class A> struct loader {
         b_to = C::VALUES_OFFSET + b_row * C::B_PITCH + (b_piece / 2 ^ b_row / 8 % 4) * 32 + b_piece % 2 * 16;
         const int row = thread % C::STAGE_K, group = thread / C::STAGE_K;
         linear = p.scale_layout == NVFP4_LINEAR;
-        scales = p.sfb + l * p.sfb_batch;
+        scales = p.scale_b + l * p.scale_b_batch;
         scales +=
             linear ? row * scale_pitch + n0 / 16 + group * 4 : (n0 / 64 + group) * 512 + row % 32 * 16 + row / 32 * 4;
         scale_to = C::SCALES_OFFSET + thread * 4;
         columns = p.n - n0;
-        aligned = p.aligned16 && (!linear || ((uintptr_t)p.sfb | p.sfb_batch | p.sfb_pitch) % 4 == 0);
+        aligned = p.aligned16 && (!linear || ((uintptr_t)p.scale_b | p.scale_b_batch | p.scale_b_pitch) % 4 == 0);
         whole = aligned && columns >= C::TILE_N;
         pin(b), pin(scales), pin(b_pass), pin(rows), pin(a_to), pin(b_to), pin(scale_to);
     }

@@ -1,4 +1,4 @@
-/* The sm80 family: candidates by a model of clocks, and launches.
+/* The sm80 backend: candidates by a model of clocks, and launches.
  *
  * A CTA works through chunks of 64 along K. Decoding costs by the row, mma by the tile, copying by the row that exists;
  * the longer of arithmetic and copying hides two thirds of the other. The grid takes as long as the SM with most CTAs.
@@ -52,7 +52,7 @@ static const sm80_config configs[] = {
 #undef X
 };
 enum { CONFIGS = sizeof configs / sizeof *configs };
-_Static_assert(CONFIGS *(SM80_MAX_WAVES + 1) <= FAMILY_MAX_CANDIDATES, "room for all");
+_Static_assert(CONFIGS *(SM80_MAX_WAVES + 1) <= MAX_CANDIDATES, "room for all");
 
 const sm80_model sm80_model_e2m1 = {
 #define X(name, e2m1, a16) .name = e2m1,
@@ -121,7 +121,7 @@ int32_t sm80_tile(const gemm_traits *t, int64_t tiles_m, int64_t tiles_n, int64_
     };
     out->grid = tiles_m * tiles_n * t->l * split;
     out->workspace = split > 1 ? t->l * t->m * t->n * split * (int64_t)sizeof(float) : 0;
-    out->family = NVFP4_BACKEND_SM80;
+    out->backend = NVFP4_BACKEND_SM80;
     out->split_k = (int32_t)split;
     return out->grid <= INT32_MAX;
 }
@@ -277,7 +277,7 @@ static void build_grouped(const device_props *props, const gemm_problem *p, cons
 }
 
 static const kernel_set set = {
-    .kernels = kernels, .count = SM80_KERNELS, .least_capability = 80, .most_capability = INT32_MAX};
+    .kernels = kernels, .count = SM80_KERNELS, .min_capability = 80, .max_capability = INT32_MAX};
 
 static const gemm_planner gemm = {.a_types = TAKES_E2M1 | TAKES_16_BIT,
                                   .takes_by_batch = 1,
@@ -305,9 +305,12 @@ static const gemm_planner grouped_nn = {.a_types = TAKES_16_BIT,
                                         .reject = reject,
                                         .build = build_grouped};
 
-const gemm_family sm80_family = {
-    FAMILY_ROW(sm80),
+const gemm_backend sm80_backend = {
+    BACKEND_ROW(sm80),
     .kernels = &set,
-    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn, [OP_GROUPED] = &grouped, [OP_GROUPED_NN] = &grouped_nn},
+    .planners = {[PRODUCT_GEMM] = &gemm,
+                 [PRODUCT_GEMM_NN] = &gemm_nn,
+                 [PRODUCT_GROUPED] = &grouped,
+                 [PRODUCT_GROUPED_NN] = &grouped_nn},
     .roundings = {.per_block = 72, .block_k = 16, .constant = 64},
 };

@@ -1,4 +1,4 @@
-/* The kernels of the sm80 family, by their number in its kernel_set, and its model. */
+/* The kernels of the sm80 backend, by their number in its kernel_set, and its model. */
 #ifndef NVFP4_SM80_PLAN_H
 #define NVFP4_SM80_PLAN_H
 
@@ -6,7 +6,7 @@
 #include "kernels/sm80/grouped_config.h"
 #include "kernels/sm80/nn_config.h"
 #include "kernels/sm80/w4a16_config.h"
-#include "plan/gemm_family.h"
+#include "plan/gemm_backend.h"
 
 enum {
 #define X(id, ...) KERNEL_##id,

@@ -71,7 +71,7 @@ template <class C> __device__ __forceinline__ void gemm(const gemm_problem &p, c
     const int64_t k = first * C::TILE_K + warp * C::STAGE_K;
     b_loader<C> load_b(p, l, n0, k, shared_address(stages));
     a_loader<C> load_a(p, l, m0, k, shared_address(stages));
-    const bool words = !load_b.linear || ((uintptr_t)p.sfb | p.sfb_batch | p.sfb_pitch) % 4 == 0;
+    const bool words = !load_b.linear || ((uintptr_t)p.scale_b | p.scale_b_batch | p.scale_b_pitch) % 4 == 0;
     int full_tiles = p.aligned16 && words ? (int)min((int64_t)tiles, p.k / C::TILE_K - first) : 0;
     pin(full_tiles);
 

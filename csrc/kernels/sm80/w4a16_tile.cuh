@@ -66,12 +66,12 @@ template <class C> struct b_loader {
     __device__ __forceinline__ b_loader(const gemm_problem &p, int64_t l, int64_t n0, int64_t k, uint32_t stages) {
         const int lane = threadIdx.x % 32, piece = lane % PIECES;
         const int row = C::CHUNKS == 2 ? lane / 4 : lane / 16 * 32 + lane / 2 % 8;
-        pitch = p.b_pitch, scale_pitch = p.sfb_pitch;
+        pitch = p.b_pitch, scale_pitch = p.scale_b_pitch;
         linear = p.scale_layout == NVFP4_LINEAR;
         values = p.b + l * p.b_batch + (n0 + row) * pitch + k / 2 + piece * 16;
         rows = (int)min((int64_t)128, p.n - n0) - row;
         values_to = stages + piece / 2 * C::VALUES_BYTES + lane / PIECES * 32 + piece % 2 * 16;
-        scales = p.sfb + l * p.sfb_batch;
+        scales = p.scale_b + l * p.scale_b_batch;
         scales_to = stages + C::SCALES_OFFSET;
         if (linear) {
             const int scale_row = lane / 8 * 32 + lane % 8;

@@ -63,11 +63,21 @@ struct operand {
 };
 
 __device__ operand operand_a(const gemm_problem &p, int64_t l, int64_t m, int tile) {
-    return {p.a + l * p.a_batch, p.sfa + l * p.sfa_batch, p.a_pitch, p.sfa_pitch, m, (int)min((int64_t)tile, p.m - m)};
+    return {p.a + l * p.a_batch,
+            p.scale_a + l * p.scale_a_batch,
+            p.a_pitch,
+            p.scale_a_pitch,
+            m,
+            (int)min((int64_t)tile, p.m - m)};
 }
 
 __device__ operand operand_b(const gemm_problem &p, int64_t l, int64_t n, int tile) {
-    return {p.b + l * p.b_batch, p.sfb + l * p.sfb_batch, p.b_pitch, p.sfb_pitch, n, (int)min((int64_t)tile, p.n - n)};
+    return {p.b + l * p.b_batch,
+            p.scale_b + l * p.scale_b_batch,
+            p.b_pitch,
+            p.scale_b_pitch,
+            n,
+            (int)min((int64_t)tile, p.n - n)};
 }
 
 constexpr int power_of_two_from(int n) {

@@ -26,7 +26,7 @@
 #include "kernels/sm90/gemm_config.h"
 #include "kernels/sm90/prefill_config.h"
 
-enum { MOST_ROWS = 4 }; /* of a thread */
+enum { MAX_ROWS = 4 }; /* of a thread */
 static_assert(2 * SM90_DEQUANT_THREADS / 32 == 32, "a warp has 2 of 32 rows");
 
 extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS)
@@ -71,12 +71,12 @@ extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS)
     const int have = first < operand.rows ? (operand.rows - first + 31) / 32 : 0;
     const int loaded = exists ? have : 0, kept = stored ? have : 0;
     if (operand.type != VALUES_E2M1) {
-        a16_lane<MOST_ROWS> rows;
+        a16_lane<MAX_ROWS> rows;
         rows.load(data, 32 * operand.pitch, s.rows_per_thread, loaded);
         rows.store(operand.type, to, 32 * to_pitch, s.rows_per_thread, kept);
         return;
     }
-    e2m1_lane<MOST_ROWS> rows;
+    e2m1_lane<MAX_ROWS> rows;
     rows.load(data, 32 * operand.pitch, scale, scale_step, s.rows_per_thread, loaded);
     rows.store(to, 32 * to_pitch, s.rows_per_thread, kept);
 }

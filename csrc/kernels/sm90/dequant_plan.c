@@ -9,11 +9,11 @@ enum {
 
 sm90_dequant_operand sm90_operand_of(const gemm_problem *p, int is_b) {
     return (sm90_dequant_operand){.data = is_b ? p->b : p->a,
-                                  .scale = is_b ? p->sfb : p->sfa,
+                                  .scale = is_b ? p->scale_b : p->scale_a,
                                   .pitch = is_b ? p->b_pitch : p->a_pitch,
                                   .batch = is_b ? p->b_batch : p->a_batch,
-                                  .scale_pitch = is_b ? p->sfb_pitch : p->sfa_pitch,
-                                  .scale_batch = is_b ? p->sfb_batch : p->sfa_batch,
+                                  .scale_pitch = is_b ? p->scale_b_pitch : p->scale_a_pitch,
+                                  .scale_batch = is_b ? p->scale_b_batch : p->scale_a_batch,
                                   .rows = (int32_t)(is_b ? p->n : p->m),
                                   .type = is_b ? VALUES_E2M1 : p->a_type};
 }
@@ -35,7 +35,7 @@ int sm90_fp16_operand(const gemm_traits *t, int is_b, int32_t tile_rows, sm90_op
     const int64_t pitch = SM90_DEQUANT_PITCH(t->k), missing = ceil_div(rows, tile_rows) * tile_rows - rows;
     *size = (sm90_operand_size){.rows = (int32_t)rows, .batches = (int32_t)batches, .map_rows = rows};
     if ((double)rows * (double)batches * (double)pitch >= (double)TENSOR_STRIDE_END) return 0;
-    if (missing * pitch <= SM90_MOST_UNWRITTEN) size->map_rows += missing; /* 255 rows of up to 2^33 bytes */
+    if (missing * pitch <= SM90_MAX_UNWRITTEN) size->map_rows += missing; /* 255 rows of up to 2^33 bytes */
     size->dequant_bytes = (rows * (batches - 1) + size->map_rows) * pitch;
     return SM90_DEQUANT_CTAS(rows, t->k, batches, 4) <= INT32_MAX / 2;
 }

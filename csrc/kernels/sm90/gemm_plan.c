@@ -62,7 +62,7 @@ static const gemm_config configs[] = {
 };
 enum { CONFIGS = sizeof configs / sizeof *configs, OTHER_CANDIDATES = 10 /* gemv: 2, prefill: 6, units: 2 */ };
 #define X(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, dequant_b, streamk, bf16) +!(bf16)
-_Static_assert((0 SM90_GEMM_CONFIGS(X)) * 2 * MAX_CLUSTER + OTHER_CANDIDATES <= FAMILY_MAX_CANDIDATES,
+_Static_assert((0 SM90_GEMM_CONFIGS(X)) * 2 * MAX_CLUSTER + OTHER_CANDIDATES <= MAX_CANDIDATES,
                "room for all of fp16, which are more");
 #undef X
 
@@ -303,4 +303,4 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
 }
 
 const sm90_kind sm90_gemm_kind = {
-    .operation = OP_GEMM, .candidates = candidates, .batch_invariant = batch_invariant, .build = build};
+    .product_kind = PRODUCT_GEMM, .candidates = candidates, .batch_invariant = batch_invariant, .build = build};

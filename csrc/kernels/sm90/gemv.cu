@@ -125,7 +125,7 @@ template <class C, bool FAST> struct a_in_shared {
         const int64_t left = p.k - (int64_t)chunk * CHUNK_K;
         if (m >= p.m || left <= 0) return;
         const uint8_t *from = p.a + batch * p.a_batch + m * p.a_pitch + chunk * (CHUNK_K / 2);
-        const uint8_t *scale = p.sfa + batch * p.sfa_batch;
+        const uint8_t *scale = p.scale_a + batch * p.scale_a_batch;
         const uint32_t to = shared_address(bytes(m, 1, chunk)), scales = shared_address(factors(m, chunk));
         if (FAST || (p.aligned16 && left >= CHUNK_K)) {
             cp_async_16(to, from);
@@ -136,7 +136,7 @@ template <class C, bool FAST> struct a_in_shared {
         if (FAST || p.scale_layout != NVFP4_LINEAR) {
             cp_async_4(scales, scale + chunk / 2 * 512 + m * 16);
         } else {
-            scale += m * p.sfa_pitch + chunk * 2;
+            scale += m * p.scale_a_pitch + chunk * 2;
             uint32_t pair = scale[0];
             if (left >= CHUNK_K) pair |= (uint32_t)scale[1] << 8;
             st_shared(scales, pair << chunk % 2 * 16);
@@ -198,17 +198,17 @@ template <bool FAST> struct b_source {
     int steps;
 
     __device__ __forceinline__ b_source(const gemm_problem &p, int64_t batch, int step, int lane)
-        : pitch((uint32_t)p.b_pitch), scale_pitch((uint32_t)p.sfb_pitch), quarter_bytes(32 * (uint32_t)p.b_pitch),
+        : pitch((uint32_t)p.b_pitch), scale_pitch((uint32_t)p.scale_b_pitch), quarter_bytes(32 * (uint32_t)p.b_pitch),
           steps(((int)(p.k / CHUNK_K) - lane % STEP_CHUNKS + STEP_CHUNKS - 1) / STEP_CHUNKS) {
         pin(pitch), pin(scale_pitch), pin(quarter_bytes), pin(steps);
         const int half = lane / STEP_CHUNKS, chunk = lane % STEP_CHUNKS;
         first_values =
             p.b + batch * p.b_batch + half * p.b_pitch + step * (SM90_GEMV_STEP_K / 2) + chunk * (CHUNK_K / 2);
-        first_scales = p.sfb + batch * p.sfb_batch;
+        first_scales = p.scale_b + batch * p.scale_b_batch;
         if (FAST || p.scale_layout != NVFP4_LINEAR)
             first_scales += (step * (SM90_GEMV_STEP_K / 64) + chunk / 2) * 512 + half * 16;
         else /* the lane has two quarters of a block of 64 */
-            first_scales += (half + chunk % 2 * 64) * p.sfb_pitch + step * (SM90_GEMV_STEP_K / 16) + chunk / 2 * 4;
+            first_scales += (half + chunk % 2 * 64) * p.scale_b_pitch + step * (SM90_GEMV_STEP_K / 16) + chunk / 2 * 4;
     }
 
     __device__ __forceinline__ void begin_tile(const gemm_problem &p, uint32_t tile, int lane) {
@@ -219,8 +219,8 @@ template <bool FAST> struct b_source {
             scales = first_scales + block * (uint64_t)scale_pitch + pair * 16;
         } else {
             values = first_values + row * (uint64_t)p.b_pitch;
-            scales = first_scales + (p.scale_layout != NVFP4_LINEAR ? block * (uint64_t)p.sfb_pitch + pair * 16
-                                                                    : row * (uint64_t)p.sfb_pitch);
+            scales = first_scales + (p.scale_layout != NVFP4_LINEAR ? block * (uint64_t)p.scale_b_pitch + pair * 16
+                                                                    : row * (uint64_t)p.scale_b_pitch);
         }
         row += lane / STEP_CHUNKS;
         quarters = (((int)p.n - (int)row - 1) >> 5) + 1;
@@ -260,11 +260,11 @@ template <bool FAST> struct b_source {
                 if (lane % 2 == 0) cp_async_16(to_scales, scales);
                 return;
             }
-            const bool words = p.k % 64 == 0 && ((uintptr_t)p.sfb | p.sfb_pitch | p.sfb_batch) % 4 == 0;
+            const bool words = p.k % 64 == 0 && ((uintptr_t)p.scale_b | p.scale_b_pitch | p.scale_b_batch) % 4 == 0;
             const int quarter = lane % 2 * 2;
 #pragma unroll 1
             for (int j = 0; j < 2 && quarter + j < quarters; j++) {
-                const uint8_t *from = scales + j * 32 * p.sfb_pitch;
+                const uint8_t *from = scales + j * 32 * p.scale_b_pitch;
                 if (words) {
                     cp_async_4(to_scales + (quarter + j) * 4, from);
                 } else {
@@ -520,7 +520,7 @@ template <class C, bool FAST> __device__ __forceinline__ void gemv(const gemm_pr
         nvfp4_##id(const __grid_constant__ gemm_problem p, const __grid_constant__ sm90_gemv_schedule s) {             \
         RECORD_CTA();                                                                                                  \
         if (p.scale_layout != NVFP4_LINEAR && p.aligned16 && p.k % CHUNK_K == 0 &&                                     \
-            (p.b_pitch | p.sfb_pitch) >> 26 == 0)                                                                      \
+            (p.b_pitch | p.scale_b_pitch) >> 26 == 0)                                                                  \
             gemv<config<__VA_ARGS__>, true>(p, s);                                                                     \
         else                                                                                                           \
             gemv<config<__VA_ARGS__>, false>(p, s);                                                                    \

@@ -15,7 +15,7 @@
     X(sm90_gemv_2, 2, 16, 2)                                                                                           \
     X(sm90_gemv_4, 4, 16, 2)
 
-/* Instantiations that quantize a 16-bit A themselves (sm90/gemv_quantize.cuh), for K up to QUANTIZE_MOST_K. With K =
+/* Instantiations that quantize a 16-bit A themselves (sm90/gemv_quantize.cuh), for K up to QUANTIZE_MAX_K. With K =
  * 16384 that takes 0.5 us in a graph, where a quantizer and its launch take 2.8 (H100). It takes longer in proportion
  * to K; beyond 16384 it was not measured. */
 /*    id, rows, warps, stages, x (fp16 1 / bf16 2) */
@@ -23,7 +23,7 @@
     X(sm90_gemv_quantize_fp16_1, 1, 8, 3, 1)                                                                           \
     X(sm90_gemv_quantize_bf16_1, 1, 8, 3, 2)
 
-#define SM90_GEMV_QUANTIZE_MOST_K 32768
+#define SM90_GEMV_QUANTIZE_MAX_K 32768
 
 #define SM90_GEMV_STEP_K     512 /* values along K */
 #define SM90_GEMV_TILE_N     8

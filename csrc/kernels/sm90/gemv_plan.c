@@ -114,9 +114,9 @@ static gemm_problem transposed(const gemm_problem *p) {
     t.a = p->b, t.b = p->a;
     t.a_pitch = p->b_pitch, t.b_pitch = p->a_pitch;
     t.a_batch = p->b_batch, t.b_batch = p->a_batch;
-    t.sfa = p->sfb, t.sfb = p->sfa;
-    t.sfa_pitch = p->sfb_pitch, t.sfb_pitch = p->sfa_pitch;
-    t.sfa_batch = p->sfb_batch, t.sfb_batch = p->sfa_batch;
+    t.scale_a = p->scale_b, t.scale_b = p->scale_a;
+    t.scale_a_pitch = p->scale_b_pitch, t.scale_b_pitch = p->scale_a_pitch;
+    t.scale_a_batch = p->scale_b_batch, t.scale_b_batch = p->scale_a_batch;
     t.alpha_stride = 0; /* the alpha of the only column is that of every element */
     return t;
 }
@@ -134,13 +134,14 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     add_launch(&exchanged, c, &TILING(const gemv_tiling, c)->schedule, out);
 }
 
-const sm90_kind sm90_gemv_kind = {.operation = OP_GEMM, .candidates = candidates, .build = build};
+const sm90_kind sm90_gemv_kind = {.product_kind = PRODUCT_GEMM, .candidates = candidates, .build = build};
 
 /* ---- A quantized in the kernel ---- */
 
 /* Whether the kernel's FAST code takes the product. */
 static int is_fast(const gemm_problem *p) {
-    return p->scale_layout == NVFP4_128X4 && p->aligned16 && p->k % 32 == 0 && (p->b_pitch | p->sfb_pitch) >> 26 == 0;
+    return p->scale_layout == NVFP4_128X4 && p->aligned16 && p->k % 32 == 0 &&
+           (p->b_pitch | p->scale_b_pitch) >> 26 == 0;
 }
 
 int32_t sm90_gemv_with_quantizer(const device_props *props, const quantize_gemm_problem *p, const gemm_candidate *of,
@@ -148,7 +149,7 @@ int32_t sm90_gemv_with_quantizer(const device_props *props, const quantize_gemm_
     const quantize_problem *q = &p->q;
     const int64_t bits = (int64_t)(uintptr_t)q->x | (q->l > 1 ? q->x_batch : 0);
     if (of->kernel != KERNEL_sm90_gemv_1 || of->swap_ab || !is_fast(&p->g) || bits % 16) return 0;
-    if (q->block_scale != NVFP4_AMAX6 || q->k == 0 || q->k > SM90_GEMV_QUANTIZE_MOST_K) return 0;
+    if (q->block_scale != NVFP4_AMAX6 || q->k == 0 || q->k > SM90_GEMV_QUANTIZE_MAX_K) return 0;
     if (of->grid > props->sm_count) return 0; /* an SM would quantize A again for its next CTA */
     for (size_t i = 0; i < sizeof quantizing / sizeof *quantizing; i++) {
         const gemv_config *c = &quantizing[i].config;
@@ -174,9 +175,9 @@ static void build_quantizing(const device_props *props, const gemm_problem *p, c
     gemm_problem of_x = *p;
     sm90_gemv_schedule s = TILING(const gemv_tiling, c)->schedule;
     of_x.a = q->x, of_x.a_pitch = q->x_pitch, of_x.a_batch = q->x_batch;
-    of_x.a_type = q->x_type, of_x.sfa = NULL;
+    of_x.a_type = q->x_type, of_x.scale_a = NULL;
     s.global_scale = q->global_scale, s.global_value = q->global_value;
     add_launch(&of_x, c, &s, out);
 }
 
-const sm90_kind sm90_gemv_quantize_kind = {.operation = GEMM_OPERATIONS, .build = build_quantizing};
+const sm90_kind sm90_gemv_quantize_kind = {.product_kind = PRODUCT_KINDS, .build = build_quantizing};

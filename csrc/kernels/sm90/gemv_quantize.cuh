@@ -29,7 +29,7 @@ template <int TYPE, int THREADS> struct quantized_row {
     }
     /* Quantizes the blocks that the thread has copied. */
     __device__ __forceinline__ void quantize(float g) const {
-        const bool in_range = g >= LEAST_SCALE && g <= MOST_SCALE;
+        const bool in_range = g >= MIN_SCALE && g <= MAX_SCALE;
         const reciprocal over_g = reciprocal_of(g);
 #pragma unroll 1
         for (int block = threadIdx.x; block < blocks; block += THREADS) {

@@ -123,7 +123,8 @@ __device__ __forceinline__ int32_t first_column(const grouped_tile &tile) {
 template <class C>
 __device__ __forceinline__ void load_b(const gemm_problem &g, const sm90_grouped_schedule &s, const grouped_cta<C> &cta,
                                        const grouped_tile &tile, pipeline_state<C::STAGES> &state) {
-    const uint8_t *scales = g.sfb + tile.l * g.sfb_batch + first_column(tile) / SM90_ATOM_ROWS * g.sfb_pitch;
+    const uint8_t *scales =
+        g.scale_b + tile.l * g.scale_b_batch + first_column(tile) / SM90_ATOM_ROWS * g.scale_b_pitch;
 #pragma unroll 1
     for (int32_t k = 0; k < cta.k_end; k++, state.advance()) {
         const uint32_t stage = cta.stage(state.index), full = cta.full(state.index);

@@ -88,7 +88,7 @@ static double single_us(const sm90_model *model, const device_props *props, cons
 static int64_t reorder_ctas(int32_t a_type, int64_t rows, int64_t groups, int64_t k) {
     const int64_t stages = ceil_div(k, SM90_STAGE_K);
     if (a_type != VALUES_E2M1) return SM90_REORDER_CTAS(rows, stages);
-    return most_group_tiles(rows, groups, SM90_REORDER_TILE_M) * SM90_REORDER_CHUNKS(stages);
+    return max_group_tiles(rows, groups, SM90_REORDER_TILE_M) * SM90_REORDER_CHUNKS(stages);
 }
 
 static int32_t candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
@@ -100,7 +100,7 @@ static int32_t candidates(const sm90_model *model, const device_props *props, co
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         const grouped_config *c = &configs[i];
         if (c->type != sm90_wgmma_type(t) || c->shared_bytes > props->shared_per_block) continue;
-        const int64_t tiles_m = most_group_tiles(t->m, t->groups, c->mma_tile_n);
+        const int64_t tiles_m = max_group_tiles(t->m, t->groups, c->mma_tile_n);
         if (tiles_m > (INT32_MAX - props->sm_count) / across) continue; /* a CTA's next tile must not overflow */
         out[count] = (gemm_candidate){
             .single_us = single_us(model, props, t, c, tiles_n),
@@ -187,7 +187,7 @@ static void build(const device_props *props, const gemm_problem *g, const gemm_c
     add_tensor_map(out, &b, &s->b);
 }
 
-const sm90_kind sm90_grouped_kind = {.operation = OP_GROUPED,
+const sm90_kind sm90_grouped_kind = {.product_kind = PRODUCT_GROUPED,
                                      .candidates = candidates,
                                      .batch_invariant = batch_invariant,
                                      .workspace = workspace_of,

@@ -21,8 +21,8 @@ static const units_config configs[] = {
     SM90_GROUPED_UNITS_CONFIGS(X)
 #undef X
 };
-enum { CONFIGS = sizeof configs / sizeof *configs, MOST_TEAM_LOG2 = 3 };
-_Static_assert(1 << MOST_TEAM_LOG2 == SM90_GROUPED_UNITS_WARPS, "a team is a CTA's math warps or fewer");
+enum { CONFIGS = sizeof configs / sizeof *configs, MAX_TEAM_LOG2 = 3 };
+_Static_assert(1 << MAX_TEAM_LOG2 == SM90_GROUPED_UNITS_WARPS, "a team is a CTA's math warps or fewer");
 
 typedef struct IS_TILING units_tiling {
     int32_t team_log2, tile_pairs, tiles_n, pairs;
@@ -83,7 +83,7 @@ static double choose_tiling(const sm90_model *model, const device_props *props, 
                             const units_config *c, int32_t tile_parts, int32_t least, int32_t most,
                             units_tiling *chosen) {
     const int64_t pairs = SM90_UNITS_ALL(t->n) / 2, steps = ceil_div(t->k, SM90_UNITS_STEP_K);
-    const int64_t tiles_m = most_group_tiles(t->m, t->groups, 8 * c->a_units);
+    const int64_t tiles_m = max_group_tiles(t->m, t->groups, 8 * c->a_units);
     double best = 0;
     for (int32_t team_log2 = least; team_log2 <= most; team_log2++) {
         if (!divides_steps(steps, team_log2)) continue;
@@ -116,7 +116,7 @@ static gemm_candidate candidate_of(const device_props *props, const gemm_traits 
     gemm_candidate made = {
         .single_us = time,
         .reason = "few rows a group: each warp reads, dequantizes and multiplies by itself",
-        .grid = min_int(most_group_tiles(t->m, t->groups, 8 * c->a_units) * across, props->sm_count),
+        .grid = min_int(max_group_tiles(t->m, t->groups, 8 * c->a_units) * across, props->sm_count),
         .kernel = c->kernel,
         .swap_ab = 1,
         .split_k = 1,
@@ -137,7 +137,7 @@ static int32_t candidates(const sm90_model *model, const device_props *props, co
         const units_config *c = &configs[i];
         units_tiling tiling;
         if (c->type != t->a_type || c->shared_bytes > props->shared_per_block) continue;
-        const double time = choose_tiling(model, props, t, c, 1, 0, MOST_TEAM_LOG2, &tiling);
+        const double time = choose_tiling(model, props, t, c, 1, 0, MAX_TEAM_LOG2, &tiling);
         if (time) out[count++] = candidate_of(props, t, c, time, &tiling);
     }
     return count;
@@ -177,4 +177,4 @@ static void build(const device_props *props, const gemm_problem *g, const gemm_c
 
 /* Teams of other sizes add in another order, so none serves every T: sm90/grouped.cu does. */
 const sm90_kind sm90_grouped_units_kind = {
-    .operation = OP_GROUPED, .candidates = candidates, .with_activation = with_activation, .build = build};
+    .product_kind = PRODUCT_GROUPED, .candidates = candidates, .with_activation = with_activation, .build = build};

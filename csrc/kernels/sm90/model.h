@@ -51,7 +51,7 @@
     X(exchange_us, 1.439)       /* until partial sums of a cluster of two begin to arrive */                           \
     X(exchange_each_us, 0.0794) /* added for each further CTA */                                                       \
     X(exchange_b_clk, 9.028)    /* bytes of partial sums that a CTA receives a clock */                                \
-    X(least_worker, 8.0)     /* stages of a stream-K worker, at least: no plan with fewer has been measured to win */  \
+    X(min_worker, 8.0)       /* stages of a stream-K worker, at least: no plan with fewer has been measured to win */  \
     X(partial_b_clk, 21.89)  /* bytes of sums that a worker stores in the workspace a clock */                         \
     X(fixup_b_clk, 42.65)    /* bytes of such sums that a CTA adds to its own a clock */                               \
     X(unaligned_split, 0.97) /* an unaligned split must be at least so much faster (sm90_distribute) */                \
@@ -266,7 +266,7 @@ static inline double sm90_distribute(const sm90_model *m, sm90_model_input *in, 
                               ((double)tiles_a_worker + (double)workers_a_tile / split));
         of_tile = of_worker * workers_a_tile, of_worker *= tiles_a_worker;
     }
-    if (of_worker < m->least_worker || of_tile < 2 || of_tile > stages - in->split_k) return INFINITY;
+    if (of_worker < m->min_worker || of_tile < 2 || of_tile > stages - in->split_k) return INFINITY;
     const double divisor = (double)(of_tile > of_worker ? of_tile : of_worker);
     if ((double)rest * (double)of_tile * divisor >= 2147483648.0) return INFINITY; /* the kernel's divisions */
     in->streamk.streamk_stages = (int32_t)of_tile;

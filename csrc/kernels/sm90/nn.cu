@@ -92,7 +92,7 @@ struct nn_coord {
 template <class C>
 __device__ __forceinline__ void producer(const gemm_problem &p, const sm90_nn_schedule &s, const nn_cta<C> &cta,
                                          const nn_coord &coord) {
-    const uint8_t *scales = p.sfb + coord.l * p.sfb_batch + (int64_t)(coord.n / 64) * 512;
+    const uint8_t *scales = p.scale_b + coord.l * p.scale_b_batch + (int64_t)(coord.n / 64) * 512;
     const int32_t a_batch = s.a_batches == 1 ? 0 : coord.l, b_batch = s.b_batches == 1 ? 0 : coord.l;
     const uint32_t groups = (uint32_t)min((int64_t)C::GROUPS, (p.n - coord.n + 63) / 64); /* that have scales */
     const uint32_t bytes = SM90_NN_A_BYTES((int)min((int64_t)C::TILE_M, p.m)) + SM90_NN_VALUES_BYTES;
@@ -103,7 +103,8 @@ __device__ __forceinline__ void producer(const gemm_problem &p, const sm90_nn_sc
                        scales_full = cta.scales_full(state.index);
         mbarrier_wait(cta.empty(state.index), state.phase ^ 1);
         mbarrier_arrive_expect_tx(scales_full, groups * 512);
-        cp_async_bulk(stage + C::SCALES_OFFSET, scales + k / 2 * p.sfb_pitch, groups * 512, scales_full, EVICT_NORMAL);
+        cp_async_bulk(stage + C::SCALES_OFFSET, scales + k / 2 * p.scale_b_pitch, groups * 512, scales_full,
+                      EVICT_NORMAL);
         mbarrier_arrive_expect_tx(full, bytes);
         tma_load_3d<1>(stage + C::VALUES_OFFSET, &s.b, coord.n / 2, k * SM90_NN_STAGE_K, b_batch, full, EVICT_NORMAL);
         tma_load_3d<1>(stage, &s.a, k * SM90_NN_STAGE_K, coord.m, a_batch, full, EVICT_NORMAL);

@@ -122,4 +122,4 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     add_tensor_map(out, &b, &s->b);
 }
 
-const sm90_kind sm90_nn_kind = {.operation = OP_GEMM_NN, .candidates = candidates, .build = build};
+const sm90_kind sm90_nn_kind = {.product_kind = PRODUCT_GEMM_NN, .candidates = candidates, .build = build};

@@ -1,4 +1,4 @@
-/* The sm90 family: the table of its kinds of kernels, which list candidates and build their launches. */
+/* The sm90 backend: the table of its kinds of kernels, which list candidates and build their launches. */
 #include "kernels/sm90/plan.h"
 
 #include "common/error.h"
@@ -22,7 +22,7 @@ static const kernel_entry kernels[SM90_KERNELS] = {
                                   .pdl = 1},
 };
 static const kernel_set set = {
-    .kernels = kernels, .count = SM90_KERNELS, .least_capability = 90, .most_capability = 90, .optional = 1};
+    .kernels = kernels, .count = SM90_KERNELS, .min_capability = 90, .max_capability = 90, .optional = 1};
 
 static const struct {
     const sm90_kind *kind;
@@ -48,9 +48,9 @@ static const sm90_model measured = {
 #undef X
 };
 
-static int32_t of_this_family(gemm_candidate *all, int32_t count) {
+static int32_t of_this_backend(gemm_candidate *all, int32_t count) {
     for (int32_t i = 0; i < count; i++) {
-        all[i].family = NVFP4_BACKEND_SM90;
+        all[i].backend = NVFP4_BACKEND_SM90;
         all[i].name = kernels[all[i].kernel].name;
     }
     return set_modelled_us(all, count);
@@ -60,9 +60,9 @@ int32_t sm90_candidates(const sm90_model *model, const device_props *props, cons
     const sm90_model on = sm90_model_of(model, props);
     int32_t count = 0;
     for (int32_t i = 0; i < KINDS; i++)
-        if ((int32_t)kinds[i].kind->operation == t->operation)
+        if ((int32_t)kinds[i].kind->product_kind == t->product_kind)
             count += kinds[i].kind->candidates(&on, props, t, out + count);
-    return of_this_family(out, count);
+    return of_this_backend(out, count);
 }
 
 static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
@@ -73,9 +73,9 @@ static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_
 static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     int32_t count = -1;
     for (int32_t i = 0; i < KINDS && count < 0; i++)
-        if ((int32_t)kinds[i].kind->operation == t->operation && kinds[i].kind->batch_invariant)
+        if ((int32_t)kinds[i].kind->product_kind == t->product_kind && kinds[i].kind->batch_invariant)
             count = kinds[i].kind->batch_invariant(&measured, props, t, out);
-    return of_this_family(out, count);
+    return of_this_backend(out, count);
 }
 
 static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
@@ -107,7 +107,7 @@ static int32_t with_activation(const device_props *props, const grouped_problem 
     if (!kind->with_activation(&on, props, &t, of, &fused)) return 0;
     const double bytes = (double)(t.m * t.n) * (p->parts + 1) * t.output_bytes;
     if (fused.single_us > of->single_us + on.activation_us + bytes / on.dram_tb_s * 1e-6) return 0;
-    of_this_family(&fused, 1);
+    of_this_backend(&fused, 1);
     *out = fused;
     return 1;
 }
@@ -159,7 +159,7 @@ static nvfp4_status reject_grouped(const device_props *props, const gemm_traits 
     return reject_tiles("sm90", t);
 }
 
-/* Each planner asks the kinds of its operation. */
+/* Each planner asks the kernel kinds of its product kind. */
 #define PLANNER(types, tma_types, why, ...)                                                                            \
     {.a_types = types,                                                                                                 \
      .tma_a_types = tma_types,                                                                                         \
@@ -175,9 +175,9 @@ static const gemm_planner grouped =
     PLANNER(TAKES_E2M1 | TAKES_16_BIT, TAKES_E2M1 | TAKES_16_BIT, reject_grouped, .takes_by_batch = 1,
             .workspace = workspace_of, .with_activation = with_activation);
 
-const gemm_family sm90_family = {
-    FAMILY_ROW(sm90),
+const gemm_backend sm90_backend = {
+    BACKEND_ROW(sm90),
     .kernels = &set,
-    .planners = {[OP_GEMM] = &gemm, [OP_GEMM_NN] = &gemm_nn, [OP_GROUPED] = &grouped},
+    .planners = {[PRODUCT_GEMM] = &gemm, [PRODUCT_GEMM_NN] = &gemm_nn, [PRODUCT_GROUPED] = &grouped},
     .roundings = {.per_block = 72, .block_k = 16, .constant = 64},
 };

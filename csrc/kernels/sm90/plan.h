@@ -1,4 +1,4 @@
-/* Shared by the planning files of the sm90 family: the kinds of its kernels, the operands of the mma, and the
+/* Shared by the planning files of the sm90 backend: the kinds of its kernels, the operands of the mma, and the
  * dequantize pre-pass. */
 #ifndef NVFP4_SM90_PLAN_H
 #define NVFP4_SM90_PLAN_H
@@ -13,10 +13,10 @@
 #include "kernels/sm90/nn_config.h"
 #include "kernels/sm90/prefill_config.h"
 #include "kernels/sm90/units_config.h"
-#include "plan/gemm_family.h"
+#include "plan/gemm_backend.h"
 #include "plan/operands.h"
 
-/* The kinds of kernels, in the order of their numbers in the family's kernel_set: a name, the instantiations, and how
+/* The kinds of kernels, in the order of their numbers in the backend's kernel_set: a name, the instantiations, and how
  * one is loaded. A new kind is a row here and the files NAME.cu, NAME_config.h and NAME_plan.c, which defines
  * sm90_NAME_kind; those of gemv_quantize are gemv's. */
 #define SM90_KINDS(X)                                                                                                  \
@@ -42,10 +42,10 @@ enum {
     SM90_KERNELS
 };
 
-/* How the kernels of a kind are planned: functions as in a gemm_family. plan.c adds the family and the kernel's name to
- * the candidates. */
+/* How the kernels of a kind are planned: functions as in a gemm_backend. plan.c adds the backend and the kernel's name
+ * to the candidates. */
 typedef struct sm90_kind {
-    gemm_operation operation; /* GEMM_OPERATIONS: none, a kind that stands for a candidate of another */
+    product_kind product_kind; /* PRODUCT_KINDS: none, a kind that stands for a candidate of another */
     int32_t (*candidates)(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                           gemm_candidate *out);
     /* NULL: no order of additions serves every M. */
@@ -64,7 +64,7 @@ typedef struct sm90_kind {
 SM90_KINDS(X)
 #undef X
 
-/* A kernel of sm90/gemv.cu that quantizes A too: gemm_planner.with_quantizer, of a candidate of the family. */
+/* A kernel of sm90/gemv.cu that quantizes A too: gemm_planner.with_quantizer, of a candidate of the backend. */
 int32_t sm90_gemv_with_quantizer(const device_props *props, const quantize_gemm_problem *problem,
                                  const gemm_candidate *of, gemm_candidate *out);
 

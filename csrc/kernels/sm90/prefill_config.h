@@ -35,7 +35,7 @@
  *
  * Workspace, on 256 bytes: fp16 mma_b, then fp16 mma_a if there is one. Each is [batches][rows][128 ceil(K/128)],
  * zero past K (unwritten, where sm90_prefill_divided dequantizes), with unwritten rows behind it that fill the last
- * tile, unless these take more than SM90_MOST_UNWRITTEN bytes. batches is L, or 1 if one matrix serves all batches
+ * tile, unless these take more than SM90_MAX_UNWRITTEN bytes. batches is L, or 1 if one matrix serves all batches
  * (batch stride 0).
  *
  * Grid of the second launch, with C = sm_count / 2 concurrent clusters:
@@ -102,7 +102,7 @@
     ((((rows) + 32 * (rows_per_thread) - 1) / (32 * (rows_per_thread))) *                                              \
      (((k) + SM90_DEQUANT_K - 1) / SM90_DEQUANT_K) * (batches))
 #define SM90_DEQUANT_PITCH(k) (((k) + 127) / 128 * 256)
-#define SM90_MOST_UNWRITTEN   (64 << 20) /* bytes behind an operand, to fill its last tile */
+#define SM90_MAX_UNWRITTEN    (64 << 20) /* bytes behind an operand, to fill its last tile */
 
 typedef struct sm90_dequant_operand {
     const uint8_t *data, *scale;

@@ -152,9 +152,9 @@ static int32_t candidates(const sm90_model *model, const device_props *props, co
 }
 
 static sm90_prefill_operand prefill_operand(const gemm_problem *p, int is_b, const sm90_operand_size *size) {
-    return (sm90_prefill_operand){.scale = is_b ? p->sfb : p->sfa,
-                                  .scale_pitch = is_b ? p->sfb_pitch : p->sfa_pitch,
-                                  .scale_batch = is_b ? p->sfb_batch : p->sfa_batch,
+    return (sm90_prefill_operand){.scale = is_b ? p->scale_b : p->scale_a,
+                                  .scale_pitch = is_b ? p->scale_b_pitch : p->scale_a_pitch,
+                                  .scale_batch = is_b ? p->scale_b_batch : p->scale_a_batch,
                                   .rows = size->rows,
                                   .batches = size->batches};
 }
@@ -209,4 +209,4 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     add_tensor_map(out, &mma_a, &s->mma_a.values);
 }
 
-const sm90_kind sm90_prefill_kind = {.operation = OP_GEMM, .candidates = candidates, .build = build};
+const sm90_kind sm90_prefill_kind = {.product_kind = PRODUCT_GEMM, .candidates = candidates, .build = build};

@@ -95,8 +95,8 @@ extern "C" __global__ void __launch_bounds__(SM90_REORDER_THREADS)
     const uint32_t mask = 0x7F7F7F7F & (uint32_t)((1ull << left * 8) - 1);
     const int64_t scale_row = p.scale_rows[tile.group] + (int64_t)in_group;
     const uint8_t *values = g.a + tile.row * g.a_pitch + stage * (SM90_STAGE_K / 2) + eight * 4;
-    const uint8_t *scales = g.sfa + scale_row / SM90_ATOM_ROWS * g.sfa_pitch + (int64_t)stage * SM90_BLOCK_BYTES +
-                            scale_row % SM90_ATOM_ROWS / 32 * 4;
+    const uint8_t *scales = g.scale_a + scale_row / SM90_ATOM_ROWS * g.scale_a_pitch +
+                            (int64_t)stage * SM90_BLOCK_BYTES + scale_row % SM90_ATOM_ROWS / 32 * 4;
     uint8_t *to = s.to + ((int64_t)tile.row * s.stages + stage) * (SM90_STAGE_K * 2) + eight * 64;
     e2m1_piece pieces[PASSES];
 #pragma unroll

@@ -86,7 +86,7 @@ template <class C> __device__ __forceinline__ void units(const gemm_problem &p, 
     const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
     const int batch = p.l > 1 ? blockIdx.x / s.ctas : 0, cta = blockIdx.x - batch * s.ctas;
     const int first_unit = cta * s.cta_units + min(cta, s.larger_ctas);
-    const units_work work = {&s,           p.sfa + batch * p.sfa_batch,
+    const units_work work = {&s,           p.scale_a + batch * p.scale_a_batch,
                              batch,        (int)p.m,
                              first_unit,   first_unit + s.cta_units + (cta < s.larger_ctas),
                              s.full_units, (int)(p.k / 16)};

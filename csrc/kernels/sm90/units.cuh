@@ -170,7 +170,7 @@ __device__ __forceinline__ void tma_load_4d(uint32_t to, const tensor_map *map, 
 /* The units of B that the warps of a CTA multiply by the rows of A. */
 struct units_work {
     const sm90_units_schedule *s; /* tensor maps and cache policies */
-    const uint8_t *sfa;           /* of an NVFP4 A */
+    const uint8_t *scale_a;       /* of an NVFP4 A */
     int batch, rows;              /* of A and B; rows of A */
     int first_unit, end_unit;
     int full_units; /* those from here on lie in the last, partial block of B */
@@ -295,7 +295,7 @@ template <class C> struct units_loader {
             tma_load_3d<1>(values, &s.a, a.step * (SM90_UNITS_STEP_K / 2), 0, work.batch, full, s.a_cache_policy);
             for (int i = 0; i < atoms; i++)
                 cp_async_bulk(to.a_scales + a_stage.index * C::A_SCALES_BYTES + i * (C::A_UNITS * 128),
-                              work.sfa + ((int64_t)a.step * C::ATOMS + i) * 512, C::A_UNITS * 128, full,
+                              work.scale_a + ((int64_t)a.step * C::ATOMS + i) * 512, C::A_UNITS * 128, full,
                               s.a_cache_policy);
         } else {
             mbarrier_arrive_expect_tx(full, work.rows * (SM90_UNITS_STEP_K * 2));

@@ -103,11 +103,11 @@ static tensor_layout scales_layout(const gemm_problem *p) {
     const int64_t blocks = ceil_div(p->n, 128);
     return (tensor_layout){
         .name = "scale_b",
-        .data = p->sfb,
+        .data = p->scale_b,
         .element_bytes = 1,
         .rank = 4,
         .dims = {512, (uint64_t)ceil_div(p->k, 64), (uint64_t)blocks, (uint64_t)p->l},
-        .strides = {512, tensor_stride(blocks, p->sfb_pitch), tensor_stride(p->l, p->sfb_batch)},
+        .strides = {512, tensor_stride(blocks, p->scale_b_pitch), tensor_stride(p->l, p->scale_b_batch)},
         .box = {64, SM90_UNITS_ATOMS, 1, 1},
     };
 }
@@ -155,4 +155,4 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     add_tensor_map(out, &a, &s->a);
 }
 
-const sm90_kind sm90_units_kind = {.operation = OP_GEMM, .candidates = candidates, .build = build};
+const sm90_kind sm90_units_kind = {.product_kind = PRODUCT_GEMM, .candidates = candidates, .build = build};

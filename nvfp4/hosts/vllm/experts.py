@@ -33,7 +33,7 @@ from nvfp4.checkpoints.experts.container import Container
 from nvfp4.checkpoints.experts.naming import DOWN, GATE_UP, UP
 from nvfp4.checkpoints.recipe import W4A4, W4A16
 from nvfp4.layers.experts.mixture import Description
-from nvfp4.layers.experts.module import MOST
+from nvfp4.layers.experts.module import MAX_EXPERTS
 from nvfp4.layers.packed import BLOCK
 
 SWITCH = "NVFP4_VLLM_MOE"
@@ -295,8 +295,8 @@ def check_sizes(name: str, experts: int, hidden: int, inner: int) -> None:
     for what, size in (("hidden size", hidden), ("intermediate size on each device", inner)):
         if size % BLOCK:
             raise _C.Error(f"{name}: the {what} is {size}; must be a multiple of {BLOCK}")
-    if not 1 <= experts <= MOST:
-        raise _C.Error(f"{name}: has {experts} experts on each device; must have 1 to {MOST}")
+    if not 1 <= experts <= MAX_EXPERTS:
+        raise _C.Error(f"{name}: has {experts} experts on each device; must have 1 to {MAX_EXPERTS}")
 
 
 def reject_unsupported(layer: RoutedExperts, name: str) -> None:

@@ -72,8 +72,8 @@ except ImportError as error:
 
 __all__ = ["ExactNvFp4LinearKernel", "register"]
 
-LEAST = min(row["least_capability"] for row in _C.families() if row["least_capability"])
-MOST = 90  # compute capability: above, vLLM has kernels for tensor cores with NVFP4
+MIN_CAPABILITY = min(row["min_capability"] for row in _C.backends() if row["min_capability"])
+MAX_CAPABILITY = 90  # compute capability: above, vLLM has kernels for tensor cores with NVFP4
 ACTIVATIONS = {W4A4: "nvfp4", W4A4_DYNAMIC: "nvfp4", W4A16: None}
 WEIGHTS = {compressed_tensors: "weight_packed", modelopt: "weight"}
 W4A16_SWITCH = "NVFP4_VLLM_W4A16"
@@ -122,8 +122,11 @@ class ExactNvFp4LinearKernel(NvFp4LinearKernel):
         if compute_capability is None:
             found = current_platform.get_device_capability()
             compute_capability = 0 if found is None else found.to_int()
-        if not LEAST <= compute_capability <= MOST:
-            return False, f"the compute capability is {compute_capability}; must be {LEAST} to {MOST}"
+        if not MIN_CAPABILITY <= compute_capability <= MAX_CAPABILITY:
+            return (
+                False,
+                f"the compute capability is {compute_capability}; must be {MIN_CAPABILITY} to {MAX_CAPABILITY}",
+            )
         if not _C.archs:  # nvfp4.info() would open the driver, which forbids a later fork
             return False, "nvfp4 is built for the CPU alone"
         return True, None
@@ -219,7 +222,7 @@ def chosen(mode: str, layer_name: str) -> bool:
     elif (
         name in envs.VLLM_DISABLED_KERNELS
         or kernels._get_linear_backend(quantization="nvfp4_w4a16") != "auto"
-        or not experts.wanted(W4A16_SWITCH, layer_name, LEAST, MOST)
+        or not experts.wanted(W4A16_SWITCH, layer_name, MIN_CAPABILITY, MAX_CAPABILITY)
     ):
         return False
     activations = "16-bit activations" if mode == W4A16 else "NVFP4 activations"
@@ -242,7 +245,7 @@ class Scheme(CompressedTensorsScheme):
 
     @classmethod
     def get_min_capability(cls) -> int:
-        return LEAST
+        return MIN_CAPABILITY
 
     def create_weights(
         self,
@@ -343,7 +346,7 @@ class ExactCompressedTensorsConfig(CompressedTensorsConfig):
             projections = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
             modes = {self._mode(layer, f"{prefix}.0.{name}") for name in projections if name is not None}
             mode = modes.pop()  # vLLM rejects layers whose projections differ
-            if not modes and mode is not None and experts.takes(layer, prefix, mode, LEAST):
+            if not modes and mode is not None and experts.takes(layer, prefix, mode, MIN_CAPABILITY):
                 return experts.ExactCompressedTensorsExperts(layer, mode, prefix)
         return super().get_quant_method(layer, prefix)
 
@@ -367,7 +370,7 @@ class _ModelOpt:
             own = self._experts_config(prefix)
             ours = own is not None and own.group_size == BLOCK and own.moe_activation_override is None
             mode = W4A16 if own is not None and own.quant_method == "W4A16_NVFP4" else W4A4
-            if own is not None and ours and experts.takes(layer, prefix, mode, LEAST):
+            if own is not None and ours and experts.takes(layer, prefix, mode, MIN_CAPABILITY):
                 return experts.ExactModelOptExperts(layer, mode, prefix)
         method = super().get_quant_method(layer, prefix)  # type: ignore[misc]  # of the other base class
         if not isinstance(method, ModelOptLinearMethod) or method.spec.weight != kNvfp4Static:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _api
-from nvfp4.layers.experts.module import DTYPES, GATED, MOST, PLAIN, Experts
+from nvfp4.layers.experts.module import DTYPES, GATED, MAX_EXPERTS, PLAIN, Experts
 from nvfp4.layers.packed import BLOCK
 
 LIMITS = ("limit", "swiglu_limit")  # attributes of modules, and of their configurations
@@ -113,10 +113,9 @@ def describe(module: torch.nn.Module) -> Description | str:
     wanted = (experts, intermediate, hidden) if transposed else (experts, hidden, intermediate)
     if tuple(down.shape) != wanted or (gated and rows % 2):
         return f"is a {kind} with down_proj {list(down.shape)}; must be {list(wanted)}"
-    if hidden % BLOCK or intermediate % BLOCK or not 1 <= experts <= MOST:
-        return (
-            f"is a {kind} of {experts} experts {hidden} x {intermediate}; must be multiples of {BLOCK}, at most {MOST}"
-        )
+    if hidden % BLOCK or intermediate % BLOCK or not 1 <= experts <= MAX_EXPERTS:
+        sizes = f"{experts} experts {hidden} x {intermediate}"
+        return f"is a {kind} of {sizes}; must be multiples of {BLOCK}, at most {MAX_EXPERTS}"
     if first.dtype not in DTYPES:
         return f"is a {kind} of {first.dtype}"
     biases = [f"{name}_bias" in own for name in (("gate_up_proj" if gated else "up_proj"), "down_proj")]

@@ -18,7 +18,7 @@ from nvfp4.layers.packed import ACTIVATIONS, BLOCK
 
 GATED, PLAIN = ("silu", "gelu_tanh", "swiglu"), ("silu", "gelu_tanh", "relu2")  # activations, with and without a gate
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-MOST = 1024  # experts of one call of grouped_gemm
+MAX_EXPERTS = 1024  # experts of one call of grouped_gemm
 
 
 class Experts(torch.nn.Module):
@@ -103,8 +103,8 @@ class Experts(torch.nn.Module):
         sizes = {"num_experts": num_experts, "hidden_size": hidden_size, "intermediate_size": intermediate_size}
         for name, size in sizes.items():
             check_type(name, size, SupportsIndex, "an integer")
-            if name == "num_experts" and not 1 <= size <= MOST:
-                raise _C.Error(f"{name}: is {size}; must be 1 to {MOST}")
+            if name == "num_experts" and not 1 <= size <= MAX_EXPERTS:
+                raise _C.Error(f"{name}: is {size}; must be 1 to {MAX_EXPERTS}")
             if name != "num_experts" and (size <= 0 or size % BLOCK):
                 raise _C.Error(f"{name}: is {size}; must be a positive multiple of {BLOCK}")
         allowed = GATED if gated else PLAIN

@@ -1,8 +1,8 @@
-"""The config headers of a kernel family as Python objects: structs, macros and instantiations.
+"""The config headers of a kernel backend as Python objects: structs, macros and instantiations.
 
-`family("sm90")` compiles all csrc/kernels/sm90/*config.h with gcc -g into a small library with a function for each
+`headers_of("sm90")` compiles all csrc/kernels/sm90/*config.h with gcc -g into a small library with a function for each
 macro. The debug information gives the structs, the functions the macros' values, and the preprocessor the rows of the
-`..._CONFIGS(X)` lists. A new family or instantiation needs nothing here.
+`..._CONFIGS(X)` lists. A new backend or instantiation needs nothing here.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Layouts:
 
 @functools.cache
 def _structure(name: str, fields: tuple[tuple[str, type], ...], pointers: frozenset[str]) -> type[Struct]:
-    """One class for a struct that several families have."""
+    """One class for a struct that several backends have."""
     return type(name, (Struct,), {"_fields_": fields, "pointers": pointers})
 
 
@@ -116,25 +116,25 @@ class Config:
     `config.shared_bytes` is SM90_SHARED_BYTES of its columns, and `config.partials_bytes(2)` takes the argument that
     is no column."""
 
-    def __init__(self, family: Family, prefixes: tuple[str, ...], name: str, columns: dict[str, int]) -> None:
-        self.family, self.prefixes, self.name, self.columns = family, prefixes, name, columns
+    def __init__(self, headers: Headers, prefixes: tuple[str, ...], name: str, columns: dict[str, int]) -> None:
+        self.headers, self.prefixes, self.name, self.columns = headers, prefixes, name, columns
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "columns":
             raise AttributeError(name)
         if name in self.columns:
             return self.columns[name]
-        macro = next((p + name.upper() for p in self.prefixes if p + name.upper() in self.family.macros), None)
+        macro = next((p + name.upper() for p in self.prefixes if p + name.upper() in self.headers.macros), None)
         if macro is None:
             raise AttributeError(f"{self.name} has no column {name} and no macro of that name")
-        parameters = self.family.macros[macro]
+        parameters = self.headers.macros[macro]
         values = [self._known(parameter) for parameter in parameters]
         if None not in values:
-            return self.family.value(macro, *values)
+            return self.headers.value(macro, *values)
 
         def take(*rest: int) -> int:
             left = iter(rest)
-            return self.family.value(macro, *(next(left) if value is None else value for value in values))
+            return self.headers.value(macro, *(next(left) if value is None else value for value in values))
 
         return take
 
@@ -159,19 +159,19 @@ class Config:
 
     @property
     def short(self) -> str:
-        """The name without the family's and the file's."""
-        return self.name.removeprefix(f"{self.family.name}_{self.source.stem}_")
+        """The name without the backend's and the file's."""
+        return self.name.removeprefix(f"{self.headers.name}_{self.source.stem}_")
 
     @property
     def source(self) -> Path:
         """The file with the longest name that begins the kernel's."""
-        files = self.family.folder.glob("*.cu")
+        files = self.headers.folder.glob("*.cu")
         return max(
-            (x for x in files if self.name.startswith(f"{self.family.name}_{x.stem}_")), key=lambda x: len(x.stem)
+            (x for x in files if self.name.startswith(f"{self.headers.name}_{x.stem}_")), key=lambda x: len(x.stem)
         )
 
 
-class Family:
+class Headers:
     """The config headers of csrc/kernels/<name>."""
 
     def __init__(self, name: str, defines: tuple[str, ...]) -> None:
@@ -238,8 +238,8 @@ class Family:
 
 
 @functools.cache
-def family(name: str, *defines: str) -> Family:
-    return Family(name, defines)
+def headers_of(name: str, *defines: str) -> Headers:
+    return Headers(name, defines)
 
 
 def config_headers(name: str) -> list[Path]:

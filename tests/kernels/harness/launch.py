@@ -1,5 +1,5 @@
 """Launches kernels on the emulated GPU without the planner: any instantiation, split_k and swap_ab, several launches
-back to back. A family adds its operands and schedule to Product (sm90/gemm.py, sm100/gemm.py)."""
+back to back. A backend adds its operands and schedule to Product (sm90/gemm.py, sm100/gemm.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from emulate import Array, Emulator, Module
 from paths import CSRC, ROOT
 
 from harness.hardware import Hardware
-from harness.headers import Config, Struct, family
+from harness.headers import Config, Struct, headers_of
 from harness.values import (
     FP32,
     INTEGER_SCALES,
@@ -41,8 +41,8 @@ EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
 SHARED_LIMIT = 227 * 1024  # of a CTA
 ON_HARDWARE = os.environ.get("SM100_HARDWARE") == "1"
 
-Problem = family("sm90").structs["gemm_problem"]
-TensorMap = family("sm90").structs["tensor_map"]
+Problem = headers_of("sm90").structs["gemm_problem"]
+TensorMap = headers_of("sm90").structs["tensor_map"]
 Generator = numpy.random.Generator
 
 
@@ -59,7 +59,7 @@ def own_folder(name: str) -> Path:
 
 @functools.cache
 def compile_ptx(source: Path, name: str, *options: str) -> str:
-    """nvcc's PTX for the family of that name, cached in the temporary folder under a hash of its device code."""
+    """nvcc's PTX for the backend of that name, cached in the temporary folder under a hash of its device code."""
     options += ("-DNVFP4_WATCHDOG",) * ON_HARDWARE  # a hang ends, and its place is named
     shared = ("common", "kernels/common", "kernels/quantize")
     folders = [source.parent, *(CSRC / folder for folder in shared), CSRC / "kernels" / name]
@@ -70,7 +70,7 @@ def compile_ptx(source: Path, name: str, *options: str) -> str:
     path = folder / f"{source.stem}-{key}.ptx"
     if not path.exists():
         made = folder / f"{path.name}.{os.getpid()}"
-        arch = nvfp4_cuda.virtual(CSRC / "families.def", name)
+        arch = nvfp4_cuda.virtual(CSRC / "backends.def", name)
         command = ["nvcc", "-ptx", f"-arch={arch}", f"-I{CSRC}", *options, "-o", str(made), str(source)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -81,7 +81,7 @@ def compile_ptx(source: Path, name: str, *options: str) -> str:
 
 def ptx_of(config: Config, *options: str) -> str:
     """The PTX of the file with that instantiation."""
-    return compile_ptx(config.source, config.family.name, *options)
+    return compile_ptx(config.source, config.headers.name, *options)
 
 
 @functools.lru_cache(64)
@@ -93,7 +93,7 @@ def only_entry(ptx: str, name: str) -> str:
 
 
 def device_of(name: str) -> str:
-    """The emulated GPU of a family."""
+    """The emulated GPU of a backend."""
     return name.replace("sm", "sm_")
 
 
@@ -104,9 +104,9 @@ def timing(random: Generator, case: int) -> int:
 
 
 def load(config: Config, seed: int, tmem_base: int = 0) -> tuple[Emulator, Module]:
-    """A GPU of the config's family, and the module with that kernel alone. SM100_HARDWARE=1: this machine's GPU."""
+    """A GPU of the config's backend, and the module with that kernel alone. SM100_HARDWARE=1: this machine's GPU."""
     print(f"{config.name}, seed {seed}")
-    emulator = Hardware() if ON_HARDWARE else Emulator(device_of(config.family.name), seed=seed, tmem_base=tmem_base)
+    emulator = Hardware() if ON_HARDWARE else Emulator(device_of(config.headers.name), seed=seed, tmem_base=tmem_base)
     return emulator, emulator.load(only_entry(ptx_of(config), config.kernel))
 
 
@@ -192,7 +192,7 @@ class Product:
 
     def memory(self, name: str) -> Array:
         """The array that this pointer of the problem points to."""
-        named = dict(zip(("a", "sfa", "b", "sfb"), self.arrays)) | {"out": self.out} | self.kept
+        named = dict(zip(("a", "scale_a", "b", "scale_b"), self.arrays)) | {"out": self.out} | self.kept
         return named[name]
 
     def place_c(self, numbers: numpy.ndarray, beta: float, in_place: bool) -> None:
@@ -220,7 +220,7 @@ class Product:
         return 1 if which == self.shared else self.l
 
     def problem(self) -> Struct:
-        a, sfa, b, sfb = (array.address for array in self.arrays)
+        a, scale_a, b, scale_b = (array.address for array in self.arrays)
         scale_pitch = self.k // 16 if self.linear else ceil_div(self.k, 64) * 512
         rows = (self.m, self.n) if self.linear else (ceil_div(self.m, 128), ceil_div(self.n, 128))
         add = self.add
@@ -228,27 +228,27 @@ class Product:
             c=add.out.address if add else 0, c_pitch=add.out_pitch if add else 0,
             c_batch=add.m * add.out_pitch if add else 0, beta=1.0,
             m=self.m, n=self.n, k=self.k, l=self.l, a=a, b=b, a_pitch=self.pitch, b_pitch=self.pitch,
-            a_batch=self.m * self.pitch, b_batch=self.n * self.pitch, sfa=sfa, sfb=sfb,
-            sfa_pitch=scale_pitch, sfb_pitch=scale_pitch, sfa_batch=rows[0] * scale_pitch,
-            sfb_batch=rows[1] * scale_pitch, out=self.out.address, out_pitch=self.out_pitch,
+            a_batch=self.m * self.pitch, b_batch=self.n * self.pitch, scale_a=scale_a, scale_b=scale_b,
+            scale_a_pitch=scale_pitch, scale_b_pitch=scale_pitch, scale_a_batch=rows[0] * scale_pitch,
+            scale_b_batch=rows[1] * scale_pitch, out=self.out.address, out_pitch=self.out_pitch,
             out_batch=self.m * self.out_pitch, alpha_value=1.0, scale_layout=int(self.linear), out_type=self.out_type,
             bias_type=FP32, aligned16=int(self.pitch % 16 == 0),
         )  # fmt: skip
         if self.shared is not None:
-            for name in (("a_batch", "sfa_batch"), ("b_batch", "sfb_batch"))[self.shared]:
+            for name in (("a_batch", "scale_a_batch"), ("b_batch", "scale_b_batch"))[self.shared]:
                 setattr(made, name, 0)
         for name, value in self.extras.items():
             setattr(made, name, value)
         return made
 
     def placed(self, which: int) -> dict[str, int]:
-        """The place of an operand in memory, by the names that the families' operands have."""
+        """The place of an operand in memory, by the names that the backends' operands have."""
         p = self.problem()
         data, scale = self.arrays[2 * which : 2 * which + 2]
         return {
             "data": data.address, "scale": scale.address, "pitch": self.pitch, "batch": (p.a_batch, p.b_batch)[which],
-            "scale_pitch": (p.sfa_pitch, p.sfb_pitch)[which], "scale_batch": (p.sfa_batch, p.sfb_batch)[which],
-            "rows": self.rows(which),
+            "scale_pitch": (p.scale_a_pitch, p.scale_b_pitch)[which],
+            "scale_batch": (p.scale_a_batch, p.scale_b_batch)[which], "rows": self.rows(which),
         }  # fmt: skip
 
     def tensor_map(
@@ -288,7 +288,7 @@ class Product:
         **division: Any,
     ) -> None:
         """clusters: of the grid; 0: all that the schedule needs. in_stages: whether partial sums replace the stages;
-        None: only if there is no other room. division: the family's other arguments of schedule()."""
+        None: only if there is no other room. division: the backend's other arguments of schedule()."""
         more = config.partials_bytes(split_k)
         if in_stages is None:
             in_stages = split_k > 1 and config.shared_bytes + more > SHARED_LIMIT

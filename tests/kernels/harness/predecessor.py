@@ -19,8 +19,8 @@ COPIES, THREADS = 2, 256
 
 
 class Predecessor:
-    def __init__(self, emulator: Emulator, family: str) -> None:
-        self.emulator, self.module = emulator, emulator.load(compile_ptx(SOURCE, family))
+    def __init__(self, emulator: Emulator, backend: str) -> None:
+        self.emulator, self.module = emulator, emulator.load(compile_ptx(SOURCE, backend))
         self.copies: list[tuple[Array, Array]] = []  # to, from
         self.read: list[tuple[Array, numpy.ndarray]] = []  # and what must be there
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads the SASS of a family's kernels from the installed module with NVIDIA's disassembler. Run as a program it prints
+"""Reads the SASS of a backend's kernels from the installed module by NVIDIA's disassembler. Run as a program it prints
 one row a kernel:
 
     python tests/kernels/harness/sass.py [nvfp4_sm90_gemm_ [nvfp4/_C.abi3.so | file.fatbin | file.cubin]]

@@ -33,7 +33,7 @@ ELEMENTS, SWIZZLES = {0: "u8", 1: "u16"}, {0: "none", 2: "64B", 3: "128B"}  # th
 
 
 class Launch:
-    """Calls of one kernel, which the emulator runs and the verifier proves. A family gives the fields `note`, `stages`
+    """Calls of one kernel, which the emulator runs and the verifier proves. A backend gives the fields `note`, `stages`
     and `split_k`, the schedule's type, and what is marked as its own."""
 
     note: str
@@ -55,7 +55,7 @@ class Launch:
 
     @property
     def device(self) -> str:
-        return self.config.family.name
+        return self.config.headers.name
 
     @property
     def kernel(self) -> str:
@@ -63,15 +63,15 @@ class Launch:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """M, N and K; the family's own."""
+        """M, N and K; the backend's own."""
         raise NotImplementedError
 
     def start(self, emulator: Any, module: Any, generator: Generator) -> list[Product]:
-        """Launches the calls without waiting for them; the family's own."""
+        """Launches the calls without waiting for them; the backend's own."""
         raise NotImplementedError
 
     def readable(self, text: str) -> str:
-        """The kernel's PTX without what the verifier does not support; the family's own."""
+        """The kernel's PTX without what the verifier does not support; the backend's own."""
         return text
 
     def grid_before(self, emulator: Any, product: Product) -> contextlib.AbstractContextManager[None]:

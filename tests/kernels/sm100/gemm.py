@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from harness import launch
-from harness.headers import Config, Struct, family
+from harness.headers import Config, Struct, headers_of
 from harness.launch import EVICT_FIRST, EVICT_LAST, SWIZZLE_128, UINT16
 from harness.values import FP32, ceil_div
 
-FAMILY = family("sm100")
-CONFIGS = FAMILY.configs()
-Operand, Schedule = FAMILY.structs["sm100_operand"], FAMILY.structs["sm100_schedule"]
-Divisor = FAMILY.structs["fast_divisor"]
-STAGE_K, ATOM_ROWS = FAMILY.value("SM100_STAGE_K"), FAMILY.value("SM100_ATOM_ROWS")
-STAGE_ATOMS, CTA_ROWS = FAMILY.value("SM100_STAGE_ATOMS"), FAMILY.value("SM100_CTA_ROWS")
+HEADERS = headers_of("sm100")
+CONFIGS = HEADERS.configs()
+Operand, Schedule = HEADERS.structs["sm100_operand"], HEADERS.structs["sm100_schedule"]
+Divisor = HEADERS.structs["fast_divisor"]
+STAGE_K, ATOM_ROWS = HEADERS.value("SM100_STAGE_K"), HEADERS.value("SM100_ATOM_ROWS")
+STAGE_ATOMS, CTA_ROWS = HEADERS.value("SM100_STAGE_ATOMS"), HEADERS.value("SM100_CTA_ROWS")
 
 
 def mma_tile_m(config: Config) -> int:

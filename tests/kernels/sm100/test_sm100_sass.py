@@ -41,7 +41,7 @@ def kernels(request: pytest.FixtureRequest) -> dict[str, Kernel]:
 def test_what_is_proved_of_sm_100_is_of_sm_110_too() -> None:
     """Emulator and static verifier read the PTX of compute_100f."""
     (config, *_) = gemm.CONFIGS.values()
-    of_thor = launch.compile_ptx(config.source, config.family.name, "-arch=compute_110f", "-w")
+    of_thor = launch.compile_ptx(config.source, config.headers.name, "-arch=compute_110f", "-w")
     assert of_thor == launch.ptx_of(config).replace("\n.target sm_100f\n", "\n.target sm_110f\n")
 
 

@@ -11,13 +11,13 @@ from harness import launch
 from harness.headers import Config, Struct
 from harness.launch import EVICT_FIRST, EVICT_LAST, SWIZZLE_128, Generator
 from harness.values import BF16, FP16, FP32, INTEGER_SCALES, ceil_div, loaded, rounded, stored, swizzle_scales
-from sm120.gemm import FAMILY, SWIZZLE_64, Operand
+from sm120.gemm import HEADERS, SWIZZLE_64, Operand
 
 import nvfp4
 
-CONFIGS = FAMILY.configs("grouped")
-Problem, Schedule = FAMILY.structs["grouped_problem"], FAMILY.structs["sm120_grouped_schedule"]
-MAX_GROUPS = FAMILY.value("SM120_MAX_GROUPS")
+CONFIGS = HEADERS.configs("grouped")
+Problem, Schedule = HEADERS.structs["grouped_problem"], HEADERS.structs["sm120_grouped_schedule"]
+MAX_GROUPS = HEADERS.value("SM120_MAX_GROUPS")
 ALPHA_BY_BATCH, BIAS_BY_BATCH = 1, 2  # gemm_problem.by_batch
 ACTIVATIONS = ("silu", "gelu_tanh", "relu2", "swiglu")  # by nvfp4_activation
 SWIGLU_ALPHA = 1.702
@@ -62,7 +62,7 @@ class Groups(launch.Product):
         self.missing, self.order = set(missing), numpy.arange(self.m)
         kept = {"ends": numpy.cumsum(sizes, dtype="i4")}
         if linear:
-            placed, scales_of_b, self.sfa_rows = *self.scales, 0
+            placed, scales_of_b, self.scale_a_rows = *self.scales, 0
             if gathers:
                 self.order = generator.permutation(self.m)
                 kept["rows"] = self.order.astype("i4")
@@ -71,7 +71,7 @@ class Groups(launch.Product):
                     kept["rows"][own] = generator.choice([-1, self.m, -(2**31), 2**31 - 1], sizes[e])
         else:
             kept["scale_rows"], placed = self.place_scales(generator, missing)
-            scales_of_b, self.sfa_rows = swizzle_scales(self.scales[1]), 128 * len(placed) if k else 2**63 - 1
+            scales_of_b, self.scale_a_rows = swizzle_scales(self.scales[1]), 128 * len(placed) if k else 2**63 - 1
         operands = (self.data[0], placed, self.data[1], scales_of_b)
         self.arrays = [emulator.array(x if x.size else numpy.zeros(1, "u1")) for x in operands]
         self.place_result(out_type, out_align)
@@ -118,13 +118,13 @@ class Groups(launch.Product):
 
     def problem(self) -> Struct:
         g = super().problem()
-        g.a_batch = g.sfa_batch = 0
+        g.a_batch = g.scale_a_batch = 0
         g.out_batch = 0 if self.activation else self.n * self.item
         more = {name: self.kept[name].address for name in ADDRESSES if name in self.kept}
         if self.activation:
             more |= {"has_activation": 1, "activation": ACTIVATIONS.index(self.activation)}
         return Problem(
-            g=g, a_rows=self.m, sfa_rows=self.sfa_rows, groups=self.groups, parts=self.parts, limit=self.limit,
+            g=g, a_rows=self.m, scale_a_rows=self.scale_a_rows, groups=self.groups, parts=self.parts, limit=self.limit,
             activation_alpha=SWIGLU_ALPHA, **more,
         )  # fmt: skip
 
@@ -133,7 +133,7 @@ class Groups(launch.Product):
         data, scale = self.arrays[2 * which : 2 * which + 2]
         operand = Operand(
             data=data.address, scale=scale.address, pitch=self.pitch, batch=(g.a_batch, g.b_batch)[which],
-            scale_pitch=g.sfb_pitch, scale_batch=(g.sfa_batch, g.sfb_batch)[which], rows=self.rows(which),
+            scale_pitch=g.scale_b_pitch, scale_batch=(g.scale_a_batch, g.scale_b_batch)[which], rows=self.rows(which),
             cache_policy=cache_policy,
         )  # fmt: skip
         if self.k and self.pitch % 16 == 0:
@@ -154,7 +154,7 @@ class Groups(launch.Product):
         if self.activation:
             schedule.pairs, numbers = self.parts - 1, schedule.numbers
             numbers.limit, numbers.up_limit = self.limit, self.limit if self.parts == 2 else float("inf")
-            numbers.alpha, numbers.least = SWIGLU_ALPHA, numpy.float32(-86) / numpy.float32(SWIGLU_ALPHA)
+            numbers.alpha, numbers.min_gate = SWIGLU_ALPHA, numpy.float32(-86) / numpy.float32(SWIGLU_ALPHA)
         self.start(module, config, schedule, grid or max(1, self.tiles(config)), config.shared_bytes, wait=wait)
 
     def tiles(self, config: Config) -> int:

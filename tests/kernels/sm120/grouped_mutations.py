@@ -72,7 +72,7 @@ MANY = Launch("sm120_grouped_128x8", "many groups", tuple(int(e % 37 == 5) for e
 # Four groups a thread, whose ends fall after the second.
 SIZES = tuple({5: 5, 20: 4}.get(e, 0) for e in range(MAX_GROUPS))
 ENDS = (0, 0, 0, 0, 0, 5, 2, 1, *([0] * 12), 9, *([3] * (MAX_GROUPS - 21)))
-MOST = Launch("sm120_grouped_128x8", "most groups", SIZES, 8, 64, ends=ENDS)
+ALL_GROUPS = Launch("sm120_grouped_128x8", "most groups", SIZES, 8, 64, ends=ENDS)
 WILD = Launch("sm120_grouped_128x8", "wild ends", (0, 5, 0, 4, 0), 8, 64, ends=(-7, 5, 2, 2**31 - 1, -(2**31)))
 BLOCKS = Launch("sm120_grouped_128x16", "two blocks of scales", (3, 140), 16, 64)
 NARROW = Launch("sm120_grouped_128x64", "a block's second half", (70,), 16, 256)
@@ -119,7 +119,7 @@ EDITS: list[tuple[Any, ...]] = [
     ("groups: no end of the last group", TILES, "rows[groups] = at,", "rows[groups] = 0,"),
     ("groups: ends are added up", TILES, "scan_before<greater_of, THREADS>", "scan_before<sum_of, THREADS>"),
     ("groups: ends are not clamped", WILD, GREATEST, "most = max(most, ends[e]);"),
-    ("groups: the last of a thread's ends counts", MOST, GREATEST, "most = min(ends[e], m);"),
+    ("groups: the last of a thread's ends counts", ALL_GROUPS, GREATEST, "most = min(ends[e], m);"),
     ("groups: tiles of a thread's own groups alone", TILES, "count = scan_before<sum_of,", "scan_before<sum_of,"),
     ("groups: the group before is found", TILES, "tiles[group] <= number)", "tiles[group] < number)"),
     ("groups: places behind the last are looked at", TILES, "group < groups && tiles", "tiles"),
@@ -138,7 +138,7 @@ EDITS: list[tuple[Any, ...]] = [
     ("scales: of the group's first rows", BLOCKS, "(int64_t)first + row;", "first;"),
     ("scales: from the block's first row", NARROW, "tile.mma_n % SM120_ATOM_ROWS +", "0 +"),
     ("scales: a group begins inside a block", MISSING, "first % SCALE_BLOCK_ROWS || at >=", "at >="),
-    ("scales: blocks that do not exist", MISSING, " || at >= p.sfa_rows)", ")"),
+    ("scales: blocks that do not exist", MISSING, " || at >= p.scale_a_rows)", ")"),
     ("scales: results without them are not NaN", MISSING, "exists = tile.scale_row >= 0 &&", "exists ="),
     ("scales: bytes are expected that do not come", MISSING, "+ has_scales;", "+ 1;"),
     ("scales: bytes come that are not expected", TILES, "+ has_scales;", "+ 0;"),

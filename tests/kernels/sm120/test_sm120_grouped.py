@@ -150,7 +150,7 @@ def test_order_of_additions(name: str, random: numpy.random.Generator) -> None:
     assert (alone.result()[0] == results[0][: sizes[0]]).all()
 
 
-@pytest.mark.parametrize("late", ["ends", "scale_rows", "rows", "row_scale", "alpha", "a", "sfa", "b", "sfb"])
+@pytest.mark.parametrize("late", ["ends", "scale_rows", "rows", "row_scale", "alpha", "a", "scale_a", "b", "scale_b"])
 def test_operands_written_late(late: str, random: numpy.random.Generator) -> None:
     """By the grid before: nothing is read ahead of griddepcontrol.wait, the weights of a group that is not known yet
     neither."""

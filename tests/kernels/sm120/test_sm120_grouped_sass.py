@@ -61,7 +61,7 @@ def test_resources(name: str, kernels: dict[str, Kernel]) -> None:
 
 
 def test_fat_binaries_are_small() -> None:
-    """Both of the family, machine code and PTX."""
+    """Both of the backend, machine code and PTX."""
     found = [len(data) for data in sass.fatbins_with(SOURCE, "nvfp4_sm120_")]
     assert len(found) == 2 and sum(found) < 250_000
 

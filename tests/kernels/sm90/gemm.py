@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import numpy
 from emulate import Array, Emulator
-from harness.headers import Config, Struct, family
+from harness.headers import Config, Struct, headers_of
 from harness.launch import EVICT_FIRST, EVICT_LAST, Generator
 from harness.values import ceil_div
 from sm90.operands import Dequantizing, DequantOperand, dequantized
 
-FAMILY = family("sm90")
-CONFIGS = {name: c for name, c in FAMILY.configs("gemm").items() if not c.bf16}  # of NVFP4 A
-MmaAOperand, MmaBOperand = FAMILY.structs["sm90_mma_a_operand"], FAMILY.structs["sm90_mma_b_operand"]
-Schedule = FAMILY.structs["sm90_schedule"]
-STAGE_K = FAMILY.value("SM90_STAGE_K")
-PRELOAD_STAGES = FAMILY.value("SM90_PRELOAD_STAGES")
+HEADERS = headers_of("sm90")
+CONFIGS = {name: c for name, c in HEADERS.configs("gemm").items() if not c.bf16}  # of NVFP4 A
+MmaAOperand, MmaBOperand = HEADERS.structs["sm90_mma_a_operand"], HEADERS.structs["sm90_mma_b_operand"]
+Schedule = HEADERS.structs["sm90_schedule"]
+STAGE_K = HEADERS.value("SM90_STAGE_K")
+PRELOAD_STAGES = HEADERS.value("SM90_PRELOAD_STAGES")
 SPLITS = range(1, 9)
 
 
@@ -52,7 +52,7 @@ class Product(Dequantizing):
         operand = MmaBOperand(cache_policy=EVICT_LAST, rows=self.rows(which))
         box_rows = config.mma_tile_n
         if self.k and config.dequant_from_stages:
-            box_rows = FAMILY.value("SM90_RAW_BOX_ROWS", box_rows, operand.rows)
+            box_rows = HEADERS.value("SM90_RAW_BOX_ROWS", box_rows, operand.rows)
             operand.values = self.values_map(which, (STAGE_K // 2, box_rows, 1))
         elif self.k and not config.dequant_b_in_kernel:
             if which not in self.outputs:

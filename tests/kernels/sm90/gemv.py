@@ -8,17 +8,17 @@ from typing import Any
 import numpy
 from emulate import Emulator, Module
 from harness import launch
-from harness.headers import Config, Struct, family
+from harness.headers import Config, Struct, headers_of
 from harness.launch import SHARED_LIMIT
 from harness.values import BF16, FP16, ceil_div, stored
 
-FAMILY = family("sm90")
-CONFIGS = FAMILY.configs("gemv")
+HEADERS = headers_of("sm90")
+CONFIGS = HEADERS.configs("gemv")
 QUANTIZING = {  # those that quantize A
-    name: Config(FAMILY, ("SM90_GEMV_", "SM90_"), name, config.columns)
-    for name, config in FAMILY.configs("gemv_quantize").items()
+    name: Config(HEADERS, ("SM90_GEMV_", "SM90_"), name, config.columns)
+    for name, config in HEADERS.configs("gemv_quantize").items()
 }
-Schedule = FAMILY.structs["sm90_gemv_schedule"]
+Schedule = HEADERS.structs["sm90_gemv_schedule"]
 
 
 def schedule(config: Config, n: int, k: int, l: int, sms: int, split_k: int = 0) -> tuple[Struct, int]:
@@ -30,7 +30,7 @@ def schedule(config: Config, n: int, k: int, l: int, sms: int, split_k: int = 0)
     splits = [s for s in splits if config.partials_bytes(tiles_per_cta, s) <= config.partials_limit]
     busiest = {s: ceil_div(tiles_per_cta, config.warps // s) * ceil_div(steps, s) for s in splits}
     split_k = split_k or min(splits, key=lambda s: (busiest[s], s))
-    stages = FAMILY.value("SM90_GEMV_STAGES_BYTES", config.warps, min(config.stages, busiest[split_k]))
+    stages = HEADERS.value("SM90_GEMV_STAGES_BYTES", config.warps, min(config.stages, busiest[split_k]))
     made = Schedule(ctas, tiles_per_cta, tiles % ctas, steps, split_k.bit_length() - 1)
     a_bytes = config.x_bytes(steps) if config.name in QUANTIZING else config.a_bytes(steps)
     return made, config.partials_bytes(tiles_per_cta, split_k) + a_bytes + stages
@@ -68,7 +68,7 @@ class Quantized(Product):
         self.arrays[0] = self.emulator.array(rows)
         self.arrays[1].numpy()[...] = 0xFF
         self.kept["global_scale"] = self.emulator.array(numpy.float32([self.global_scale]))
-        self.extras |= {"a_type": self.x_type, "sfa": 0, "a_pitch": 2 * rows.shape[2]}
+        self.extras |= {"a_type": self.x_type, "scale_a": 0, "a_pitch": 2 * rows.shape[2]}
         self.extras["a_batch"] = self.m * self.extras["a_pitch"]
 
     def complete(self, made: Struct) -> None:

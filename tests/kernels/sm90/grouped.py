@@ -12,13 +12,13 @@ from harness.values import NAN, ceil_div, decode, swizzle_scales
 from paths import CSRC
 from sm90 import grouped_units
 
-FAMILY = grouped_units.FAMILY
-CONFIGS = FAMILY.configs("grouped")
+HEADERS = grouped_units.HEADERS
+CONFIGS = HEADERS.configs("grouped")
 Schedule, ReorderSchedule, E2m1Schedule = (
-    FAMILY.structs[f"sm90_{name}_schedule"] for name in ("grouped", "reorder", "reorder_e2m1")
+    HEADERS.structs[f"sm90_{name}_schedule"] for name in ("grouped", "reorder", "reorder_e2m1")
 )
-STAGE_K, TILE_N = FAMILY.value("SM90_STAGE_K"), FAMILY.value("SM90_GROUPED_TILE_N")
-THREADS = FAMILY.value("SM90_REORDER_THREADS")
+STAGE_K, TILE_N = HEADERS.value("SM90_STAGE_K"), HEADERS.value("SM90_GROUPED_TILE_N")
+THREADS = HEADERS.value("SM90_REORDER_THREADS")
 VALUES_E2M1 = 0  # of problem.h
 
 
@@ -56,7 +56,7 @@ class Product(grouped_units.Product):
             to=self.workspace.address, count=self.count, k=self.k, stages=self.stages, bf16=config.bf16,
         )  # fmt: skip
         self.emulator.launch(
-            reorder["nvfp4_sm90_reorder"], grid=FAMILY.value("SM90_REORDER_CTAS", self.count, self.stages),
+            reorder["nvfp4_sm90_reorder"], grid=HEADERS.value("SM90_REORDER_CTAS", self.count, self.stages),
             block=THREADS, args=[bytes(before)], programmatic=True, wait=False,
         )  # fmt: skip
         return gathers
@@ -104,13 +104,13 @@ class E2m1Product(Product):
 
     def problem(self) -> Struct:
         one = super().problem()
-        one.g.sfa, one.g.sfa_pitch = self.arrays[1].address, ceil_div(self.k, 64) * 512
-        one.scale_rows, one.sfa_rows = self.placed_first.address, self.scale_rows_count
+        one.g.scale_a, one.g.scale_a_pitch = self.arrays[1].address, ceil_div(self.k, 64) * 512
+        one.scale_rows, one.scale_a_rows = self.placed_first.address, self.scale_rows_count
         return one
 
     def queue_reorder(self, reorder: Module, config: Config) -> bool:
-        chunks = FAMILY.value("SM90_REORDER_CHUNKS", self.stages)
-        tile_m = FAMILY.value("SM90_REORDER_TILE_M")
+        chunks = HEADERS.value("SM90_REORDER_CHUNKS", self.stages)
+        tile_m = HEADERS.value("SM90_REORDER_TILE_M")
         before = E2m1Schedule(to=self.workspace.address, stages=self.stages, chunks=chunks)
         tiles = (self.m + min(len(self.ends), self.m) * (tile_m - 1)) // tile_m
         self.emulator.launch(

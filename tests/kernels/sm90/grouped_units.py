@@ -10,17 +10,17 @@ import numpy
 import torch
 from emulate import Emulator, Module
 from harness import launch
-from harness.headers import Config, Struct, family
+from harness.headers import Config, Struct, headers_of
 from harness.launch import EVICT_FIRST, SWIZZLE_128, UINT8, Generator
 from harness.values import BF16, FP16, FP32, ceil_div, stored
 
 import nvfp4
 
-FAMILY = family("sm90")
-CONFIGS = FAMILY.configs("grouped_units")
-Schedule, GroupedProblem = FAMILY.structs["sm90_grouped_units_schedule"], FAMILY.structs["grouped_problem"]
-STEP_K, ATOMS = FAMILY.value("SM90_UNITS_STEP_K"), FAMILY.value("SM90_UNITS_ATOMS")
-WARPS, MOST_PAIRS = FAMILY.value("SM90_GROUPED_UNITS_WARPS"), FAMILY.value("SM90_GROUPED_UNITS_PAIRS")
+HEADERS = headers_of("sm90")
+CONFIGS = HEADERS.configs("grouped_units")
+Schedule, GroupedProblem = HEADERS.structs["sm90_grouped_units_schedule"], HEADERS.structs["grouped_problem"]
+STEP_K, ATOMS = HEADERS.value("SM90_UNITS_STEP_K"), HEADERS.value("SM90_UNITS_ATOMS")
+WARPS, MAX_PAIRS = HEADERS.value("SM90_GROUPED_UNITS_WARPS"), HEADERS.value("SM90_GROUPED_UNITS_PAIRS")
 DTYPES = {FP16: torch.float16, BF16: torch.bfloat16, FP32: torch.float32}
 
 
@@ -46,7 +46,7 @@ class Activation:
         of_problem = self.fields()
         numbers.limit, numbers.alpha = of_problem["limit"], of_problem["activation_alpha"]
         numbers.up_limit = numbers.limit if parts == 2 else float("inf")
-        numbers.least = numpy.float32(-86) / numpy.float32(numbers.alpha)
+        numbers.min_gate = numpy.float32(-86) / numpy.float32(numbers.alpha)
 
     def of(self, results: numpy.ndarray, parts: int, kind: int) -> numpy.ndarray:
         """The CPU's result for those of both parts, which are rounded to that type."""
@@ -100,9 +100,9 @@ class Product(launch.Product):
 
     def problem(self) -> Struct:
         one = super().problem()
-        one.m, one.a_type, one.operation = self.m, self.a_type, 2
+        one.m, one.a_type, one.product_kind = self.m, self.a_type, 2
         one.out_batch = 0 if self.activation else self.n * self.item
-        one.sfa = one.sfa_pitch = one.sfa_batch = one.a_batch = 0
+        one.scale_a = one.scale_a_pitch = one.scale_a_batch = one.a_batch = 0
         one.a_pitch, one.out_pitch, one.aligned16 = self.a_pitch, self.out_pitch, 1
         for name, value in self.extras.items():
             setattr(one, name, value)
@@ -116,12 +116,12 @@ class Product(launch.Product):
         self, module: Module, config: Config, ctas: int = 132, team_log2: int = 0, tile_pairs: int = 1,
         wait: bool = True,
     ) -> None:  # fmt: skip
-        pairs, steps = FAMILY.value("SM90_UNITS_ALL", self.n) // 2, ceil_div(self.k, STEP_K)
+        pairs, steps = HEADERS.value("SM90_UNITS_ALL", self.n) // 2, ceil_div(self.k, STEP_K)
         parts = self.parts if self.activation else 1  # of a tile
-        assert 1 << team_log2 <= min(steps, WARPS) and tile_pairs * parts * config.a_units <= MOST_PAIRS
+        assert 1 << team_log2 <= min(steps, WARPS) and tile_pairs * parts * config.a_units <= MAX_PAIRS
         made = Schedule(
             a_cache_policy=EVICT_FIRST, b_cache_policy=EVICT_FIRST, team_log2=team_log2, steps=steps, pairs=pairs,
-            full_pairs=FAMILY.value("SM90_UNITS_FULL", self.n) // 2, tile_pairs=tile_pairs,
+            full_pairs=HEADERS.value("SM90_UNITS_FULL", self.n) // 2, tile_pairs=tile_pairs,
             tiles_n=ceil_div(pairs, tile_pairs),
         )  # fmt: skip
         if self.activation:

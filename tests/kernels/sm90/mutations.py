@@ -14,7 +14,7 @@ from harness.mutations import Mutation, controls_of, mutation
 from sm90 import grouped_mutations
 from sm90.gemm import Product, StreamK
 from sm90.nn_mutations import NN_MUTATIONS
-from sm90.operands import FAMILY, dequant_ptx
+from sm90.operands import HEADERS, dequant_ptx
 from sm90.prefill import PrefillProduct
 from sm90.prefill_mutations import PREFILL_MUTATIONS
 from sm90.schedules import Launch
@@ -30,15 +30,15 @@ class Dequantize(verify.Launch):
     rows_per_thread: int
     span: int = PrefillProduct.span
     calls = 2
-    for_verifier, device, kernel = False, FAMILY.name, "nvfp4_sm90_dequant"
+    for_verifier, device, kernel = False, HEADERS.name, "nvfp4_sm90_dequant"
 
     @property
     def name(self) -> str:
         return f"dequant {self.note}"
 
     def source(self) -> str:
-        header = (FAMILY.folder / "dequant.cuh").read_text()
-        return (FAMILY.folder / "dequant.cu").read_text().replace('#include "kernels/sm90/dequant.cuh"\n', header)
+        header = (HEADERS.folder / "dequant.cuh").read_text()
+        return (HEADERS.folder / "dequant.cu").read_text().replace('#include "kernels/sm90/dequant.cuh"\n', header)
 
     def ptx(self) -> str:
         return dequant_ptx()

@@ -9,14 +9,14 @@ from typing import Any
 import numpy
 from emulate import Emulator, Module
 from harness import launch, verify
-from harness.headers import Config, Struct, family
+from harness.headers import Config, Struct, headers_of
 from harness.launch import SWIZZLE_128, UINT8, UINT16, Generator, Problem
 from harness.values import BF16, FP16, FP32, INTEGER_SCALES, ceil_div, decode, stored, swizzle_scales
 
-FAMILY = family("sm90")
-CONFIGS = FAMILY.configs("nn")
-Schedule = FAMILY.structs["sm90_nn_schedule"]
-STAGE_K, TILE_N = FAMILY.value("SM90_NN_STAGE_K"), FAMILY.value("SM90_NN_TILE_N")
+HEADERS = headers_of("sm90")
+CONFIGS = HEADERS.configs("nn")
+Schedule = HEADERS.structs["sm90_nn_schedule"]
+STAGE_K, TILE_N = HEADERS.value("SM90_NN_STAGE_K"), HEADERS.value("SM90_NN_TILE_N")
 
 
 class Product(launch.Product):
@@ -56,10 +56,10 @@ class Product(launch.Product):
         own_a, own_b = self.shared != 0, self.shared != 1
         made = Problem(
             m=self.m, n=self.n, k=self.k, l=self.l, a=a, b=b, a_pitch=self.a_pitch, b_pitch=self.b_pitch,
-            a_batch=own_a * self.m * self.a_pitch, b_batch=own_b * self.k * self.b_pitch, sfb=scales,
-            sfb_pitch=scale_pitch, sfb_batch=own_b * ceil_div(self.k, 128) * scale_pitch, out=self.out.address,
+            a_batch=own_a * self.m * self.a_pitch, b_batch=own_b * self.k * self.b_pitch, scale_b=scales,
+            scale_b_pitch=scale_pitch, scale_b_batch=own_b * ceil_div(self.k, 128) * scale_pitch, out=self.out.address,
             out_pitch=self.out_pitch, out_batch=self.m * self.out_pitch, alpha_value=1.0, a_type=self.a_type,
-            operation=1, out_type=self.out_type, bias_type=FP32, aligned16=1,
+            product_kind=1, out_type=self.out_type, bias_type=FP32, aligned16=1,
         )  # fmt: skip
         for name, value in self.extras.items():
             setattr(made, name, value)

@@ -8,19 +8,19 @@ from typing import Any
 import numpy
 from emulate import Array, Emulator, Module
 from harness import launch
-from harness.headers import Struct, family
+from harness.headers import Struct, headers_of
 from harness.launch import SWIZZLE_128, UINT16, compile_ptx
 from harness.values import ceil_div
 
-FAMILY = family("sm90")
-DequantOperand, DequantSchedule = FAMILY.structs["sm90_dequant_operand"], FAMILY.structs["sm90_dequant_schedule"]
-STAGE_K = FAMILY.value("SM90_PREFILL_STAGE_K")
-MOST_THIN_CTAS = 264  # CTAs of the pre-pass with one row a thread (csrc/kernels/sm90/dequant_plan.c)
+HEADERS = headers_of("sm90")
+DequantOperand, DequantSchedule = HEADERS.structs["sm90_dequant_operand"], HEADERS.structs["sm90_dequant_schedule"]
+STAGE_K = HEADERS.value("SM90_PREFILL_STAGE_K")
+MAX_THIN_CTAS = 264  # CTAs of the pre-pass with one row a thread (csrc/kernels/sm90/dequant_plan.c)
 UNIT = 64.0  # dequantized values are divided by it
 
 
 def dequant_ptx() -> str:
-    return compile_ptx(FAMILY.folder / "dequant.cu", "sm90")
+    return compile_ptx(HEADERS.folder / "dequant.cu", "sm90")
 
 
 def dequantized(values: numpy.ndarray, span: int) -> numpy.ndarray:
@@ -50,7 +50,7 @@ class Dequantizing(launch.Product):
 
     @property
     def width(self) -> int:
-        return int(FAMILY.value("SM90_DEQUANT_PITCH", self.k)) // 2
+        return int(HEADERS.value("SM90_DEQUANT_PITCH", self.k)) // 2
 
     def dequant_output(self, which: int) -> Array:
         """Poisoned memory for a dequantized operand."""
@@ -58,7 +58,7 @@ class Dequantizing(launch.Product):
 
     def dequant_ctas(self, which: int, rows_per_thread: int, part: tuple[int, int] | None = None) -> int:
         rows, k = part or (self.rows(which), self.k)
-        return FAMILY.value("SM90_DEQUANT_CTAS", rows, k, self.batches(which), rows_per_thread)
+        return HEADERS.value("SM90_DEQUANT_CTAS", rows, k, self.batches(which), rows_per_thread)
 
     def dequantize(
         self,
@@ -74,7 +74,7 @@ class Dequantizing(launch.Product):
         """rows_per_thread: 0: the planner's rule. flags: words of `zeroed` to zero, for stream-K kernels. part: rows of
         the operand and values along K, from the beginning; fields: others of the schedule."""
         if not rows_per_thread:
-            thin = sum(self.dequant_ctas(which, 1, part) for which, _ in operands) <= MOST_THIN_CTAS
+            thin = sum(self.dequant_ctas(which, 1, part) for which, _ in operands) <= MAX_THIN_CTAS
             rows_per_thread = 1 if thin else 4
         ctas = [self.dequant_ctas(which, rows_per_thread, part) for which, _ in operands]
         filled = [DequantOperand(to=to.address, **self.placed(which)) for which, to in operands]
@@ -83,7 +83,7 @@ class Dequantizing(launch.Product):
         schedule = DequantSchedule(
             first=filled[0], k=self.k, scale_layout=int(self.linear), first_ctas=ctas[0],
             rows_per_thread=rows_per_thread, span=self.span,
-            chunks=ceil_div(part[1] if part else self.k, FAMILY.value("SM90_DEQUANT_K")), **fields,
+            chunks=ceil_div(part[1] if part else self.k, HEADERS.value("SM90_DEQUANT_K")), **fields,
         )  # fmt: skip
         schedule.launch_first = int(self.constant_b and [which for which, _ in operands] == [0])  # mma_a is B
         if zeroed:
@@ -91,7 +91,7 @@ class Dequantizing(launch.Product):
         if len(filled) == 2:
             schedule.second, schedule.second_ctas = filled[1], ctas[1]
         self.emulator.launch(
-            module["nvfp4_sm90_dequant"], grid=sum(ctas), block=FAMILY.value("SM90_DEQUANT_THREADS"),
+            module["nvfp4_sm90_dequant"], grid=sum(ctas), block=HEADERS.value("SM90_DEQUANT_THREADS"),
             args=[bytes(schedule)], programmatic=True, wait=wait,
         )  # fmt: skip
 

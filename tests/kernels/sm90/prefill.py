@@ -10,15 +10,15 @@ from harness.headers import Config, Struct
 from harness.launch import Generator
 from harness.values import BF16, FP16, ceil_div
 from sm90 import units
-from sm90.operands import FAMILY, STAGE_K, Dequantizing, DequantOperand
+from sm90.operands import HEADERS, STAGE_K, Dequantizing, DequantOperand
 
-ALL_CONFIGS = FAMILY.configs("prefill")
+ALL_CONFIGS = HEADERS.configs("prefill")
 CONFIGS = {name: c for name, c in ALL_CONFIGS.items() if not c.bf16 and not c.divided}  # of any product of NVFP4 A
 DIVIDED = {name: c for name, c in ALL_CONFIGS.items() if not c.bf16 and c.divided}
-PrefillOperand, PrefillSchedule = FAMILY.structs["sm90_prefill_operand"], FAMILY.structs["sm90_prefill_schedule"]
-CHUNK = FAMILY.value("SM90_DEQUANT_K")
-PIECES = FAMILY.value("SM90_PREFILL_BLOCK_PIECES")
-READY, BAND = FAMILY.value("SM90_PREFILL_READY_CHUNKS"), FAMILY.value("SM90_PREFILL_BAND")
+PrefillOperand, PrefillSchedule = HEADERS.structs["sm90_prefill_operand"], HEADERS.structs["sm90_prefill_schedule"]
+CHUNK = HEADERS.value("SM90_DEQUANT_K")
+PIECES = HEADERS.value("SM90_PREFILL_BLOCK_PIECES")
+READY, BAND = HEADERS.value("SM90_PREFILL_READY_CHUNKS"), HEADERS.value("SM90_PREFILL_BAND")
 
 
 class PrefillProduct(Dequantizing):

@@ -17,7 +17,7 @@ from harness.launch import SHARED_LIMIT, load, timing
 from harness.values import BF16, NAN, TYPES, swizzle_scales
 from paths import CSRC
 from sm90 import few_rows
-from sm90.gemv import CONFIGS, FAMILY, QUANTIZING, Product, products_of, schedule
+from sm90.gemv import CONFIGS, HEADERS, QUANTIZING, Product, products_of, schedule
 
 import nvfp4
 
@@ -115,7 +115,7 @@ def test_machine_code(tmp_path: Path) -> None:
     values. No cp.async with a cache policy has a uniform register in its shared address: an H200 rejects that as an
     illegal instruction."""
     cubin = tmp_path / "kernels.cubin"
-    source = FAMILY.folder / "gemv.cu"
+    source = HEADERS.folder / "gemv.cu"
     subprocess.run(["nvcc", "-cubin", "-arch=sm_90a", f"-I{CSRC}", "-o", str(cubin), str(source)], check=True)
     kernels = sass.disassemble(cubin, "nvfp4_")
     for name, config in (CONFIGS | QUANTIZING).items():

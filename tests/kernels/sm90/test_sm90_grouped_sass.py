@@ -13,7 +13,7 @@ import pytest
 from harness import sass
 from harness.launch import SHARED_LIMIT
 from harness.sass import Kernel
-from sm90.gemm import FAMILY
+from sm90.gemm import HEADERS
 
 import nvfp4
 
@@ -26,7 +26,7 @@ pytestmark = [
     ),
     sass.needed,
 ]
-CONFIGS = {config.name.removeprefix("sm90_grouped_"): config for config in FAMILY.configs("grouped").values()}
+CONFIGS = {config.name.removeprefix("sm90_grouped_"): config for config in HEADERS.configs("grouped").values()}
 NAMES = pytest.mark.parametrize("name", CONFIGS)
 WIDTHS = {64: (8, 16, 32, 48, 64), 128: (32, 64, 96, 128)}
 REGISTERS = 65536  # of an SM

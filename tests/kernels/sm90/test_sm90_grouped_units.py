@@ -18,7 +18,7 @@ from harness.values import FP16, NAN, TYPES, rounded, stored, swizzle_scales
 from sm90 import few_rows
 from sm90.grouped_units import (
     CONFIGS,
-    MOST_PAIRS,
+    MAX_PAIRS,
     STEP_K,
     WARPS,
     Product,
@@ -43,7 +43,7 @@ def draw_schedule(random: numpy.random.Generator, config: Config, k: int, parts:
     steps = -(-k // STEP_K)
     return {
         "team_log2": int(random.integers(min(steps, WARPS).bit_length())),
-        "tile_pairs": int(random.integers(1, MOST_PAIRS // config.a_units // parts + 1)),
+        "tile_pairs": int(random.integers(1, MAX_PAIRS // config.a_units // parts + 1)),
         "ctas": int(random.choice([1, 2, 5])),
     }
 
@@ -110,7 +110,7 @@ def test_every_code_and_scale_of_b(name: str, random: numpy.random.Generator) ->
     m, n, k = 8 * config.a_units, 256, 16 * 256
     product = Product(emulator, random, config, [m], n, k, gathers=False)
     exact = few_rows.place_every_code_and_scale_of_b(product, (m, k), n, 7 if config.bf16 else 10, random)
-    product.launch(module, config, team_log2=2, tile_pairs=MOST_PAIRS // config.a_units)
+    product.launch(module, config, team_log2=2, tile_pairs=MAX_PAIRS // config.a_units)
     assert (product.result() == exact.astype("f4")).all()
 
 

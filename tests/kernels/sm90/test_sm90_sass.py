@@ -14,7 +14,7 @@ import pytest
 from harness import sass
 from harness.launch import SHARED_LIMIT
 from harness.sass import Instruction, Kernel
-from sm90.gemm import FAMILY
+from sm90.gemm import HEADERS
 
 import nvfp4
 
@@ -28,7 +28,7 @@ pytestmark = [
     sass.needed,
 ]
 
-CONFIGS = {config.short: config for config in FAMILY.configs("gemm").values()}
+CONFIGS = {config.short: config for config in HEADERS.configs("gemm").values()}
 NAMES = pytest.mark.parametrize("name", CONFIGS)
 REGISTERS = 65536  # of an SM
 

@@ -43,10 +43,10 @@ def test_ragged_products(name: str, random: numpy.random.Generator, monkeypatch:
             n = n // 128 * 128 + 128
         k = 16 * int(random.integers(1, 40)) + (0, 8 * STEP_K)[case % 2]
         pitch = (k // 2 + 15) // 16 * 16 + 16 * (case % 2)
-        sms, most_pairs = int(random.choice([1, 3, 132])), int(random.integers(0, 4))
-        print(f"{m} x {n} x {k} x {l}, {sms} SMs, rows {pitch} bytes apart, {most_pairs or 'all'} pairs a pass")
+        sms, max_pairs = int(random.choice([1, 3, 132])), int(random.integers(0, 4))
+        print(f"{m} x {n} x {k} x {l}, {sms} SMs, rows {pitch} bytes apart, {max_pairs or 'all'} pairs a pass")
         product = products_of(config)(emulator, random, m, n, k, l, out_type=TYPES[case % 3], pitch=pitch)
-        product.launch(module, config, sms, most_pairs=most_pairs)
+        product.launch(module, config, sms, max_pairs=max_pairs)
         product.check()
 
 
@@ -121,7 +121,7 @@ def test_rows_do_not_depend_on_their_number(name: str, random: numpy.random.Gene
             alone.place_a()
         else:
             alone.arrays[0].numpy()[...] = product.arrays[0].numpy()[:, :1]
-        alone.launch(module, other, sms=int(random.integers(1, 20)), most_pairs=1)
+        alone.launch(module, other, sms=int(random.integers(1, 20)), max_pairs=1)
         assert (alone.result()[0, 0].view("u4") == product.result()[0, 0].view("u4")).all()
 
 

@@ -8,27 +8,27 @@ from typing import Any
 import numpy
 from emulate import Emulator, Module
 from harness import launch
-from harness.headers import Config, Struct, family
+from harness.headers import Config, Struct, headers_of
 from harness.launch import EVICT_FIRST, EVICT_LAST, SHARED_LIMIT, SWIZZLE_128, UINT8, UINT16
 from harness.values import BF16, FP16, ceil_div, stored
 
-FAMILY = family("sm90")
-CONFIGS = FAMILY.configs("units")
-Schedule = FAMILY.structs["sm90_units_schedule"]
-STEP_K, ATOMS = FAMILY.value("SM90_UNITS_STEP_K"), FAMILY.value("SM90_UNITS_ATOMS")
-PASS_PAIRS = FAMILY.value("SM90_UNITS_PASS_PAIRS")
+HEADERS = headers_of("sm90")
+CONFIGS = HEADERS.configs("units")
+Schedule = HEADERS.structs["sm90_units_schedule"]
+STEP_K, ATOMS = HEADERS.value("SM90_UNITS_STEP_K"), HEADERS.value("SM90_UNITS_ATOMS")
+PASS_PAIRS = HEADERS.value("SM90_UNITS_PASS_PAIRS")
 A_TYPES = (None, FP16, BF16)  # by the column `a`
 
 
-def schedule(config: Config, n: int, k: int, l: int, sms: int, most_pairs: int = 0) -> tuple[Struct, int]:
-    """Without the operands; and the bytes of shared memory. most_pairs: of a pass, fewer than have room; 0: those."""
-    units = FAMILY.value("SM90_UNITS_ALL", n)
+def schedule(config: Config, n: int, k: int, l: int, sms: int, max_pairs: int = 0) -> tuple[Struct, int]:
+    """Without the operands; and the bytes of shared memory. max_pairs: of a pass, fewer than have room; 0: those."""
+    units = HEADERS.value("SM90_UNITS_ALL", n)
     ctas = min(units, max(1, sms // l))
     pairs = ceil_div(units // ctas + (units % ctas > 0), 2)
-    room = min((SHARED_LIMIT - config.stages_bytes) // config.sums_bytes, most_pairs or PASS_PAIRS)
+    room = min((SHARED_LIMIT - config.stages_bytes) // config.sums_bytes, max_pairs or PASS_PAIRS)
     pass_pairs = ceil_div(pairs, ceil_div(pairs, room))
     made = Schedule(
-        ctas=ctas, cta_units=units // ctas, larger_ctas=units % ctas, full_units=FAMILY.value("SM90_UNITS_FULL", n),
+        ctas=ctas, cta_units=units // ctas, larger_ctas=units % ctas, full_units=HEADERS.value("SM90_UNITS_FULL", n),
         steps=ceil_div(k, STEP_K), pass_pairs=pass_pairs,
     )  # fmt: skip
     return made, config.stages_bytes + pass_pairs * config.sums_bytes
@@ -60,7 +60,7 @@ class Product(launch.Product):
     def problem(self) -> Struct:
         made = super().problem()
         if self.a_type is not None:
-            made.a_type, made.sfa, made.sfa_pitch, made.sfa_batch = self.a_type, 0, 0, 0
+            made.a_type, made.scale_a, made.scale_a_pitch, made.scale_a_batch = self.a_type, 0, 0, 0
             made.a_pitch, made.a_batch = self.a_pitch, self.m * self.a_pitch
             for name, value in self.extras.items():
                 setattr(made, name, value)
@@ -69,8 +69,8 @@ class Product(launch.Product):
     def decoded(self, which: int) -> numpy.ndarray:
         return self.values if which == 0 and self.a_type is not None else super().decoded(which)
 
-    def launch(self, module: Module, config: Config, sms: int = 132, wait: bool = True, most_pairs: int = 0) -> None:
-        made, shared = schedule(config, self.n, self.k, self.l, sms, most_pairs)
+    def launch(self, module: Module, config: Config, sms: int = 132, wait: bool = True, max_pairs: int = 0) -> None:
+        made, shared = schedule(config, self.n, self.k, self.l, sms, max_pairs)
         assert shared <= SHARED_LIMIT
         made.a_cache_policy, made.b_cache_policy, made.early_b = EVICT_LAST, EVICT_FIRST, int(self.constant_b)
         b, sfb, l, blocks = self.arrays[2], self.arrays[3], self.l, ceil_div(self.n, 128)

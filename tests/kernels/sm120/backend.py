@@ -1,11 +1,11 @@
-"""The sm120 kernels in programs that take every family: mutants and the tests that have to notice them."""
+"""The sm120 kernels in programs that take every backend: mutants and the tests that have to notice them."""
 
 from __future__ import annotations
 
 from types import ModuleType
 from typing import Any
 
-ALSO_EMULATED = ("constant_b",)  # tests/ops/test_*.py, beside those of every family (test_emulated.py)
+ALSO_EMULATED = ("constant_b",)  # tests/ops/test_*.py, beside those of every backend (test_emulated.py)
 # Tests that notice mutants of csrc/kernels/common.
 NOTICE_COMMON = (("kernels/sm120/test_sm120_gemm.py",), ("kernels/sm120/test_sm120_grouped.py",))
 
@@ -21,7 +21,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
         drawn,
     )
     return {
-        "sm120": suites.Family(
+        "sm120": suites.Area(
             ("kernels/sm120/gemm.cu", "kernels/sm120/*.cuh"),
             (
                 ("kernels/sm120/test_sm120_gemm.py",),
@@ -33,5 +33,5 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
                 suites.ragged("sm120"),
             ),
         ),
-        "sm120_grouped": suites.Family(grouped, grouped_tests),
+        "sm120_grouped": suites.Area(grouped, grouped_tests),
     }

@@ -1,4 +1,4 @@
-"""The host's side of calls of the families with kernels of their own, sm90, sm100 and sm120, on a libcuda that runs
+"""The host's side of calls of the backends with kernels of their own, sm90, sm100 and sm120, on a libcuda that runs
 nothing: messages, launches and their attributes, tensor maps."""
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 import pytest
+from backend_table import LISTED
 from fake_driver_calls import called, launches, run
-from family_table import LISTED
-from harness.headers import family
+from harness.headers import headers_of
 
 import nvfp4
 
@@ -89,7 +89,7 @@ def test_the_device_is_asked_once(fake_driver: Path, tmp_path: Path) -> None:
     code = "call(128, 256, 256, backend='sm100'); call(128, 512, 256, backend='sm100')"
     _, entries = called(code, fake_driver, tmp_path / "log", FAKE_CC="100")
     asked = [i for i, entry in enumerate(entries) if entry == "cuOccupancyMaxActiveClusters"]
-    kernels = len(family("sm100").configs())
+    kernels = len(headers_of("sm100").configs())
     assert 3 * kernels < len(asked) < 6 * kernels and asked[-1] < entries.index("cuTensorMapEncodeTiled")
     _, entries = called("call(128, 256, 256, backend='sm90')", fake_driver, tmp_path / "90", FAKE_CC="90")
     assert "cuOccupancyMaxActiveClusters" not in entries

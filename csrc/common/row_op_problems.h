@@ -1,7 +1,7 @@
-/* Quantizers, global scales, changes of scale layout and the steps around experts after checking, as gemm_problem is a
- * product. */
-#ifndef NVFP4_COMMON_CONVERSION_PROBLEM_H
-#define NVFP4_COMMON_CONVERSION_PROBLEM_H
+/* The problems of row ops after checking, as gemm_problem is a product: quantizers, global scales, changes of scale
+ * layout and the steps around experts. */
+#ifndef NVFP4_COMMON_ROW_OP_PROBLEMS_H
+#define NVFP4_COMMON_ROW_OP_PROBLEMS_H
 
 #include <stdint.h>
 
@@ -15,7 +15,7 @@ typedef struct quantize_problem {
     uint8_t *data;
     int64_t data_pitch, data_batch;
     uint8_t *scale;
-    int64_t scale_pitch, scale_batch; /* as sfa_pitch */
+    int64_t scale_pitch, scale_batch; /* as scale_a_pitch */
     const float *global_scale;        /* NULL: global_value */
     int64_t up_at;                    /* of silu_mul_quantize: bytes from a row's gates to their factors */
     float global_value;
@@ -69,7 +69,7 @@ typedef struct amax_problem {
     int32_t by_row;     /* 1: a scale for each row, of l = 1 */
     uint64_t *arrivals; /* GPU, where the grid has several CTAs: tag + how many have arrived; else NULL */
     uint32_t *partial;  /* and one amax of each CTA */
-    uint64_t tag;       /* of this call, a multiple of AMAX_MOST_CTAS */
+    uint64_t tag;       /* of this call, a multiple of AMAX_MAX_CTAS */
 } amax_problem;
 
 /* Conversion between scale layouts, rows x columns scales a batch. */

@@ -1,6 +1,6 @@
-/* The operations that are no products: their checks, and how they run. */
-#ifndef NVFP4_API_CONVERSION_H
-#define NVFP4_API_CONVERSION_H
+/* The row ops: their checks, and how they run. */
+#ifndef NVFP4_API_ROW_OP_H
+#define NVFP4_API_ROW_OP_H
 
 #include "api/operation.h"
 
@@ -32,7 +32,7 @@ void bind_gated_quantize(const checked_call *c, prepared_call *call);
 void bind_moe_route(const checked_call *c, prepared_call *call);
 void bind_moe_combine(const checked_call *c, prepared_call *call);
 
-nvfp4_status conversion_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
-nvfp4_status conversion_run(nvfp4_context *context, const checked_call *c, const prepared_call *call);
+nvfp4_status row_op_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
+nvfp4_status row_op_run(nvfp4_context *context, const checked_call *c, const prepared_call *call);
 
 #endif

@@ -1,5 +1,5 @@
-/* The operations that are no products: where a call runs, and the launch. */
-#include "api/conversion.h"
+/* The row ops: where a call runs, and the launch. */
+#include "api/row_op.h"
 
 #include "api/launch.h"
 #include "api/rules.h"
@@ -12,12 +12,12 @@ static void bind_blocks(const nvfp4_quantize_args *args, quantize_problem *p) {
 }
 
 void bind_quantize(const checked_call *c, prepared_call *call) {
-    bind_blocks(c->args, &call->problem.conversion.quantize);
+    bind_blocks(c->args, &call->problem.row_op.quantize);
 }
 
 void bind_grouped_quantize(const checked_call *c, prepared_call *call) {
     const nvfp4_grouped_quantize_args *args = c->args;
-    grouped_quantize_problem *p = &call->problem.conversion.grouped;
+    grouped_quantize_problem *p = &call->problem.row_op.grouped;
     bind_blocks(&args->quantize, &p->q);
     p->ends = args->ends.dtype == NVFP4_NONE ? NULL : args->ends.data;
     p->rows = args->rows.dtype == NVFP4_NONE ? NULL : args->rows.data;
@@ -26,14 +26,14 @@ void bind_grouped_quantize(const checked_call *c, prepared_call *call) {
 
 void bind_silu_mul_quantize(const checked_call *c, prepared_call *call) {
     const nvfp4_quantize_args *args = c->args;
-    grouped_quantize_problem *p = &call->problem.conversion.grouped;
+    grouped_quantize_problem *p = &call->problem.row_op.grouped;
     bind_blocks(args, &p->q);
     p->up = (const char *)args->x.data + p->q.k * dtype_bytes((int32_t)args->x.dtype);
 }
 
 void bind_gated_quantize(const checked_call *c, prepared_call *call) {
     const nvfp4_gated_quantize_args *args = c->args;
-    grouped_quantize_problem *p = &call->problem.conversion.grouped;
+    grouped_quantize_problem *p = &call->problem.row_op.grouped;
     bind_blocks(&args->quantize, &p->q);
     p->up = args->up.dtype == NVFP4_NONE ? NULL : args->up.data;
     p->ends = args->ends.dtype == NVFP4_NONE ? NULL : args->ends.data;
@@ -42,7 +42,7 @@ void bind_gated_quantize(const checked_call *c, prepared_call *call) {
 
 void bind_rms_norm_quantize(const checked_call *c, prepared_call *call) {
     const nvfp4_rms_norm_quantize_args *args = c->args;
-    norm_problem *p = &call->problem.conversion.norm;
+    norm_problem *p = &call->problem.row_op.norm;
     bind_blocks(&args->quantize, &p->q);
     p->weight = args->weight.data;
     p->residual = args->residual.dtype == NVFP4_NONE ? NULL : args->residual.data;
@@ -50,19 +50,19 @@ void bind_rms_norm_quantize(const checked_call *c, prepared_call *call) {
 
 void bind_amax_scale(const checked_call *c, prepared_call *call) {
     const nvfp4_amax_scale_args *args = c->args;
-    call->problem.conversion.amax.x = args->x.data;
-    call->problem.conversion.amax.scale = args->scale.data;
+    call->problem.row_op.amax.x = args->x.data;
+    call->problem.row_op.amax.scale = args->scale.data;
 }
 
 void bind_swizzle(const checked_call *c, prepared_call *call) {
     const nvfp4_swizzle_args *args = c->args;
-    call->problem.conversion.swizzle.linear = args->linear.data;
-    call->problem.conversion.swizzle.swizzled = args->swizzled.data;
+    call->problem.row_op.swizzle.linear = args->linear.data;
+    call->problem.row_op.swizzle.swizzled = args->swizzled.data;
 }
 
 void bind_gated(const checked_call *c, prepared_call *call) {
     const nvfp4_gated_args *args = c->args;
-    gated_problem *p = &call->problem.conversion.gated;
+    gated_problem *p = &call->problem.row_op.gated;
     p->gate = args->gate.data;
     p->up = args->up.dtype == NVFP4_NONE ? NULL : args->up.data;
     p->out = args->out.data;
@@ -70,7 +70,7 @@ void bind_gated(const checked_call *c, prepared_call *call) {
 
 void bind_moe_route(const checked_call *c, prepared_call *call) {
     const nvfp4_moe_route_args *args = c->args;
-    moe_route_problem *p = &call->problem.conversion.moe_route;
+    moe_route_problem *p = &call->problem.row_op.moe_route;
     p->ids = args->ids.data;
     p->expert_map = args->expert_map.data;
     p->maps_ids = args->expert_map.dtype != NVFP4_NONE;
@@ -81,14 +81,14 @@ void bind_moe_route(const checked_call *c, prepared_call *call) {
 
 void bind_moe_combine(const checked_call *c, prepared_call *call) {
     const nvfp4_moe_combine_args *args = c->args;
-    moe_combine_problem *p = &call->problem.conversion.moe_combine;
+    moe_combine_problem *p = &call->problem.row_op.moe_combine;
     p->y = args->y.data;
     p->places = args->places.data;
     p->weights = args->weights.dtype == NVFP4_NONE ? NULL : args->weights.data;
     p->out = args->out.data;
 }
 
-nvfp4_status conversion_plan(nvfp4_context *context, const checked_call *c, prepared_call *call) {
+nvfp4_status row_op_plan(nvfp4_context *context, const checked_call *c, prepared_call *call) {
     const operation *op = c->op;
     nvfp4_status status = find_target(context, NVFP4_AUTO, tensor_at(op, 0, c->args)->device, &call->where);
     if (status || op->planners[call->where.on_gpu ? ON_GPU : ON_HOST]) return status;
@@ -96,11 +96,11 @@ nvfp4_status conversion_plan(nvfp4_context *context, const checked_call *c, prep
                      ("%s runs elsewhere alone", op->name));
 }
 
-nvfp4_status conversion_run(nvfp4_context *context, const checked_call *c, const prepared_call *call) {
+nvfp4_status row_op_run(nvfp4_context *context, const checked_call *c, const prepared_call *call) {
     const nvfp4_call *how = c->args;
     const target *where = &call->where;
-    const conversion_planner *planner = c->op->planners[where->on_gpu ? ON_GPU : ON_HOST];
-    const conversion_problem *problem = &call->problem.conversion;
+    const row_op_planner *planner = c->op->planners[where->on_gpu ? ON_GPU : ON_HOST];
+    const row_op_problem *problem = &call->problem.row_op;
     if (!where->on_gpu) return planner->run_host(problem, how->threads);
     void *workspace;
     launch_plan plan;

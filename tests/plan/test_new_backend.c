@@ -1,5 +1,5 @@
-/* A new family of kernels is a gemm_family and a row in the table: this program has a table of its own in place of
- * plan/families.c, with a family of one fake kernel for products with M <= 4 beside sm80 and sm90. Prints "N passed,
+/* A new backend is a gemm_backend and a row in the table: this program has a table of its own in place of
+ * plan/backends.c, with a backend of one fake kernel for products with M <= 4 beside sm80 and sm90. Prints "N passed,
  * N failed". */
 #include "plan_checks.h"
 
@@ -25,7 +25,7 @@ static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_
         out[i].reason = "so few rows fit the registers of one CTA";
         out[i].grid = ceil_div(t->n, TILE_N) * t->l;
         out[i].workspace = t->m * t->n * t->l * 4;
-        out[i].family = TINY;
+        out[i].backend = TINY;
         out[i].split_k = 1 + i;
         out[i].tile_m = MAX_ROWS, out[i].tile_n = TILE_N, out[i].tile_k = 64, out[i].stages = 1;
     }
@@ -50,40 +50,40 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
 static const kernel_entry kernels[] = {
     {.name = "nvfp4_tiny", .fatbin = "tiny", .threads = THREADS, .shared_bytes = SHARED_BYTES}};
 static const kernel_set set = {
-    .kernels = kernels, .count = COUNT(kernels), .least_capability = 80, .most_capability = 99, .optional = 1};
+    .kernels = kernels, .count = COUNT(kernels), .min_capability = 80, .max_capability = 99, .optional = 1};
 static const gemm_planner tiny_gemm = {
     .a_types = TAKES_E2M1, .candidates = candidates, .reject = reject, .build = build};
-static const gemm_family tiny_family = {
-    .name = "tiny", .runs_on = "any GPU of this test", .kernels = &set, .planners = {[OP_GEMM] = &tiny_gemm}};
+static const gemm_backend tiny_backend = {
+    .name = "tiny", .runs_on = "any GPU of this test", .kernels = &set, .planners = {[PRODUCT_GEMM] = &tiny_gemm}};
 
-extern const gemm_family cpu_family, sm80_family, sm90_family;
-static gemm_family sm80, sm90;
+extern const gemm_backend cpu_backend, sm80_backend, sm90_backend;
+static gemm_backend sm80, sm90;
 static gemm_planner sm80_gemm, sm90_gemm; /* which list as many candidates as they may while `crowded` */
 static int crowded;
 
-const gemm_family *const gemm_families[GEMM_FAMILIES] = {
-    [NVFP4_BACKEND_CPU] = &cpu_family,
+const gemm_backend *const gemm_backends[GEMM_BACKENDS] = {
+    [NVFP4_BACKEND_CPU] = &cpu_backend,
     [NVFP4_BACKEND_SM80] = &sm80,
     [NVFP4_BACKEND_SM90] = &sm90,
-    [TINY] = &tiny_family,
+    [TINY] = &tiny_backend,
 };
 
-static int32_t crowd(int32_t family, gemm_candidate *out) {
-    for (int32_t i = 0; i < FAMILY_MAX_CANDIDATES; i++) {
+static int32_t crowd(int32_t backend, gemm_candidate *out) {
+    for (int32_t i = 0; i < MAX_CANDIDATES; i++) {
         memset(&out[i], 0, sizeof out[i]);
-        out[i].modelled_us = 1e5 * family + i;
-        out[i].family = family;
+        out[i].modelled_us = 1e5 * backend + i;
+        out[i].backend = backend;
         out[i].split_k = 1 + i;
     }
-    return FAMILY_MAX_CANDIDATES;
+    return MAX_CANDIDATES;
 }
 
 static int32_t sm80_candidates_or_crowd(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    return crowded ? crowd(NVFP4_BACKEND_SM80, out) : sm80_family.planners[OP_GEMM]->candidates(props, t, out);
+    return crowded ? crowd(NVFP4_BACKEND_SM80, out) : sm80_backend.planners[PRODUCT_GEMM]->candidates(props, t, out);
 }
 
 static int32_t sm90_candidates_or_crowd(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    return crowded ? crowd(NVFP4_BACKEND_SM90, out) : sm90_family.planners[OP_GEMM]->candidates(props, t, out);
+    return crowded ? crowd(NVFP4_BACKEND_SM90, out) : sm90_backend.planners[PRODUCT_GEMM]->candidates(props, t, out);
 }
 
 static const uint32_t SM80 = 1u << NVFP4_BACKEND_SM80, SM90 = 1u << NVFP4_BACKEND_SM90, OWN = 1u << TINY;
@@ -93,13 +93,13 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
     return index == 0 ? sizeof(gemm_problem) : index == 1 ? sizeof(tiny_schedule) : 0;
 }
 
-/* The fastest candidate of these families with sizes of its own: the cache does not know of tiny_us. */
-static gemm_candidate fastest(int64_t m, int64_t n, uint32_t families, int32_t *count) {
+/* The fastest candidate of these backends with sizes of its own: the cache does not know of tiny_us. */
+static gemm_candidate fastest(int64_t m, int64_t n, uint32_t backends, int32_t *count) {
     const gemm_problem p = problem(m, n, 2048, 1, PLAIN);
-    const plan_query query = query_of(&gpus[H200], &p, families, 0);
-    const plan_choice *choice = plan_choose(&query);
-    *count = choice->candidates;
-    return choice->taken;
+    const plan_query query = query_of(&gpus[H200], &p, backends, 0);
+    const plan_answer *answer = plan_choose(&query);
+    *count = answer->candidates;
+    return answer->taken;
 }
 
 /* It is taken where its time is the least, and where it is the only one. */
@@ -107,27 +107,27 @@ static void check_ranking(void) {
     int32_t others, count;
     snprintf(about, sizeof about, "ranking");
     const gemm_candidate best = fastest(4, 4096, SM80 | SM90, &others);
-    expect(others > 1 && best.family == NVFP4_BACKEND_SM90, "the table's other families are ranked");
+    expect(others > 1 && best.backend == NVFP4_BACKEND_SM90, "the table's other backends are ranked");
     tiny_us = best.modelled_us / 2;
     const gemm_candidate wins = fastest(4, 4096, SM80 | SM90 | OWN, &count);
-    expect(count == others + 1 && wins.family == TINY && !strcmp(wins.name, "nvfp4_tiny"), "it wins by its time");
+    expect(count == others + 1 && wins.backend == TINY && !strcmp(wins.name, "nvfp4_tiny"), "it wins by its time");
     const gemm_problem p = problem(4, 4096, 2048, 1, PLAIN);
     plan_query last = query_of(&gpus[H200], &p, SM80 | SM90 | OWN, 1);
     expect(same_settings(&plan_choose(&last)->taken, &best), "and what was the best is the second");
 
     tiny_us = 1e6;
     const gemm_candidate loses = fastest(4, 4097, SM80 | SM90 | OWN, &count);
-    expect(loses.family != TINY, "it loses by its time");
+    expect(loses.backend != TINY, "it loses by its time");
     const gemm_problem q = problem(4, 4097, 2048, 1, PLAIN);
     last = query_of(&gpus[H200], &q, SM80 | SM90 | OWN, count - 1);
-    expect(plan_choose(&last)->taken.family == TINY, "and comes last");
+    expect(plan_choose(&last)->taken.backend == TINY, "and comes last");
     last.override = (plan_settings){TINY, 0, 0, 1, 0, 0};
     last.rank = 0;
-    expect(plan_choose(&last)->taken.family == TINY, "but for an override");
-    expect(fastest(4, 4098, OWN, &count).family == TINY && count == 1, "it is taken where it is named");
+    expect(plan_choose(&last)->taken.backend == TINY, "but for an override");
+    expect(fastest(4, 4098, OWN, &count).backend == TINY && count == 1, "it is taken where it is named");
 }
 
-/* A product for which the family has no candidate is ranked without it; alone it says why. */
+/* A product for which the backend has no candidate is ranked without it; alone it says why. */
 static void check_gaps(void) {
     int32_t others, count;
     tiny_us = 1e-3;
@@ -138,10 +138,12 @@ static void check_gaps(void) {
     fastest(5, 4096, OWN, &count);
     const gemm_problem p = problem(5, 4096, 2048, 1, PLAIN);
     const gemm_traits t = traits_of(&p);
-    expect(count == 0 && planner_of(TINY, OP_GEMM, VALUES_E2M1)->reject(&gpus[H200].props, &t) == NVFP4_UNSUPPORTED &&
+    expect(count == 0 &&
+               planner_of(TINY, PRODUCT_GEMM, VALUES_E2M1)->reject(&gpus[H200].props, &t) == NVFP4_UNSUPPORTED &&
                tiny_rejected == 1 && !strcmp(nvfp4_last_error(), "M is 5; must be at most 4"),
            "it says why");
-    expect(!planner_of(TINY, OP_GEMM_NN, NVFP4_FP16) && !planner_of(TINY, OP_GEMM, NVFP4_FP16), "it takes one product");
+    expect(!planner_of(TINY, PRODUCT_GEMM_NN, NVFP4_FP16) && !planner_of(TINY, PRODUCT_GEMM, NVFP4_FP16),
+           "it takes one product");
     const gemm_problem w4a16 = problem(4, 4096, 2048, 1, FP16_A);
     const plan_query others_alone = query_of(&gpus[H200], &w4a16, SM80 | SM90, 0),
                      own_alone = query_of(&gpus[H200], &w4a16, OWN, 0),
@@ -151,19 +153,19 @@ static void check_gaps(void) {
     expect(plan_choose(&own_alone)->candidates == 0, "not even alone");
 }
 
-/* All families may list as many candidates as there is room for, at once. */
+/* All backends may list as many candidates as there is room for, at once. */
 static void check_room(void) {
-    enum { ALL = 3 * FAMILY_MAX_CANDIDATES };
+    enum { ALL = 3 * MAX_CANDIDATES };
     int32_t count;
     crowded = 1;
     tiny_us = 1e6;
-    tiny_count = FAMILY_MAX_CANDIDATES;
+    tiny_count = MAX_CANDIDATES;
     snprintf(about, sizeof about, "room");
-    expect(fastest(3, 9999, SM80 | SM90 | OWN, &count).family == NVFP4_BACKEND_SM80 && count == ALL, "all are listed");
+    expect(fastest(3, 9999, SM80 | SM90 | OWN, &count).backend == NVFP4_BACKEND_SM80 && count == ALL, "all are listed");
     const gemm_problem p = problem(3, 9999, 2048, 1, PLAIN);
     const plan_query last = query_of(&gpus[H200], &p, SM80 | SM90 | OWN, ALL - 1);
     const gemm_candidate *taken = &plan_choose(&last)->taken;
-    expect(taken->family == TINY && taken->split_k == FAMILY_MAX_CANDIDATES, "and ranked");
+    expect(taken->backend == TINY && taken->split_k == MAX_CANDIDATES, "and ranked");
     crowded = 0;
     tiny_count = 1;
 }
@@ -177,7 +179,7 @@ static void check_launch(void) {
     const gemm_candidate c = plan_choose(&query)->taken;
     name_candidate(&gpus[H200], &p, PLAIN, &c);
     const launch_step *step = check_launches(&gpus[H200], &p, &c, &c, param_bytes, &plan);
-    if (!expect(step && c.family == TINY, "its own launch")) return;
+    if (!expect(step && c.backend == TINY, "its own launch")) return;
     const tiny_schedule *s = param_of(&plan, step, 1);
     expect(plan.steps == 1 && plan.tensor_maps == 0 && step->kernel == 0, "its kernel");
     expect(step->grid_x == 16 * 3 && step->grid_y == 1 && step->cluster == 0, "its grid");
@@ -187,10 +189,10 @@ static void check_launch(void) {
 }
 
 int main(void) {
-    sm80 = sm80_family, sm90 = sm90_family;
-    sm80_gemm = *sm80.planners[OP_GEMM], sm90_gemm = *sm90.planners[OP_GEMM];
+    sm80 = sm80_backend, sm90 = sm90_backend;
+    sm80_gemm = *sm80.planners[PRODUCT_GEMM], sm90_gemm = *sm90.planners[PRODUCT_GEMM];
     sm80_gemm.candidates = sm80_candidates_or_crowd, sm90_gemm.candidates = sm90_candidates_or_crowd;
-    sm80.planners[OP_GEMM] = &sm80_gemm, sm90.planners[OP_GEMM] = &sm90_gemm;
+    sm80.planners[PRODUCT_GEMM] = &sm80_gemm, sm90.planners[PRODUCT_GEMM] = &sm90_gemm;
     snprintf(about, sizeof about, "table");
     expect(!strcmp(nvfp4_backend_name((nvfp4_backend)TINY), "tiny"), "the backend has its name");
     check_ranking();

@@ -1,4 +1,4 @@
-"""Every kernel family with a config header, without a line about any: its instantiations are in the installed module,
+"""Every kernel backend with a config header, without a line about any: its instantiations are in the installed module,
 use no stack, and fit an SM."""
 
 from __future__ import annotations
@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 from harness import sass
-from harness.headers import Config, family
+from harness.headers import Config, headers_of
 from harness.launch import SHARED_LIMIT
-from paths import families
+from paths import gpu_backends
 
 import nvfp4
 
-CONFIGS = {name: config for of in families() for name, config in family(of).configs().items()}
+CONFIGS = {name: config for of in gpu_backends() for name, config in headers_of(of).configs().items()}
 REGISTERS = 65536  # of an SM
 by_name = pytest.mark.parametrize("name", CONFIGS)
 
 
 def prefix_of(config: Config) -> str:
-    return f"nvfp4_{config.family.name}_{config.source.stem}_"
+    return f"nvfp4_{config.headers.name}_{config.source.stem}_"
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,11 @@
-/* The sm100 family's row in the table of families: its kernels, and plan.c with the constants of a B200. */
+/* The sm100 backend's row in the table of backends: its kernels, and plan.c with the constants of a B200. */
 #include "kernels/sm100/plan.h"
 #include "plan/reject.h"
 
 /* One, or, where a CTA leaves room for the next call, three. */
 #define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast)                                        \
     +(SM100_CO_RESIDENT(cta_group, mma_tile_n, stages, accumulators) ? 3 : 1)
-_Static_assert((0 SM100_GEMM_CONFIGS(X)) * 2 * 4 <= FAMILY_MAX_CANDIDATES,
+_Static_assert((0 SM100_GEMM_CONFIGS(X)) * 2 * 4 <= MAX_CANDIDATES,
                "either order, four splits; with L2 prefetching or not, with room for the next call or not");
 #undef X
 
@@ -22,7 +22,7 @@ static const kernel_entry kernels[] = {
 #undef X
 };
 static const kernel_set set = {
-    .kernels = kernels, .count = SM100_CONFIGS, .least_capability = 100, .most_capability = 119, .optional = 1};
+    .kernels = kernels, .count = SM100_CONFIGS, .min_capability = 100, .max_capability = 119, .optional = 1};
 
 enum { THOR_CAPABILITY = 110, THOR_GB_S = 273, B200_GB_S = 8184, B200_SMS = 148 }; /* GB/s: peaks of the memory */
 
@@ -40,7 +40,7 @@ static sm100_model model_of(const device_props *props) {
 static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     const sm100_model model = model_of(props);
     const int32_t count = sm100_candidates(&model, props, t, out);
-    for (int32_t i = 0; i < count; i++) out[i].family = NVFP4_BACKEND_SM100;
+    for (int32_t i = 0; i < count; i++) out[i].backend = NVFP4_BACKEND_SM100;
     return count;
 }
 
@@ -67,9 +67,9 @@ static const gemm_planner gemm = {.a_types = TAKES_E2M1,
                                   .reject = reject,
                                   .build = build};
 
-const gemm_family sm100_family = {
-    FAMILY_ROW(sm100),
+const gemm_backend sm100_backend = {
+    BACKEND_ROW(sm100),
     .kernels = &set,
-    .planners = {[OP_GEMM] = &gemm},
+    .planners = {[PRODUCT_GEMM] = &gemm},
     .roundings = {.per_block = 3, .block_k = 64, .constant = 19},
 };

@@ -1,16 +1,16 @@
-/* The CPU's planners of the operations that are no products. */
+/* The CPU's planners of the row ops. */
 #include "cpu/cpu.h"
-#include "plan/conversion.h"
+#include "plan/row_op.h"
 
 /* The planner of a function that takes the instructions to run with. */
 #define PLANNER(name, problem)                                                                                         \
-    static nvfp4_status run_##name(const conversion_problem *p, int32_t threads) {                                     \
+    static nvfp4_status run_##name(const row_op_problem *p, int32_t threads) {                                         \
         cpu_isa isa;                                                                                                   \
         nvfp4_status status = cpu_isa_detect(&isa);                                                                    \
         if (!status) cpu_##name(&p->problem, isa, threads);                                                            \
         return status;                                                                                                 \
     }                                                                                                                  \
-    const conversion_planner cpu_##name##_planner = {.run_host = run_##name};
+    const row_op_planner cpu_##name##_planner = {.run_host = run_##name};
 PLANNER(quantize, quantize)
 PLANNER(dequantize, quantize)
 PLANNER(grouped_quantize, grouped)
@@ -20,16 +20,16 @@ PLANNER(gated, gated)
 PLANNER(moe_combine, moe_combine)
 
 /* The same function, of a problem with an activation. */
-const conversion_planner cpu_silu_mul_quantize_planner = {.run_host = run_grouped_quantize};
-const conversion_planner cpu_gated_quantize_planner = {.run_host = run_grouped_quantize};
+const row_op_planner cpu_silu_mul_quantize_planner = {.run_host = run_grouped_quantize};
+const row_op_planner cpu_gated_quantize_planner = {.run_host = run_grouped_quantize};
 
 /* The planner of a function that has no instructions to choose. */
 #define PORTABLE_PLANNER(name, problem)                                                                                \
-    static nvfp4_status run_##name(const conversion_problem *p, int32_t threads) {                                     \
+    static nvfp4_status run_##name(const row_op_problem *p, int32_t threads) {                                         \
         cpu_##name(&p->problem, threads);                                                                              \
         return NVFP4_OK;                                                                                               \
     }                                                                                                                  \
-    const conversion_planner cpu_##name##_planner = {.run_host = run_##name};
+    const row_op_planner cpu_##name##_planner = {.run_host = run_##name};
 PORTABLE_PLANNER(swizzle, swizzle)
 PORTABLE_PLANNER(unswizzle, swizzle)
 PORTABLE_PLANNER(moe_route, moe_route)

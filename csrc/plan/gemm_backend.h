@@ -1,7 +1,7 @@
-/* A family of GEMM kernels, and the table of all families (families.c). A new family is a folder with its kernels and
- * a gemm_family, and a row of families.def (CONTRIBUTING.md). */
-#ifndef NVFP4_PLAN_GEMM_FAMILY_H
-#define NVFP4_PLAN_GEMM_FAMILY_H
+/* A backend, and the table of all backends (backends.c). A new backend is a folder with its kernels and
+ * a gemm_backend, and a row of backends.def (CONTRIBUTING.md). */
+#ifndef NVFP4_PLAN_GEMM_BACKEND_H
+#define NVFP4_PLAN_GEMM_BACKEND_H
 
 #include "common/grouped_problem.h"
 #include "common/math.h"
@@ -12,20 +12,20 @@
 #include "plan/launch_plan.h"
 #include "plan/traits.h"
 
-/* The way in which a family runs one operation. A planner is asked only for products whose A it takes. */
+/* The way in which a backend runs one kind of product. A planner is asked only for products whose A it takes. */
 typedef struct gemm_planner {
     uint32_t a_types;       /* bit d: A may have nvfp4_dtype d; bit VALUES_E2M1: A may be in the format */
     int32_t takes_by_batch; /* 1: alpha and bias may be those of a batch */
     uint32_t tma_a_types;   /* those of them for which scales must be 128x4, and tensor maps reach values of A and B */
 
-    /* Writes the candidates of a product, in any order, and returns how many; at most FAMILY_MAX_CANDIDATES. Depends on
-     * nothing but its arguments. Sizes are at least 1, k may be 0. A family of the host gets NULL for props and traits,
-     * here and in reject, and writes at most one. */
+    /* Writes the candidates of a product, in any order, and returns how many; at most MAX_CANDIDATES. Depends
+     * on nothing but its arguments. Sizes are at least 1, k may be 0. A backend of the host gets NULL for props and
+     * traits, here and in reject, and writes at most one. */
     int32_t (*candidates)(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
     /* The same for a product whose rows must have the same bits for every M: the candidates that add along K in the one
-     * order which the family takes for such products. The order follows from the device and from all traits but M and
-     * the rows' distances. -1: the family has no order that serves every M; 0: none for this M, since it is too large.
-     * NULL: as -1. A family of the host has one candidate, whose batch_invariant its run_host obeys. */
+     * order which the backend takes for such products. The order follows from the device and from all traits but M and
+     * the rows' distances. -1: the backend has no order that serves every M; 0: none for this M, since it is too large.
+     * NULL: as -1. A backend of the host has one candidate, whose batch_invariant its run_host obeys. */
     int32_t (*batch_invariant)(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
     /* One kernel that quantizes A too, with the bits of a candidate of the product of the quantized A. 0: there is
      * none, or it takes longer than a quantizer and that candidate. It is built of a quantize_gemm_problem. NULL: none.
@@ -40,11 +40,11 @@ typedef struct gemm_planner {
     int64_t (*workspace)(const gemm_problem *problem, const gemm_candidate *candidate);
     /* Says why there are no candidates: sets the error message and returns its status. */
     nvfp4_status (*reject)(const device_props *props, const gemm_traits *traits);
-    /* Fills an initialized launch plan for a candidate of this problem; workspace is aligned to 16. GPU families only.
+    /* Fills an initialized launch plan for a candidate of this problem; workspace is aligned to 16. GPU backends only.
      */
     void (*build)(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
                   void *workspace, launch_plan *out);
-    /* Computes the product. Families of the host; threads: 0 means all CPUs that the process may run on. */
+    /* Computes the product. Backends of the host; threads: 0 means all CPUs that the process may run on. */
     nvfp4_status (*run_host)(const gemm_problem *problem, const gemm_candidate *candidate, int32_t threads);
 } gemm_planner;
 
@@ -56,12 +56,12 @@ typedef struct rounding_bound {
     int32_t per_block, block_k, constant; /* block_k = 0: each kernel has a bound of its own */
 } rounding_bound;
 
-typedef struct gemm_family {
-    const char *name, *runs_on, *architectures;    /* FAMILY_ROW: of its row in families.def */
-    const kernel_set *kernels;                     /* NULL: a family of the host */
-    const gemm_planner *planners[GEMM_OPERATIONS]; /* by gemm_operation; NULL: the family does not take it */
+typedef struct gemm_backend {
+    const char *name, *runs_on, *architectures;  /* BACKEND_ROW: of its row in backends.def */
+    const kernel_set *kernels;                   /* NULL: a backend of the host */
+    const gemm_planner *planners[PRODUCT_KINDS]; /* by product_kind; NULL: the backend does not take it */
     rounding_bound roundings;
-} gemm_family;
+} gemm_backend;
 
 /* The parts of K of a batch-invariant product, for kernels in which each CTA of a cluster keeps some columns of a tile.
  * Which CTA adds a column depends on the tile; the sum of two parts does not depend on that, the sum of three does. So
@@ -79,29 +79,30 @@ static inline int32_t keep_split_k(gemm_candidate *all, int32_t count, int32_t s
     return kept;
 }
 
-/* The first members of a gemm_family: `const gemm_family sm90_family = {FAMILY_ROW(sm90), .kernels = ...};`. */
-#define NVFP4_FAMILY(ID, name, runs_on, architectures)                                                                 \
+/* The first members of a gemm_backend: `const gemm_backend sm90_backend = {BACKEND_ROW(sm90), .kernels = ...};`. */
+#define NVFP4_BACKEND(ID, name, runs_on, architectures)                                                                \
     static const char name##_name[] = #name, name##_runs_on[] = runs_on, name##_architectures[] = architectures;
-#include "families.def"
-#define FAMILY_ROW(family) .name = family##_name, .runs_on = family##_runs_on, .architectures = family##_architectures
+#include "backends.def"
+#define BACKEND_ROW(backend)                                                                                           \
+    .name = backend##_name, .runs_on = backend##_runs_on, .architectures = backend##_architectures
 
 /* The table is indexed by nvfp4_backend; the row of NVFP4_AUTO is NULL. */
 enum {
-#define NVFP4_FAMILY(...) +1
-    GEMM_FAMILIES = 1
-#include "families.def"
+#define NVFP4_BACKEND(...) +1
+    GEMM_BACKENDS = 1
+#include "backends.def"
 };
-extern const gemm_family *const gemm_families[GEMM_FAMILIES];
+extern const gemm_backend *const gemm_backends[GEMM_BACKENDS];
 
-/* The planner of a family for an operation with an A of this type; NULL: the family does not take it. */
-static inline const gemm_planner *planner_of(int32_t family, int32_t operation, int32_t a_type) {
-    const gemm_planner *planner = gemm_families[family] ? gemm_families[family]->planners[operation] : NULL;
+/* The planner of a backend for a kind of product with an A of this type; NULL: the backend does not take it. */
+static inline const gemm_planner *planner_of(int32_t backend, int32_t kind, int32_t a_type) {
+    const gemm_planner *planner = gemm_backends[backend] ? gemm_backends[backend]->planners[kind] : NULL;
     return planner && planner->a_types >> a_type & 1 ? planner : NULL;
 }
 
 /* The same for a product whose alpha or bias may be those of a batch. */
-static inline const gemm_planner *planner_taking(int32_t family, int32_t operation, int32_t a_type, int32_t by_batch) {
-    const gemm_planner *planner = planner_of(family, operation, a_type);
+static inline const gemm_planner *planner_taking(int32_t backend, int32_t kind, int32_t a_type, int32_t by_batch) {
+    const gemm_planner *planner = planner_of(backend, kind, a_type);
     return planner && (planner->takes_by_batch || !by_batch) ? planner : NULL;
 }
 

@@ -1,5 +1,5 @@
-"""The sources that are mutated, family by family, and the tests of the default run that have to notice. Families of
-kernels list theirs in tests/kernels/<family>/family.py."""
+"""The sources that are mutated, area by area, and the tests of the default run that have to notice. Backends of GPUs
+list theirs in tests/kernels/<backend>/backend.py."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 from types import ModuleType
 
 import suites
-from suites import Arguments, Family, device_of, guarded, on, one_of_each_kind
+from suites import Area, Arguments, device_of, guarded, on, one_of_each_kind
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def kernels() -> dict[str, ModuleType]:
-    """family.py of each family of GPU kernels, oldest architecture first."""
+    """backend.py of each GPU backend, oldest architecture first."""
     found = {}
-    for path in sorted(ROOT.glob("tests/kernels/sm*/family.py"), key=lambda path: int(path.parent.name[2:])):
-        spec = importlib.util.spec_from_file_location(f"family_{path.parent.name}", path)
+    for path in sorted(ROOT.glob("tests/kernels/sm*/backend.py"), key=lambda path: int(path.parent.name[2:])):
+        spec = importlib.util.spec_from_file_location(f"backend_{path.parent.name}", path)
         assert spec is not None and spec.loader is not None
         found[path.parent.name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(found[path.parent.name])
@@ -28,11 +28,11 @@ KERNELS = kernels()
 DEVICES = " or ".join(map(device_of, KERNELS))
 C_CORE: Arguments = ("core/test_c_core.py", "-k", "sanitized")
 
-FAMILIES: dict[str, Family] = {}
+AREAS: dict[str, Area] = {}
 for _module in KERNELS.values():
-    FAMILIES |= _module.mutated(suites)
-FAMILIES |= {
-    "common": Family(
+    AREAS |= _module.mutated(suites)
+AREAS |= {
+    "common": Area(
         ("kernels/common/[!d]*", "kernels/common/de*"),  # not dump.h, which is for the debug build
         (
             *(tests for module in KERNELS.values() for tests in module.NOTICE_COMMON),
@@ -43,7 +43,7 @@ FAMILIES |= {
             ("ops/test_generated_calls.py", "-k", DEVICES),
         ),
     ),
-    "quantize": Family(
+    "quantize": Area(
         (
             "kernels/quantize/*.cu",
             "kernels/quantize/block.cuh",
@@ -58,7 +58,7 @@ FAMILIES |= {
             guarded("sm_80")[1],
         ),
     ),
-    "moe": Family(
+    "moe": Area(
         (
             "kernels/moe/*",
             "kernels/common/activation.h",
@@ -73,7 +73,7 @@ FAMILIES |= {
             ("core/test_c_core.py", "-k", "sanitized and (exponential or header)"),
         ),
     ),
-    "cpu": Family(
+    "cpu": Area(
         ("cpu/*",),
         (
             ("ops/test_guarded_calls.py", "-k", "cpu"),
@@ -101,19 +101,19 @@ FAMILIES |= {
             ("ops/test_generated_calls.py", "-k", "cpu"),
         ),
     ),
-    "plan": Family(
-        ("plan/*", "kernels/sm*/*plan*.[ch]", "kernels/sm*/model.h", "kernels/sm100/family.c"),
+    "plan": Area(
+        ("plan/*", "kernels/sm*/*plan*.[ch]", "kernels/sm*/model.h", "kernels/sm100/backend.c"),
         (
             C_CORE,
             ("plan",),
-            ("core/test_driver.py", "core/test_driver_families.py", "core/test_grouped_driver.py"),
+            ("core/test_driver.py", "core/test_driver_backends.py", "core/test_grouped_driver.py"),
             ("tools/test_submission.py",),
             ("ops/test_guarded_calls.py", "-k", DEVICES),
             *(one_of_each_kind(name, "sm80") for name in KERNELS if name != "sm80"),
             ("ops/test_generated_calls.py", "-k", DEVICES),
         ),
     ),
-    "check": Family(
+    "check": Area(
         ("api/*.c", "common/*"),
         (
             ("bindings/test_python_module.py", "bindings/test_python_module_errors.py", "ops/test_grouped_errors.py"),
@@ -131,7 +131,7 @@ FAMILIES |= {
             ("ops/test_generated_calls.py",),
         ),
     ),
-    "bindings": Family(
+    "bindings": Area(
         ("bindings/*/*.c", "bindings/*.c"),
         (
             ("bindings/test_python_module.py", "bindings/test_python_module_errors.py", "bindings/test_torch_abi.py"),
@@ -147,10 +147,10 @@ FAMILIES |= {
             ("ops/test_generated_calls.py", "-k", "cpu"),
         ),
     ),
-    "driver": Family(
+    "driver": Area(
         ("driver/*",),
         (
-            ("core/test_driver.py", "core/test_driver_families.py"),
+            ("core/test_driver.py", "core/test_driver_backends.py"),
             C_CORE,
             ("ops/test_guarded_calls.py", "-k", DEVICES),
             ("kernels/test_dump.py", "kernels/test_emulated.py", "-k", "dump or check_runs"),

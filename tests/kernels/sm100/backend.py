@@ -1,11 +1,11 @@
-"""The sm100 kernels in programs that take every family: mutants and the tests that have to notice them."""
+"""The sm100 kernels in programs that take every backend: mutants and the tests that have to notice them."""
 
 from __future__ import annotations
 
 from types import ModuleType
 from typing import Any
 
-ALSO_EMULATED: tuple[str, ...] = ()  # tests/ops/test_*.py, beside those of every family (test_emulated.py)
+ALSO_EMULATED: tuple[str, ...] = ()  # tests/ops/test_*.py, beside those of every backend (test_emulated.py)
 NOTICE_COMMON = (("kernels/sm100/test_sm100_gemm.py",),)  # tests that notice mutants of csrc/kernels/common
 
 
@@ -14,7 +14,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
     named, drawn = suites.guarded("sm_100")
     files = ("gemm.cu", "cp_async_producer.cuh", "epilogue.cuh", "schedule.cuh")
     return {
-        "sm100": suites.Family(
+        "sm100": suites.Area(
             tuple(f"kernels/sm100/{name}" for name in files),
             (
                 ("kernels/sm100/test_sm100_gemm.py",),

@@ -1,15 +1,16 @@
-/* The operations that are no products: quantizers, their inverse, global scales, changes of scale layout, and the steps
- * around experts. Each has a planner for the CPU and one for GPUs; their results are the same bytes. */
-#ifndef NVFP4_PLAN_CONVERSION_H
-#define NVFP4_PLAN_CONVERSION_H
+/* Row ops: the operations that are no products and go through a matrix row by row. They are the quantizers, their
+ * inverse, global scales, changes of scale layout, and the steps around experts. Each has a planner for the CPU and one
+ * for GPUs; their results are the same bytes. */
+#ifndef NVFP4_PLAN_ROW_OP_H
+#define NVFP4_PLAN_ROW_OP_H
 
-#include "common/conversion_problem.h"
+#include "common/row_op_problems.h"
 #include "driver/device_props.h"
 #include "driver/kernel_set.h"
 #include "nvfp4.h"
 #include "plan/launch_plan.h"
 
-typedef union conversion_problem {
+typedef union row_op_problem {
     quantize_problem quantize;        /* quantize, dequantize */
     grouped_quantize_problem grouped; /* grouped_quantize, silu_mul_quantize, gated_quantize */
     norm_problem norm;
@@ -18,22 +19,22 @@ typedef union conversion_problem {
     gated_problem gated;
     moe_route_problem moe_route;
     moe_combine_problem moe_combine;
-} conversion_problem;
+} row_op_problem;
 
-typedef struct conversion_planner {
+typedef struct row_op_planner {
     const kernel_set *kernels; /* that a launch is of. NULL: a planner of the host */
     /* Bytes of device memory that the launch needs. NULL: none. */
-    int64_t (*workspace)(const device_props *props, const conversion_problem *problem);
+    int64_t (*workspace)(const device_props *props, const row_op_problem *problem);
     /* Adds the launch of a problem that is not empty. */
-    void (*build)(const device_props *props, const conversion_problem *problem, void *workspace, launch_plan *out);
+    void (*build)(const device_props *props, const row_op_problem *problem, void *workspace, launch_plan *out);
     /* Computes it on the host; threads: 0 means all CPUs that the process may run on. */
-    nvfp4_status (*run_host)(const conversion_problem *problem, int32_t threads);
-} conversion_planner;
+    nvfp4_status (*run_host)(const row_op_problem *problem, int32_t threads);
+} row_op_planner;
 
-/* The places where a conversion runs, by which its planners are indexed. */
-enum { ON_HOST, ON_GPU, CONVERSION_TARGETS };
+/* The places where a row op runs, by which its planners are indexed. */
+enum { ON_HOST, ON_GPU, ROW_OP_TARGETS };
 
-#define CONVERSIONS(X)                                                                                                 \
+#define ROW_OPS(X)                                                                                                     \
     X(quantize)                                                                                                        \
     X(dequantize)                                                                                                      \
     X(silu_mul_quantize)                                                                                               \
@@ -46,8 +47,8 @@ enum { ON_HOST, ON_GPU, CONVERSION_TARGETS };
     X(gated)                                                                                                           \
     X(moe_route)                                                                                                       \
     X(moe_combine)
-#define X(name) extern const conversion_planner cpu_##name##_planner, gpu_##name##_planner;
-CONVERSIONS(X)
+#define X(name) extern const row_op_planner cpu_##name##_planner, gpu_##name##_planner;
+ROW_OPS(X)
 #undef X
 
 extern const kernel_set quantize_kernels, moe_kernels;

@@ -1,11 +1,11 @@
-"""The sm90 kernels in programs that take every family: mutants and the tests that have to notice them."""
+"""The sm90 kernels in programs that take every backend: mutants and the tests that have to notice them."""
 
 from __future__ import annotations
 
 from types import ModuleType
 from typing import Any
 
-ALSO_EMULATED = ("constant_b", "quantize_gemm")  # tests/ops/test_*.py, beside those of every family (test_emulated.py)
+ALSO_EMULATED = ("constant_b", "quantize_gemm")  # tests/ops/test_*.py, beside those of every backend (test_emulated.py)
 NOTICE_COMMON = (  # tests that notice mutants of csrc/kernels/common
     ("kernels/sm90/test_sm90_gemm.py", "kernels/sm90/test_sm90_gemv.py"),
     ("kernels/sm90/test_sm90_prefill.py", "kernels/sm90/test_sm90_streamk.py"),
@@ -48,13 +48,13 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
         drawn,
     )
     return {
-        "sm90_gemm": suites.Family(gemm, gemm_tests),
-        "sm90_gemv": suites.Family(("kernels/sm90/gemv.cu", "kernels/sm90/gemv_quantize.cuh"), tests_of("gemv")),
-        "sm90_units": suites.Family(("kernels/sm90/units.cu", "kernels/sm90/units.cuh"), tests_of("units")),
-        "sm90_prefill": suites.Family(("kernels/sm90/prefill.cu",), tests_of("prefill")),
-        "sm90_nn": suites.Family(("kernels/sm90/nn.cu",), nn_tests),
-        "sm90_grouped": suites.Family(grouped, grouped_tests),
-        "sm90_grouped_units": suites.Family(
+        "sm90_gemm": suites.Area(gemm, gemm_tests),
+        "sm90_gemv": suites.Area(("kernels/sm90/gemv.cu", "kernels/sm90/gemv_quantize.cuh"), tests_of("gemv")),
+        "sm90_units": suites.Area(("kernels/sm90/units.cu", "kernels/sm90/units.cuh"), tests_of("units")),
+        "sm90_prefill": suites.Area(("kernels/sm90/prefill.cu",), tests_of("prefill")),
+        "sm90_nn": suites.Area(("kernels/sm90/nn.cu",), nn_tests),
+        "sm90_grouped": suites.Area(grouped, grouped_tests),
+        "sm90_grouped_units": suites.Area(
             ("kernels/sm90/grouped_units.cu",), (("kernels/sm90/test_sm90_grouped_units.py",), *grouped_tests)
         ),
     }

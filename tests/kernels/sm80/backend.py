@@ -1,11 +1,11 @@
-"""The sm80 kernels in programs that take every family: mutants and the tests that have to notice them."""
+"""The sm80 kernels in programs that take every backend: mutants and the tests that have to notice them."""
 
 from __future__ import annotations
 
 from types import ModuleType
 from typing import Any
 
-ALSO_EMULATED = ("grouped_invariance",)  # tests/ops/test_*.py, beside those of every family (test_emulated.py)
+ALSO_EMULATED = ("grouped_invariance",)  # tests/ops/test_*.py, beside those of every backend (test_emulated.py)
 NOTICE_COMMON: tuple[tuple[str, ...], ...] = ()  # tests that notice mutants of csrc/kernels/common
 
 
@@ -13,7 +13,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
     """The sources that tools/mutation mutates, and their tests: first those that find most in the shortest time."""
     named, drawn = suites.guarded("sm_80")
     return {
-        "sm80": suites.Family(
+        "sm80": suites.Area(
             ("kernels/sm80/*.cu", "kernels/sm80/*.cuh"),
             (
                 named,
