@@ -34,6 +34,8 @@ import python_server  # noqa: E402
 import small_product  # noqa: E402
 from call_workers import TARGETS, Workers  # noqa: E402
 
+pytest_plugins = ["skips"]
+
 NO_GPU = "needs an NVIDIA GPU that PyTorch can use"
 FULL = bool(os.environ.get("CI_FULL"))  # of .ci/full: what an ordinary run has no time for
 in_full = pytest.mark.skipif(not FULL, reason="CI_FULL=1 runs it")

@@ -156,8 +156,10 @@ def test_a_checkpoint_that_modelopt_exports(tmp_path: Path) -> None:
                 filled += 1
     assert len(in_fp8) == 8 and filled == 2 * 6 * 3
 
-    experts = loaded("transformers", None, tmp_path / "first", activations=None)
-    assert error(logits(experts), logits(with_plain_attention(dense, in_fp8, None, None))) < BOUND
+    alone = loaded("transformers", None, tmp_path / "first", activations=None)
+    assert error(logits(alone), logits(with_plain_attention(dense, in_fp8, None, None))) < BOUND
+    experts = loaded("transformers", None, tmp_path / "first")
+    assert {module.mode for module in experts.modules() if isinstance(module, Experts)} == {"W4A4"}
     wanted = logits(with_plain_attention(dense, in_fp8, "static", experts))
     for how in ("load", "transformers"):
         model = loaded(how, lambda: copy.deepcopy(dense), tmp_path / "first")

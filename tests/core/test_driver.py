@@ -304,13 +304,25 @@ def test_a_driver_that_does_not_open_is_named_in_every_thread(fake_driver: Path)
     assert "fake error" in run("\n    ".join(lines), fake_driver, FAKE_FAIL="cuInit")
 
 
+COMPILE = ["gcc", *WARNINGS, "-DNVFP4_CUDA", f"-I{CSRC}"]
+KERNELS_OF_THE_CPU = [path for path in CORE if path.parent.name == "cpu"]
+ALL_BUT_THESE = [path for path in CORE if path.parent.name != "cpu"]
+
+
 @pytest.fixture(scope="session")
-def core_with_driver(empty_fatbins: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def cpu_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An object file of csrc/cpu."""
+    library = tmp_path_factory.mktemp("core") / "cpu.o"
+    subprocess.run([*COMPILE, *KERNELS_OF_THE_CPU, "-r", "-o", library], check=True)
+    return library
+
+
+@pytest.fixture(scope="session")
+def core_with_driver(empty_fatbins: Path, cpu_kernels: Path) -> list[str]:
     """The command that links a C program with a core that opens the driver."""
-    library, folder = tmp_path_factory.mktemp("core") / "core.o", f"-I{empty_fatbins}"
-    flags = ["gcc", *WARNINGS, "-DNVFP4_CUDA", f"-I{CSRC}"]
-    subprocess.run([*flags, folder, *CORE, "-r", "-o", library], check=True)
-    return [*map(str, flags), str(library), "-lm", "-ldl", "-lpthread"]
+    library = cpu_kernels.with_name("core.o")
+    subprocess.run([*COMPILE, f"-I{empty_fatbins}", cpu_kernels, *ALL_BUT_THESE, "-r", "-o", library], check=True)
+    return [*COMPILE, str(library), "-lm", "-ldl", "-lpthread"]
 
 
 @pytest.mark.parametrize(
@@ -331,18 +343,18 @@ def test_c_callers(
     assert done.returncode == 0 and len(done.stdout.splitlines()) == lines, done.stdout
 
 
-def test_plans_are_steered_while_others_plan(tmp_path: Path, empty_fatbins: Path, fake_driver: Path) -> None:
-    """Without a race, as ThreadSanitizer sees it."""
-    plain = ["gcc", *WARNINGS, "-DNVFP4_CUDA", f"-I{CSRC}", f"-I{empty_fatbins}"]
-    sanitized = [*plain, "-fsanitize=thread", "-g"]
-    empty, binary, cpu = tmp_path / "empty.c", tmp_path / "plan_threads", tmp_path / "cpu.o"
+def test_plans_are_steered_while_others_plan(
+    tmp_path: Path, empty_fatbins: Path, cpu_kernels: Path, fake_driver: Path
+) -> None:
+    """Without a race, as ThreadSanitizer sees it. Functions of the CPU that are chosen as the program is loaded
+    (target_clones) run before the sanitizer does, so they are not built with it."""
+    sanitized = [*COMPILE, f"-I{empty_fatbins}", "-fsanitize=thread", "-g"]
+    empty, binary = tmp_path / "empty.c", tmp_path / "plan_threads"
     empty.write_text("int main(void) { return 0; }\n")
     built = subprocess.run([*sanitized, empty, "-o", tmp_path / "empty"], capture_output=True)
     if built.returncode or subprocess.run([tmp_path / "empty"], capture_output=True).returncode:
         pytest.skip("no ThreadSanitizer that runs here")
-    # Functions of the CPU that are chosen as the program is loaded (target_clones) run before the sanitizer does.
-    subprocess.run([*plain, *(path for path in CORE if path.parent.name == "cpu"), "-r", "-o", cpu], check=True)
-    sources = [cpu, *(path for path in CORE if path.parent.name != "cpu"), TESTS / "plan/plan_threads.c"]
+    sources = [cpu_kernels, *ALL_BUT_THESE, TESTS / "plan/plan_threads.c"]
     subprocess.run([*sanitized, *sources, "-lm", "-ldl", "-lpthread", "-o", binary], check=True)
     environment = os.environ | {"NVFP4_LIBCUDA": str(fake_driver), "FAKE_CC": "90"}
     done = subprocess.run([binary], env=environment, capture_output=True, text=True, timeout=300)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from paths import ROOT
 
-pytest.importorskip("lm_eval", reason=".ci/full installs it")
+pytest.importorskip("lm_eval")
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers", reason="comes with transformers")
 

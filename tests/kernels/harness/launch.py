@@ -18,6 +18,7 @@ import numpy
 from emulate import Array, Emulator, Module
 from paths import CSRC, ROOT
 
+from harness import sass
 from harness.hardware import Hardware
 from harness.headers import Config, Struct, headers_of
 from harness.values import (
@@ -57,10 +58,38 @@ def own_folder(name: str) -> Path:
     return folder
 
 
+def normalized(ptx: str) -> str:
+    """The text without comments and with single spaces, as a fat binary has it, and without its blank lines."""
+    lines = (" ".join(line.partition("//")[0].split()) for line in ptx.splitlines())
+    return "".join(f"{line}\n" for line in lines if line)
+
+
+def built_ptx(source: Path, name: str) -> str | None:
+    """The PTX of the fat binary that a build has left in build/cuda, if it was made from the file as it is now."""
+    fatbin, nvcc = ROOT / "build/cuda" / f"{nvfp4_cuda.name_of(source)}.fatbin", nvfp4_cuda.find_nvcc()
+    if not fatbin.exists() or not source.is_relative_to(CSRC) or None in (nvcc, sass.tool("cuobjdump")):
+        return None
+    archs = nvfp4_cuda.architectures(CSRC / "families.def", source.parent.name)
+    for flags in ([], ["-Werror=all-warnings"]):  # as NVFP4_WERROR chose them
+        key = nvfp4_cuda.key_of(source.resolve(), nvfp4_cuda.options_of(archs, flags), flags, nvcc, CSRC)
+        if nvfp4_cuda.made_before(fatbin, key):
+            break
+    else:
+        return None
+    suffix = nvfp4_cuda.virtual(CSRC / "families.def", name).replace("compute", "sm")
+    with tempfile.TemporaryDirectory() as folder:
+        sass.output_of("cuobjdump", "-xptx", "all", str(fatbin), folder=Path(folder))
+        return next((path.read_text() for path in Path(folder).glob(f"*.{suffix}.ptx")), None)
+
+
 @functools.cache
 def compile_ptx(source: Path, name: str, *options: str) -> str:
-    """nvcc's PTX for the backend of that name, cached in the temporary folder under a hash of its device code."""
+    """nvcc's PTX for the backend of that name, normalized. A build's is taken, since nvcc takes up to 24 s. Without a
+    build it is cached in the temporary folder under a hash of its device code."""
     options += ("-DNVFP4_WATCHDOG",) * ON_HARDWARE  # a hang ends, and its place is named
+    built = None if options else built_ptx(source, name)
+    if built is not None:
+        return normalized(built)
     shared = ("common", "kernels/common", "kernels/quantize")
     folders = [source.parent, *(CSRC / folder for folder in shared), CSRC / "kernels" / name]
     files = [source, *(path for folder in folders for path in sorted(folder.iterdir()) if path.is_file())]
@@ -76,7 +105,7 @@ def compile_ptx(source: Path, name: str, *options: str) -> str:
         if done.returncode:
             raise RuntimeError(f"{source.name} does not compile:\n{done.stderr}")
         made.rename(path)
-    return path.read_text()
+    return normalized(path.read_text())
 
 
 def ptx_of(config: Config, *options: str) -> str:
@@ -88,7 +117,7 @@ def ptx_of(config: Config, *options: str) -> str:
 def only_entry(ptx: str, name: str) -> str:
     """The module's text with only that entry: loading and proving take time in proportion to the entries. Splitting a
     megabyte takes 50 ms, which a test of many launches would pay for each."""
-    head, *entries = re.split(r"^(?=(?:\t|//.*\n)*\.visible \.entry )", ptx, flags=re.MULTILINE)
+    head, *entries = re.split(r"^(?=\.visible \.entry )", ptx, flags=re.MULTILINE)
     return head + next(text for text in entries if re.search(rf"\.entry {name}\(", text))
 
 

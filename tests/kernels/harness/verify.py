@@ -207,18 +207,18 @@ def alignment_branch(text: str, line: int, aligned: bool) -> dict[str, Any]:
     lines = text.split("\n")
 
     def definition(register: str) -> str:
-        return [one for one in lines[:line] if re.search(rf"^\t[\w.]+ *\t{register},", one)][-1]
+        return [one for one in lines[:line] if re.search(rf"^[\w.]+ {register},", one)][-1]
 
     def is_alignment(predicate: str, equal: bool) -> bool:
-        test = re.search(r"setp\.(eq|ne)\.s64 *\t%p\d+, (%rd\d+), 0;", definition(predicate))
-        bits = test and re.search(r"and\.b64 *\t%rd\d+, (%rd\d+), (3|7|15|16|31|%rd\d+);", definition(test[2]))
+        test = re.search(r"setp\.(eq|ne)\.s64 %p\d+, (%rd\d+), 0;", definition(predicate))
+        bits = test and re.search(r"and\.b64 %rd\d+, (%rd\d+), (3|7|15|16|31|%rd\d+);", definition(test[2]))
         if bits and bits[2].startswith("%"):  # one of two masks
-            bits = re.search(r"selp\.b64 *\t%rd\d+, (3|7|15|31), (3|7|15|31), ", definition(bits[1]))
+            bits = re.search(r"selp\.b64 %rd\d+, (3|7|15|31), (3|7|15|31), ", definition(bits[1]))
         return bool(bits) and (test[1] == "eq") == equal
 
     guard = re.search(r"@(!?)(%p\d+) bra", lines[line - 1])
     assert guard, f"line {line} is no branch: {lines[line - 1]}"
-    both = re.search(r"and\.pred *\t%p\d+, (%p\d+), (%p\d+);", definition(guard[2]))
+    both = re.search(r"and\.pred %p\d+, (%p\d+), (%p\d+);", definition(guard[2]))
     if both and (is_alignment(both[1], True) or is_alignment(both[2], True)):  # the other is known, and true
         holds = aligned
     elif is_alignment(guard[2], True) or is_alignment(guard[2], False):

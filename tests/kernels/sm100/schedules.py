@@ -106,7 +106,7 @@ def substitute(pattern: str, by: str, text: str) -> str:
 def split_multiply_add(text: str) -> str:
     """Replaces mad by mul and add: the verifier loses a tensor memory address in mad."""
     return re.sub(
-        r"mad\.lo\.s32 *\t(%r\d+), (%r\d+), (%r\d+|\d+), (%r\d+);",
+        r"mad\.lo\.s32 (%r\d+), (%r\d+), (%r\d+|\d+), (%r\d+);",
         r"{ .reg .b32 product; mul.lo.s32 product, \2, \3; add.s32 \1, product, \4; }",
         text,
     )
@@ -119,7 +119,7 @@ def never_ready(text: str) -> str:
 
 def first_half(text: str) -> str:
     """Lets both tiles of a multicast read a scale atom from its first column on, as HALVES in mutations.py does."""
-    return substitute(r"shl\.b32 *\t(%r\d+), %r\d+, 1;\n\tadd\.s32 *\t(%r\d+), \1, 16;", r"mov.b32 \2, 16;", text)
+    return substitute(r"shl\.b32 (%r\d+), %r\d+, 1;\nadd\.s32 (%r\d+), \1, 16;", r"mov.b32 \2, 16;", text)
 
 
 def allocate_all(text: str) -> str:

@@ -91,7 +91,7 @@ def without_bit_fields(text: str) -> str:
             f" and.b32 rest, {into}, {signed(keep)}; or.b32 {to}, field, rest; }}"
         )
 
-    return re.sub(r"bfi\.b32 *\t(%r\d+), (%r\d+), (%r\d+), (\d+), (\d+);", spelled, text)
+    return re.sub(r"bfi\.b32 (%r\d+), (%r\d+), (%r\d+), (\d+), (\d+);", spelled, text)
 
 
 def signed(word: int) -> int:
@@ -140,5 +140,5 @@ def with_reads(text: str) -> str:
     registers = "".join(f".reg .b64 wg_now{i}, wg_last{i}, wg_before{i}; " for i in range(most))
     registers += ".reg .b32 wg_at, wg_lane, wg_a, wg_b, wg_c, wg_d, wg_groups; .reg .pred wg_one, wg_two;"
     body = text.index("\n{\n") + 3
-    first = body + re.search(r"^\t(mov|ld)\.", text[body:], re.MULTILINE).start()
-    return text[:body] + registers + "\n" + text[body:first] + "\tmov.u32 wg_groups, 0;\n" + text[first:]
+    first = body + re.search(r"^(mov|ld)\.", text[body:], re.MULTILINE).start()
+    return text[:body] + registers + "\n" + text[body:first] + "mov.u32 wg_groups, 0;\n" + text[first:]
