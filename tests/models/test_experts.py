@@ -15,6 +15,7 @@ from expert_layers import INNER, KINDS, TOKENS, E, H, keep, make, routing
 from torch import Tensor
 
 import nvfp4
+from nvfp4.layers.experts import w4a16
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.experts.stack import Stack
 
@@ -157,7 +158,7 @@ def test_one_call_has_the_bits_of_two(
             with torch.no_grad():
                 results.append((experts, adapter, hidden, index, weights, experts(hidden, index, weights)))
     assert called == (4 if place != "mapped" and dtype != torch.float32 else 0)
-    monkeypatch.setattr(Stack, "activates", lambda stack, dtype: False)
+    monkeypatch.setattr(w4a16, "activates", lambda stack, dtype: False)
     for experts, adapter, hidden, index, weights, y in results:
         experts.down.adapter = adapter
         with torch.no_grad():
@@ -182,13 +183,13 @@ def test_rows_in_the_order_of_their_experts(generator: torch.Generator, monkeypa
     hidden[[1, 2, 7, 8, 9, 10, 11]] = 0
     own = torch.arange(E).repeat_interleave(4).unsqueeze(1)
     computed: list[int] = []
-    product = Stack.product
+    product = w4a16.product
 
     def counted(stack: Stack, a: Tensor, ends: Tensor, *arguments: Any) -> Tensor:
         computed.append(int(ends[-1]))
         return product(stack, a, ends, *arguments)
 
-    monkeypatch.setattr(Stack, "product", counted)
+    monkeypatch.setattr(w4a16, "product", counted)
     y = experts(hidden)
     assert computed == [E * 4 - 7] * 2
     assert error(y, loop(experts, hidden, own, torch.ones(E * 4, 1))) < BOUNDS[torch.float32]

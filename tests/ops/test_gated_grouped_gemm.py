@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nvfp4
 from nvfp4 import _C
-from nvfp4.layers.experts.stack import Stack
+from nvfp4.layers.experts import w4a16
 
 Arguments = dict[str, Any]
 LIMITS = {"silu": (None, 0.5, 40.0), "swiglu": (None, 7.0)}
@@ -269,7 +269,7 @@ def test_experts_on_every_backend(
         try:
             _C.set_default_backend(backend.name if backend.emulated else None)
             for in_one in (True, False):
-                monkeypatch.setattr(Stack, "activates", lambda stack, dtype, in_one=in_one: in_one)
+                monkeypatch.setattr(w4a16, "activates", lambda stack, dtype, in_one=in_one: in_one)
                 with torch.no_grad():
                     results.append(experts(*given))
         finally:

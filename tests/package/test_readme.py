@@ -180,7 +180,7 @@ def test_the_commands_and_variables_exist() -> None:
     programs = re.findall(r"(?m)^\| `python tools/(\w+) ([\w-]+)", CLI.split("## Programs of the checkout")[1])
     assert programs == [*(("lab", name) for name in lab.COMMANDS), *(("contest", name) for name in contest.COMMANDS)]
     sources = [*(ROOT / "csrc").rglob("*.c"), *(ROOT / "build_backend").glob("*.py"), ROOT / "setup.py"]
-    sources += (ROOT / "nvfp4").glob("*.py")
+    sources += (ROOT / "nvfp4").rglob("*.py")
     read = set(re.findall(r'"(NVFP4_[A-Z0-9_]+)"', "".join(path.read_text(encoding="utf-8") for path in sources)))
     told = set(re.findall(r"`(NVFP4_[A-Z0-9_]+)", CLI.split("## Environment variables")[1]))
     assert told == read - {"NVFP4_AUTO"}  # an enumerator, which error messages name

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import skips
-from paths import TESTS
+from paths import SUPPORT
 
 CONFTEST = """
 import skips
@@ -39,7 +39,7 @@ def run(
     for name, text in {"passes": "def test(): pass", **modules}.items():
         (folder / f"test_{name}.py").write_text(f"import pytest\n{text}\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, *options, str(folder)]
-    variables = {**os.environ, "PYTHONPATH": str(TESTS), **(environment or {})}
+    variables = {**os.environ, "PYTHONPATH": str(SUPPORT), **(environment or {})}
     return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=folder)
 
 

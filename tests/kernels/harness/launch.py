@@ -69,14 +69,14 @@ def built_ptx(source: Path, name: str) -> str | None:
     fatbin, nvcc = ROOT / "build/cuda" / f"{nvfp4_cuda.name_of(source)}.fatbin", nvfp4_cuda.find_nvcc()
     if not fatbin.exists() or not source.is_relative_to(CSRC) or None in (nvcc, sass.tool("cuobjdump")):
         return None
-    archs = nvfp4_cuda.architectures(CSRC / "families.def", source.parent.name)
+    archs = nvfp4_cuda.architectures(CSRC / "backends.def", source.parent.name)
     for flags in ([], ["-Werror=all-warnings"]):  # as NVFP4_WERROR chose them
         key = nvfp4_cuda.key_of(source.resolve(), nvfp4_cuda.options_of(archs, flags), flags, nvcc, CSRC)
         if nvfp4_cuda.made_before(fatbin, key):
             break
     else:
         return None
-    suffix = nvfp4_cuda.virtual(CSRC / "families.def", name).replace("compute", "sm")
+    suffix = nvfp4_cuda.virtual(CSRC / "backends.def", name).replace("compute", "sm")
     with tempfile.TemporaryDirectory() as folder:
         sass.output_of("cuobjdump", "-xptx", "all", str(fatbin), folder=Path(folder))
         return next((path.read_text() for path in Path(folder).glob(f"*.{suffix}.ptx")), None)
