@@ -221,7 +221,7 @@ def test_the_entry_point_registers() -> None:
 @pytest.mark.parametrize("capability", [75, 80, 86, 89, 90, 100, 120])
 def test_the_choice_on_cuda(capability: int, parallel: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """By vLLM's own function, on a CPU: nothing runs. W4A16 is ours where it was measured, and elsewhere on request."""
-    for module in (plugin, plugin._vllm_experts, kernels):
+    for module in (plugin, plugin.experts, kernels):
         monkeypatch.setattr(module, "current_platform", Cuda(capability))
     monkeypatch.setattr(_C, "archs", "sm_80")
     for kernel in kernels._POSSIBLE_NVFP4_KERNELS[PlatformEnum.CUDA][1:]:
@@ -244,7 +244,7 @@ def test_the_choice_on_cuda(capability: int, parallel: None, monkeypatch: pytest
 
 
 def test_w4a16_with_another_backend_of_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (plugin, plugin._vllm_experts):
+    for module in (plugin, plugin.experts):
         monkeypatch.setattr(module, "current_platform", Cuda(90))
     monkeypatch.setattr(_C, "archs", "sm_80")
     for options in ({"linear_backend": "marlin"}, {"linear_backend_per_quant": {"nvfp4_w4a16": "marlin"}}):
