@@ -84,7 +84,7 @@ class Kind(NamedTuple):
 
     Attributes:
         name: NVFP4, FP8, OTHER or PLAIN (not at all).
-        mode: of an NVFP4 or FP8 layer, by the configuration; how it is quantized otherwise; None: not by that.
+        mode: of an NVFP4 or FP8 layer its mode, by the configuration; of OTHER how it is quantized, in words.
         why: the part of the configuration that says so.
     """
 
@@ -116,7 +116,7 @@ def nvfp4_mode(module: str, verdict: Verdict) -> str | None:
         return mode
     ours = next((other for other in verdict.others if other in ACTIVATIONS), None)
     if ours is None:
-        raise _C.Error(f"{module}: is {verdict.mode} by the configuration, but its tensors are NVFP4")
+        raise _C.Error(f"{module}: is {mode} by the configuration, but its tensors are NVFP4")
     return ours
 
 

@@ -1,8 +1,8 @@
 """The libraries whose models hold NVFP4 layers, and the modules of nvfp4.hosts that serve them.
 
-Layers, checkpoints and quantizing know a library by this table alone. They import what serves it only for a model of
-that library. Such an import registers no more than what saving the model needs. What takes the place of a library's
-own reader is registered when a user imports nvfp4.transformers.
+Layers, checkpoints and quantizing reach the code for a library only through this table, for a model of that library.
+Importing that code registers quantizers with transformers, which save the model, and layers with PEFT. Only
+nvfp4.transformers, which a user imports, replaces a library's own reader.
 """
 
 from __future__ import annotations
@@ -91,6 +91,6 @@ def prepare_adapters(model: torch.nn.Module) -> None:
     if loaded or (pretrained_in(model) and find_spec("peft") is not None):
         try:
             services("peft")
-        except Exception as error:  # a PEFT that does not work here; who has not imported it has not asked for it
+        except Exception as error:  # PEFT does not work here: warn only if the program itself imported it
             if loaded:
                 warnings.warn(f"peft: adapters of NVFP4 layers cannot be merged: {error}", stacklevel=4)

@@ -1,9 +1,9 @@
 """How classes of nvfp4 come into transformers' registries.
 
 transformers knows "compressed-tensors", and decompresses the weights to bf16. Once a user has imported
-nvfp4.transformers, its registry of configurations has CompressedTensorsConfig instead, whose from_dict makes one of
-transformers' own class where no layer is NVFP4. The registry of quantizers keeps that of transformers: ours has another
-name.
+nvfp4.transformers, its registry of configurations has CompressedTensorsConfig instead, whose from_dict returns
+transformers' own configuration if no layer is NVFP4. transformers' quantizer stays registered: ours is registered as
+nvfp4-compressed-tensors.
 """
 
 from __future__ import annotations

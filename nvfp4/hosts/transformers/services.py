@@ -1,4 +1,4 @@
-"""What nvfp4.layers.hosts hands to the rooms below: names of tensors in transformers, and a quantizer that saves."""
+"""What checkpoints and quantizing get through nvfp4.layers.hosts: names of tensors, and a quantizer that saves."""
 
 from nvfp4.hosts.transformers.names import expert_names as expert_names
 from nvfp4.hosts.transformers.names import rename as rename
