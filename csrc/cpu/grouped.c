@@ -57,7 +57,7 @@ static int64_t rows_with_scales(const grouped_problem *p, const group *one) {
     return min_int(one->rows, p->scale_a_rows - first);
 }
 
-/* Where the scales of a group's first row begin in g.scale_a. */
+/* The offset in bytes from g.scale_a at which the scales of a group's first row begin. */
 static int64_t scale_offset_of_group(const grouped_problem *p, const group *one) {
     if (p->scale_rows) return p->scale_rows[one->index] / 128 * p->g.scale_a_pitch;
     return p->g.scale_a ? one->first * p->g.scale_a_pitch : 0;

@@ -21,7 +21,7 @@ SCALES = {"torchao": "_weight_scale", "GGUF": "weight"}  # the tensors of block 
 
 @dataclass(repr=False)
 class Checkpoint:
-    """What nvfp4.load read.
+    """Holds what nvfp4.load read.
 
     Attributes:
         format: "compressed-tensors", "modelopt", "torchao", "GGUF" or "comfy-kitchen".

@@ -1,4 +1,4 @@
-"""What the configuration of a checkpoint says of its layers."""
+"""The recipe of a checkpoint: how its configuration says that each layer is quantized."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a checkpoint's configuration says of its layers.
+    """Holds what a checkpoint's configuration says of its layers.
 
     Attributes:
         format: "compressed-tensors" or "modelopt".

@@ -1,4 +1,4 @@
-"""What nvfp4 needs of transformers, or an error that names the part that the installed version lacks."""
+"""Imports all that nvfp4 needs of transformers. An error names the part that the installed version lacks."""
 
 from __future__ import annotations
 

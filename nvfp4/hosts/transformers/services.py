@@ -1,4 +1,5 @@
-"""What checkpoints and quantizing get through nvfp4.layers.hosts: names of tensors, and a quantizer that saves."""
+"""The functions that checkpoints and quantizing get through nvfp4.layers.hosts: names of tensors, a quantizer that
+saves."""
 
 from nvfp4.hosts.transformers.names import expert_names as expert_names
 from nvfp4.hosts.transformers.names import rename as rename

@@ -1,4 +1,4 @@
-"""What a module of transformers that holds all experts of a mixture computes, and how it stores them.
+"""Describes a module of transformers that holds all experts of a mixture: what it computes, how it stores them.
 
 Its computation is found by trying the module's own function on random numbers, so that a class with another activation
 is never taken for one that is known.
