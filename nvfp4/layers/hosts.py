@@ -21,21 +21,15 @@ from nvfp4 import _C
 SERVICES = {"transformers": "nvfp4.hosts.transformers.services", "peft": "nvfp4.hosts.peft"}
 
 
-def pretrained_class() -> Any:
-    """transformers.PreTrainedModel; None before transformers is loaded: no model is one of its models then."""
-    return getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
-
-
 def is_pretrained(model: torch.nn.Module) -> bool:
-    """Whether a model is one of transformers."""
-    kind = pretrained_class()
+    """Whether a model is one of transformers. Before transformers is loaded none is."""
+    kind = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     return kind is not None and isinstance(model, kind)
 
 
 def pretrained_in(model: torch.nn.Module) -> list[Any]:
     """The modules of a model, itself included, that are models of transformers."""
-    kind = pretrained_class()
-    return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+    return [module for module in model.modules() if is_pretrained(module)]
 
 
 def services(library: str) -> Any:
