@@ -157,6 +157,7 @@ def quantize(
     global_scale: float | torch.Tensor = 1.0,
     scale_layout: str = "128x4",
     block_scale: str = "amax6",
+    importance: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[(L,) rows, K] to data [(L,) rows, K/2] and scales, uint8, in fp32 steps; g is a number, or one a row:
 
@@ -165,6 +166,7 @@ def quantize(
     the code of a quotient that is NaN. Other codes keep the sign of x, that of a zero too.
 
     "four_over_six": also with scale = e4m3(amax / 4 / g), and blocks take what has the smaller squared_error.
+    "search": also with the 13 scales around e4m3(amax / 6 / g), see searched. importance [K]: weights of the errors.
     """
     g = by_rows(as_fp32(global_scale, x.device), x)
     blocks = x.float().unflatten(-1, (x.shape[-1] // BLOCK, BLOCK))
@@ -174,6 +176,15 @@ def quantize(
         scale_4, code_4 = encode(blocks, amax / 4 / g, g)
         better = squared_error(blocks, scale_4, code_4, g) < squared_error(blocks, scale, code, g)
         scale, code = scale_4.where(better, scale), code_4.where(better.unsqueeze(-1), code)
+    if block_scale == "search":
+        weight = torch.ones_like(blocks) if importance is None else relative(importance.unflatten(0, (-1, BLOCK)))
+        least = torch.full_like(amax, torch.inf)
+        for other in searched(scale):
+            other_code = encode_under(blocks, other, g)
+            error = squared_error(blocks, other, other_code, g, weight)
+            better = (error < least) & (amax > 0)
+            least, scale = error.where(better, least), other.where(better, scale)
+            code = other_code.where(better.unsqueeze(-1), code)
     code = code.flatten(-2)
     data = code[..., 0::2] | code[..., 1::2] << 4
     return data, swizzle(scale) if scale_layout == "128x4" else scale
@@ -188,24 +199,86 @@ def encode(blocks: torch.Tensor, wanted: torch.Tensor, g: torch.Tensor) -> tuple
     """The scales nearest to `wanted`, of blocks [.., 16], and the codes under them."""
     scale = nearest_even(wanted, e4m3_table()[:E4M3_NAN].to(wanted.device))
     scale = torch.where(wanted.isnan(), E4M3_NAN, scale).where(blocks.abs().amax(-1) != 0, 0).to(torch.uint8)
+    return scale, encode_under(blocks, scale, g)
+
+
+def encode_under(blocks: torch.Tensor, scale: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """The codes of blocks [.., 16] under given scales [..]."""
     quotient = blocks / (decode_e4m3(scale) * g).unsqueeze(-1)
-    code = nearest_even(quotient.abs(), e2m1_table()[:8].to(wanted.device)) | quotient.signbit().byte() << 3
+    code = nearest_even(quotient.abs(), e2m1_table()[:8].to(blocks.device)) | quotient.signbit().byte() << 3
     no_code = ((scale == 0) | (scale == E4M3_NAN)).unsqueeze(-1) | quotient.isnan()
-    return scale, code.where(~no_code, 0)
+    return code.where(~no_code, 0)
 
 
-def squared_error(blocks: torch.Tensor, scale: torch.Tensor, code: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+def searched(scale: torch.Tensor) -> list[torch.Tensor]:
+    """The codes of scales that a search tries, in its order: 5 below to 7 above a code, within 1 .. 126. The first with
+    the least error is taken, and the given code where no error is finite, or where amax is 0 or NaN."""
+    return [(scale.int() + offset).clamp(1, 126).to(torch.uint8) for offset in range(-5, 8)]
+
+
+def relative(importance: torch.Tensor) -> torch.Tensor:
+    """Importance of blocks [.., 16] times the normalizer of its largest; ones where all 16 are 0."""
+    most = importance.amax(-1, keepdim=True)
+    return (importance * normalizer(most)).where(most > 0, 1.0)
+
+
+def normalizer(x: torch.Tensor) -> torch.Tensor:
+    """The power of two that brings x >= 0 to [1, 2), or the nearest from 2^-126 to 2^126."""
+    exponent = torch.frexp(x).exponent - 1
+    power = torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), -exponent.clamp(-126, 126)).float()
+    return power.where(x.isfinite(), 2.0**-126)
+
+
+def gptq_block(
+    x: torch.Tensor, u: torch.Tensor, global_scale: float | torch.Tensor = 1.0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A step of GPTQ for 16 columns x [N, 16] under the factor u [16, 16], in fp32 steps: data [N, 8], scales [N, 1],
+    errors [N, 16]. Each row takes the scale of `searched` with the least sum of squared errors; an error is
+    (t - value * (scale * g)) * (1 / u_jj), and the columns behind are reduced by error * u_jk, each by one fma."""
+    g = by_rows(as_fp32(global_scale, x.device), x).expand(len(x), 1)[:, 0]
+    nearest, _ = encode(x, x.abs().amax(-1) / as_fp32(E2M1_MAX, x.device) / g, g)
+    best = round_columns(x, u, nearest, g)
+    least = torch.full_like(g, torch.inf)
+    for scale in searched(nearest):
+        tried = round_columns(x, u, scale, g)
+        better = (tried[3] < least) & (x.abs().amax(-1) > 0)
+        least = tried[3].where(better, least)
+        best = [new.where(better.reshape(-1, *[1] * (new.ndim - 1)), old) for new, old in zip(tried, best)]
+    scale, code, error, _ = best
+    return code[:, 0::2] | code[:, 1::2] << 4, scale[:, None], error
+
+
+def round_columns(x: torch.Tensor, u: torch.Tensor, scale: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
+    """The columns of gptq_block under one scale a row: the scale, codes, errors, and the sums of their squares."""
+    t, unit, total = list(x.unbind(1)), decode_e4m3(scale) * g, torch.zeros_like(g)
+    codes, errors = [], []
+    for j in range(BLOCK):
+        code = encode_under(t[j][:, None], scale, g)[:, 0]
+        error = fma(-e2m1_table().to(x.device)[code.int()], unit, t[j]) * (1 / u[j, j])
+        total = fma(error, error, total)
+        for k in range(j + 1, BLOCK):
+            t[k] = fma(-error, u[j, k].expand_as(error), t[k])
+        codes.append(code)
+        errors.append(error)
+    return [scale, torch.stack(codes, 1), torch.stack(errors, 1), total]
+
+
+def squared_error(
+    blocks: torch.Tensor,
+    scale: torch.Tensor,
+    code: torch.Tensor,
+    g: torch.Tensor,
+    weight: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The squares of x - value * (scale * g), added in order: fp32, each difference and each sum an fma. Everything is
     first multiplied by the power of two that brings amax to [1, 2), or the nearest from 2^-126 to 2^126, so that the
-    squares neither overflow nor vanish."""
-    exponent = torch.frexp(blocks.abs().amax(-1)).exponent - 1
-    power = torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), -exponent.clamp(-126, 126)).float()
-    power = power.where(blocks.isfinite().all(-1), 2.0**-126)
+    squares neither overflow nor vanish. weight [.., 16]: a difference times it, rounded, is the other factor."""
+    power = normalizer(blocks.abs().amax(-1))
     unit, values = decode_e4m3(scale) * g * power, e2m1_table().to(code.device)[code.int()]
     total = torch.zeros_like(unit)
     for i in range(BLOCK):
         difference = fma(-values[..., i], unit, blocks[..., i] * power)
-        total = fma(difference, difference, total)
+        total = fma(difference if weight is None else difference * weight[..., i], difference, total)
     return total
 
 
@@ -214,7 +287,7 @@ def amax_scale(x: torch.Tensor, *, block_scale: str = "amax6", by_row: bool = Fa
     1 where that is 0, NaN or infinite. With "four_over_six" scales are up to 256 * 6 / 4. by_row: [rows], of each."""
     amax = torch.nn.functional.pad(x.double().abs(), (0, 1)).amax(-1).flatten()  # of no values it is 0
     amax = amax if by_row else torch.nn.functional.pad(amax, (0, 1)).amax().reshape(1)
-    scale = (amax / (E2M1_MAX * {"amax6": E4M3_MAX, "four_over_six": 256.0}[block_scale])).float()
+    scale = (amax / (E2M1_MAX * {"amax6": E4M3_MAX, "four_over_six": 256.0, "search": E4M3_MAX}[block_scale])).float()
     return torch.where((scale > 0) & scale.isfinite(), scale, 1.0)
 
 

@@ -302,7 +302,9 @@ nvfp4_status nvfp4_plan_shape(nvfp4_context *context, const nvfp4_shape *shape, 
  *   a block of zeros has scale 0 and values 0; a block with a NaN has scale NaN; g is global_scale. Infinities
  *   saturate. dequantize multiplies by g.
  *   NVFP4_FOUR_OVER_SIX: also with the scale e4m3(amax/4 / g), and whichever has the smaller sum of squared errors
- *   (csrc/cpu/quantize.c defines its roundings); the first where they are equal or not finite.
+ *   (csrc/cpu/quantize.h defines its roundings); the first where they are equal or not finite.
+ *   NVFP4_SEARCH: with each of the 13 scales whose codes are c - 5 .. c + 7, c = e4m3(amax/6 / g), within 1 .. 126; the
+ *   first of those with the smallest sum of squared errors. It takes some 10 times as long.
  * Padding of the 128x4 layout is written as zeros. */
 typedef struct nvfp4_quantize_args {
     nvfp4_call call;
@@ -328,6 +330,62 @@ static inline nvfp4_quantize_args nvfp4_quantize_defaults(void) {
 nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *args);
 /* The same struct, with x as the output: x = value * scale * g, in fp32, rounded once to x's dtype. */
 nvfp4_status nvfp4_dequantize(nvfp4_context *context, const nvfp4_quantize_args *args);
+
+/* quantize with NVFP4_SEARCH, the only block_scale that is allowed, where the squared error of value i of each row
+ * counts importance[i] times. importance is fp32 [K], contiguous, on the device of x: finite numbers that are not
+ * negative. (Numbers in device memory are not read by the host: with others a block gets any of the 13 scales.) Where
+ * all 16 of a block are 0, each counts as 1. For a weight [N, K], the mean of x_i^2 over inputs x makes the sum the
+ * expected squared error of the layer's output, but for the correlations of inputs. */
+typedef struct nvfp4_weighted_quantize_args {
+    nvfp4_quantize_args quantize;
+    nvfp4_tensor importance;
+} nvfp4_weighted_quantize_args;
+static inline void nvfp4_weighted_quantize_init(nvfp4_weighted_quantize_args *args) {
+    memset(args, 0, sizeof *args);
+    args->quantize.call.size = sizeof *args;
+    args->quantize.global_value = 1.0f;
+    args->quantize.block_scale = NVFP4_SEARCH;
+}
+static inline nvfp4_weighted_quantize_args nvfp4_weighted_quantize_defaults(void) {
+    nvfp4_weighted_quantize_args args;
+    nvfp4_weighted_quantize_init(&args);
+    return args;
+}
+#define NVFP4_WEIGHTED_QUANTIZE_ARGS nvfp4_weighted_quantize_defaults()
+nvfp4_status nvfp4_weighted_quantize(nvfp4_context *context, const nvfp4_weighted_quantize_args *args);
+
+/* One step of GPTQ (Frantar et al. 2022, https://arxiv.org/abs/2210.17323): one block of 16 columns of a weight, whose
+ * scale is searched. x is fp32 [N, 16], the block's columns in the order in which they are rounded; u is fp32 [16, 16],
+ * the block's part of the upper Cholesky factor of the inverse Hessian. Rows of both lie any distance apart. For each
+ * row t of x and each scale s of NVFP4_SEARCH, with d = s * g:
+ *
+ *   for j = 0 .. 15:  v_j = e2m1(t_j / d)      e_j = (t_j - v_j d) / u_jj      t_k -= e_j u_jk for k > j
+ *
+ * The first scale with the smallest sum of e_j^2 is taken. data [N, 8] gets its codes (those of column j as value j of
+ * the row), scale [N, 1] (linear) its code, error fp32 [N, 16] its e. csrc/cpu/gptq.h defines the roundings, which are
+ * the same on each backend. Columns that follow are to be changed by -error . u' (u': the block's rows of the factor).
+ * A row of zeros has scale 0; a row with a NaN has scale NaN, codes 0 and errors NaN. Only the upper triangle of u is
+ * read; its diagonal must be positive. global_scale: absent: global_value; else fp32 of 1 element or [N], contiguous.
+ */
+typedef struct nvfp4_gptq_block_args {
+    nvfp4_call call;
+    nvfp4_tensor x, u, data, scale, error;
+    nvfp4_tensor global_scale;
+    float global_value;
+    uint32_t reserved; /* 0 */
+} nvfp4_gptq_block_args;
+static inline void nvfp4_gptq_block_init(nvfp4_gptq_block_args *args) {
+    memset(args, 0, sizeof *args);
+    args->call.size = sizeof *args;
+    args->global_value = 1.0f;
+}
+static inline nvfp4_gptq_block_args nvfp4_gptq_block_defaults(void) {
+    nvfp4_gptq_block_args args;
+    nvfp4_gptq_block_init(&args);
+    return args;
+}
+#define NVFP4_GPTQ_BLOCK_ARGS nvfp4_gptq_block_defaults()
+nvfp4_status nvfp4_gptq_block(nvfp4_context *context, const nvfp4_gptq_block_args *args);
 
 /* quantize of a, and gemm of its data and scales, with the bits of these two calls.
  *

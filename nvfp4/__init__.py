@@ -10,6 +10,7 @@ scale (e4m3) for every 16 values along K.
     quantize        converts numbers to NVFP4;  dequantize converts them back
     quantize_gemm   quantizes A and multiplies, a layer in one call
     rms_norm_quantize, silu_mul_quantize   quantize after an RMS norm, with or without a residual, or after SwiGLU
+    gptq_block      rounds 16 columns of a weight by GPTQ and searches their scales
     gated_quantize  quantizes gated's result, for groups of rows too
     amax_scale      computes the global scale for quantize, on the device
     gated           computes an expert's activation: SwiGLU, gelu, relu^2 or that of gpt-oss
@@ -44,6 +45,7 @@ from nvfp4._api import (
     gated_grouped_gemm,
     gated_quantize,
     gemm,
+    gptq_block,
     grouped_gemm,
     moe_combine,
     moe_route,
@@ -69,6 +71,7 @@ __all__ = [
     "gated_grouped_gemm",
     "gated_quantize",
     "gemm",
+    "gptq_block",
     "grouped_gemm",
     "info",
     "init",

@@ -31,6 +31,7 @@ def quantize(
     ends: AnyArray | None = None,
     rows: AnyArray | None = None,
     out: tuple[Array, Array, Array] | None = None,
+    importance: AnyArray | None = None,
 ) -> tuple[Array, ...]:
     """Quantizes numbers to NVFP4: x is approximated by value * scale * global_scale.
 
@@ -46,11 +47,15 @@ def quantize(
             amax_scale(x) gives the multiplier with which the whole range of the scales is used.
         scale_layout (str, optional): the layout of the scales that are returned, "128x4" or "linear" (see gemm).
             Default: "128x4".
-        block_scale (str, optional): how the scale of a block is chosen, "amax6" or "four_over_six". Default: "amax6".
+        block_scale (str, optional): how the scale of a block is chosen, "amax6", "four_over_six" or "search".
+            Default: "amax6".
             "amax6" takes amax/6.
             "four_over_six" takes amax/6 or amax/4, whichever gives the smaller sum of squared errors, and amax/6 if
             both are equal. Call amax_scale with the same block_scale: a scale from amax/4 is 1.5 times as large and may
             saturate otherwise.
+            "search" takes the scale with the smallest sum of squared errors among 13: with c the code of amax/6, those
+            of c - 5 to c + 7, within 1 to 126, and the first of equals. It is for weights: it takes about 8 times as
+            long. Not with `ends` or `rows`.
         ends (Tensor, optional): int32 [E], E from 1 to 1024. Rows of the result lie in groups, as grouped_gemm takes
             them. Group e has rows ends[e-1] .. ends[e] - 1, group 0 begins with row 0, and a running maximum of the
             ends counts, clamped to 0 .. T. x is [R, K]. Default: None.
@@ -58,6 +63,11 @@ def quantize(
             outside of x gives a row of scales NaN. Default: None, where T = R, and row i is row i.
         out (tuple of three Tensors, optional): (data, scale, scale_rows), which are written to, with `ends` or `rows`.
             scale_rows has E elements, 1 without `ends`, and is written in both layouts. Default: new tensors.
+        importance (Tensor, optional): float32 [K], contiguous, on the device of x, for "search" alone. Each squared
+            error counts as many times as importance says for its column. Default: None, all count once.
+            The numbers are finite and not negative; on a GPU they are not read by the host, and others give an
+            arbitrary scale. 16 zeros for a block count as ones. For a weight [N, K], the mean of the squares of each
+            input channel makes the sum the expected squared error of the layer's outputs, correlations aside.
 
     Returns:
         (data, scale), or with `ends` and "128x4" (data, scale, scale_rows).
@@ -94,6 +104,14 @@ def quantize(
     tracing = torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing())
     if tracing:
         from nvfp4 import torch_ops
+    if importance is not None:
+        if block_scale != "search":
+            raise _C.Error(f"importance: is given but block_scale is {block_scale!r}; must be None, or it 'search'")
+        if ends is not None or rows is not None or out is not None:
+            raise _C.Error("importance: is given with ends, rows or out; must be None then")
+        if tracing:
+            return torch_ops.call("weighted_quantize", x, importance, global_scale, scale_layout)
+        return _C.weighted_quantize(x, importance, global_scale, scale_layout)
     if ends is None and rows is None:
         if out is not None:
             raise _C.Error("out: is given without ends and rows; must be None then")
@@ -105,6 +123,48 @@ def quantize(
     else:
         results = _C.grouped_quantize(x, global_scale, ends, rows, scale_layout, block_scale, out)
     return results if ends is not None and scale_layout == "128x4" else results[:2]
+
+
+def gptq_block(x: Array, u: AnyArray, *, global_scale: float | AnyArray | None = None) -> tuple[Array, Array, Array]:
+    """Rounds a block of 16 columns of a weight to NVFP4 by GPTQ (Frantar et al., https://arxiv.org/abs/2210.17323), and
+    searches the scale of each row's block meanwhile. quantize_model(weights="gptq") is made of it.
+
+    For each row t of x and each of the 13 scales of quantize's "search", with d = scale * global_scale:
+
+        for j = 0 .. 15:  v_j = e2m1(t_j / d);  e_j = (t_j - v_j d) / u_jj;  t_k -= e_j u_jk for k > j
+
+    and the first scale with the smallest sum of e_j^2 is taken. The caller then subtracts error . u' from the columns
+    that follow, where u' are the block's 16 rows of the factor.
+
+    Args:
+        x (Tensor): float32 [N, 16], the block's columns in the order in which they are rounded. Rows may lie any
+            distance apart.
+        u (Tensor): float32 [16, 16], the block's part of the upper Cholesky factor of the inverse of the Hessian. Rows
+            may lie any distance apart, the lower triangle is not read. The diagonal must be positive.
+        global_scale (float or Tensor, optional): as of quantize, one element or one for each row. Default: 1.
+
+    Returns:
+        (data, scale, error): uint8 [N, 8], column j of x as value j; float8_e4m3fn [N, 1] (uint8 outside torch),
+        linear; float32 [N, 16], the e_j. A row of zeros has scale 0; one with a NaN has scale NaN and errors NaN.
+
+    Every backend gives the same bits.
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> x, u = np.linspace(-6, 6, 16, dtype=np.float32)[None], np.eye(16, dtype=np.float32)
+        >>> data, scale, error = nvfp4.gptq_block(x, u)
+        >>> nvfp4.dequantize(data, scale, scale_layout="linear")[0, :4]
+        array([-5.5  , -5.5  , -4.125, -4.125], dtype=float32)
+    """
+    torch = modules.get("torch")
+    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
+        from nvfp4 import torch_ops
+
+        return torch_ops.call("gptq_block", x, u, global_scale)
+    return _C.gptq_block(x, u, global_scale)
 
 
 def dequantize(

@@ -18,6 +18,8 @@ passes a call of nvfp4's functions to an operator.
     gated_grouped_gemm_out(..., flags, Tensor(a!) out) -> ()
     custom_kernel(a, b, sfa_permuted, sfb_permuted, Tensor(a!) c) -> ()
     quantize(x, global_scale, global_value, scale_layout, block_scale="amax6") -> (Tensor, Tensor)
+    weighted_quantize(x, importance, global_scale, global_value, scale_layout) -> (Tensor, Tensor)
+    gptq_block(x, u, global_scale, global_value) -> (Tensor, Tensor, Tensor)
     dequantize(data, scale, global_scale, global_value, scale_layout, out_dtype) -> Tensor
     rms_norm_quantize(x, weight, Tensor(a!) residual, global_scale, global_value, eps, scale_layout) -> (Tensor, Tensor)
     rms_norm_quantize_out(..., scale_layout, Tensor(b!) data, Tensor(c!) scale) -> ()

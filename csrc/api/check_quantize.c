@@ -7,12 +7,13 @@
 #include "common/group_blocks.h"
 #include "common/math.h"
 
+enum { BLOCK_COLUMNS = 16 };
+
 /* quantize divides by the global scale. A scale in device memory is not read: it has to keep the rule by itself. */
-static nvfp4_status check_divisor(const nvfp4_quantize_args *args) {
-    const nvfp4_tensor *g = &args->global_scale;
+static nvfp4_status check_divisor(const nvfp4_tensor *g, float global_value) {
     if (!absent(g) && (g->device != NVFP4_HOST || !g->data)) return NVFP4_OK;
     for (int64_t i = 0, count = absent(g) ? 1 : element_count(g); i < count; i++) {
-        const float value = absent(g) ? args->global_value : ((const float *)g->data)[i];
+        const float value = absent(g) ? global_value : ((const float *)g->data)[i];
         if (!(value > 0.0f && value <= FLT_MAX))
             return REJECT("global_scale", ("is %g", (double)value), ("must be positive and finite"));
     }
@@ -20,13 +21,10 @@ static nvfp4_status check_divisor(const nvfp4_quantize_args *args) {
 }
 
 /* One number, one a row of x, or one a group. ends: NULL or absent where there are no groups. */
-static nvfp4_status check_global_scale(const checked_call *c, const nvfp4_quantize_args *args, const nvfp4_tensor *ends,
-                                       const matrix *x, quantize_problem *p) {
-    const nvfp4_tensor *g = &args->global_scale;
+static nvfp4_status check_global_scale(const checked_call *c, const nvfp4_tensor *g, const nvfp4_tensor *ends,
+                                       const matrix *x, int32_t *global_by) {
     const int64_t count = element_count(g), rows = x->l * x->rows;
-    p->global_by = GLOBAL_BY_CALL;
-    p->global_value = args->global_value;
-    p->global_scale = absent(g) ? NULL : g->data;
+    *global_by = GLOBAL_BY_CALL;
     if (absent(g)) return NVFP4_OK;
     if (count != 1) {
         const int has_groups = ends && !absent(ends);
@@ -41,7 +39,7 @@ static nvfp4_status check_global_scale(const checked_call *c, const nvfp4_quanti
                           ("must have 1, or one a row: %lld", (long long)rows));
         if (!is_contiguous(g))
             return REJECT(argument_name(c, g), ("is not contiguous"), ("must be: pass a copy, .contiguous()"));
-        p->global_by = by_group ? GLOBAL_BY_GROUP : GLOBAL_BY_ROW;
+        *global_by = by_group ? GLOBAL_BY_GROUP : GLOBAL_BY_ROW;
     }
     return check_alignment(c, g, 4);
 }
@@ -92,8 +90,10 @@ static nvfp4_status check_data(const checked_call *c, const nvfp4_quantize_args 
                          args->scale_layout == NVFP4_LINEAR ? result.t : result.scale_rows, x->columns / 16, data_use,
                          &p->scale_pitch, &p->scale_batch);
     if (!status) status = check_alignment(c, &args->x, dtype_bytes(args->x.dtype));
-    if (!status) status = check_global_scale(c, args, ends, x, p);
-    if (!status && x_use == READ_ONLY) status = check_divisor(args);
+    p->global_value = args->global_value;
+    p->global_scale = absent(&args->global_scale) ? NULL : args->global_scale.data;
+    if (!status) status = check_global_scale(c, &args->global_scale, ends, x, &p->global_by);
+    if (!status && x_use == READ_ONLY) status = check_divisor(&args->global_scale, args->global_value);
     return status;
 }
 
@@ -114,6 +114,68 @@ nvfp4_status check_quantize(const checked_call *c, prepared_call *call) {
     nvfp4_status status = check_blocks(c, READ_ONLY, p);
     call->is_empty = is_empty(p);
     return status;
+}
+
+/* Numbers in device memory are not read: as of check_divisor. */
+static nvfp4_status check_importance(const checked_call *c, const nvfp4_tensor *t, int64_t k) {
+    nvfp4_status status = check_vector(c, t, 'K', k, 0);
+    if (status || t->device != NVFP4_HOST || !t->data) return status;
+    for (int64_t i = 0; i < k; i++) {
+        const float value = ((const float *)t->data)[i];
+        if (!(value >= 0.0f && value <= FLT_MAX))
+            return REJECT(argument_name(c, t), ("element %lld is %g", (long long)i, (double)value),
+                          ("must be finite and not negative"));
+    }
+    return NVFP4_OK;
+}
+
+nvfp4_status check_weighted_quantize(const checked_call *c, prepared_call *call) {
+    const nvfp4_weighted_quantize_args *args = c->args;
+    if (args->quantize.block_scale != NVFP4_SEARCH)
+        return REJECT("block_scale", ("is %d", (int)args->quantize.block_scale),
+                      ("must be search (%d) with importance", NVFP4_SEARCH));
+    nvfp4_status status = check_quantize(c, call);
+    return status ? status : check_importance(c, &args->importance, call->problem.row_op.quantize.k);
+}
+
+/* 16 columns of fp32, of N rows or of 16. */
+static nvfp4_status check_columns(const checked_call *c, const nvfp4_tensor *t, const char *shape, int64_t rows,
+                                  direction use, matrix *x) {
+    nvfp4_status status = check_strided_matrix(c, t, shape, shape, use, x);
+    if (status) return status;
+    if (t->ndim != 2) return REJECT(argument_name(c, t), ("has %d dimensions", t->ndim), ("must have 2 (%s)", shape));
+    if (x->columns != BLOCK_COLUMNS || (rows >= 0 && x->rows != rows))
+        return REJECT(argument_name(c, t), ("is %lld x %lld", (long long)x->rows, (long long)x->columns),
+                      ("must be %s%s", shape, rows >= 0 ? ", N as of x" : ""));
+    return check_alignment(c, t, 4);
+}
+
+nvfp4_status check_gptq_block(const checked_call *c, prepared_call *call) {
+    const nvfp4_gptq_block_args *args = c->args;
+    const nvfp4_tensor *g = &args->global_scale;
+    gptq_problem *p = &call->problem.row_op.gptq;
+    matrix x, u, data, error;
+    int64_t scale_batch;
+    *p = (gptq_problem){.global_value = args->global_value, .global_scale = absent(g) ? NULL : g->data};
+    nvfp4_status status = check_columns(c, &args->x, "[N, 16]", -1, READ_ONLY, &x);
+    if (!status) status = check_columns(c, &args->u, "[16, 16]", BLOCK_COLUMNS, READ_ONLY, &u);
+    if (!status) status = check_values(c, &args->data, "[N, 8]", "[N, 8]", WRITTEN, &data);
+    if (status) return status;
+    if (args->data.ndim != 2 || data.rows != x.rows || data.columns != BLOCK_COLUMNS / 2)
+        return REJECT("data", ("is %lld x %lld", (long long)data.rows, (long long)data.columns),
+                      ("must be [N, 8] = %lld x 8", (long long)x.rows));
+    status = check_scale(c, &args->scale, NVFP4_LINEAR, 1, x.rows, 1, WRITTEN, &p->scale_pitch, &scale_batch);
+    if (!status) status = check_columns(c, &args->error, "[N, 16]", x.rows, WRITTEN, &error);
+    if (!status) status = check_global_scale(c, g, NULL, &x, &p->global_by);
+    if (!status) status = check_divisor(g, args->global_value);
+    if (status) return status;
+    p->rows = x.rows;
+    p->x_pitch = x.pitch;
+    p->u_pitch = u.pitch;
+    p->data_pitch = data.pitch;
+    p->error_pitch = error.pitch;
+    call->is_empty = x.rows == 0;
+    return NVFP4_OK;
 }
 
 nvfp4_status check_dequantize(const checked_call *c, prepared_call *call) {
@@ -216,6 +278,9 @@ nvfp4_status check_grouped_quantize(const checked_call *c, prepared_call *call) 
     matrix x;
     if (args->quantize.x.ndim != 2)
         return REJECT("x", ("has %d dimensions", args->quantize.x.ndim), ("must have 2 ([R, K]) with ends or rows"));
+    if (args->quantize.block_scale == NVFP4_SEARCH)
+        return REJECT("block_scale", ("is search (%d)", NVFP4_SEARCH),
+                      ("must be amax6 (%d) or four_over_six (%d) with ends or rows", NVFP4_AMAX6, NVFP4_FOUR_OVER_SIX));
     nvfp4_status status = check_x(c, &args->quantize, READ_ONLY, 0, &x);
     if (!status) status = check_groups(c, &args->ends, &args->rows, &args->scale_rows, &x, p, &result);
     call->is_empty = 0; /* scale_rows of nothing are zeros */

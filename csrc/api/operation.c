@@ -76,6 +76,14 @@ nvfp4_status nvfp4_dequantize(nvfp4_context *context, const nvfp4_quantize_args 
     return operation_call(context, &operation_dequantize, args);
 }
 
+nvfp4_status nvfp4_weighted_quantize(nvfp4_context *context, const nvfp4_weighted_quantize_args *args) {
+    return operation_call(context, &operation_weighted_quantize, args);
+}
+
+nvfp4_status nvfp4_gptq_block(nvfp4_context *context, const nvfp4_gptq_block_args *args) {
+    return operation_call(context, &operation_gptq_block, args);
+}
+
 nvfp4_status nvfp4_rms_norm_quantize(nvfp4_context *context, const nvfp4_rms_norm_quantize_args *args) {
     return operation_call(context, &operation_rms_norm_quantize, args);
 }

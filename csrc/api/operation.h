@@ -18,6 +18,8 @@ typedef union operation_args {
     nvfp4_gemm_args gemm;
     nvfp4_grouped_gemm_args grouped_gemm;
     nvfp4_quantize_args quantize;
+    nvfp4_weighted_quantize_args weighted_quantize;
+    nvfp4_gptq_block_args gptq_block;
     nvfp4_grouped_quantize_args grouped_quantize;
     nvfp4_quantize_gemm_args quantize_gemm;
     nvfp4_rms_norm_quantize_args rms_norm_quantize;
@@ -177,7 +179,8 @@ static inline nvfp4_tensor *tensor_to_fill(const operation *op, int32_t index, o
 extern const operation operation_gemm, operation_grouped_gemm, operation_quantize, operation_dequantize,
     operation_rms_norm_quantize, operation_silu_mul_quantize, operation_amax_scale, operation_swizzle,
     operation_unswizzle, operation_grouped_quantize, operation_gated, operation_gated_quantize, operation_moe_route,
-    operation_moe_combine, operation_quantize_gemm, operation_gated_grouped_gemm;
+    operation_moe_combine, operation_quantize_gemm, operation_gated_grouped_gemm, operation_weighted_quantize,
+    operation_gptq_block;
 
 /* Checks a call by its table and its own rules. */
 nvfp4_status operation_check(const checked_call *c, prepared_call *call);

@@ -53,6 +53,82 @@ const operation operation_quantize = {
     .run = row_op_run,
 };
 
+static void weighted_quantize_defaults(operation_args *args) {
+    nvfp4_weighted_quantize_init(&args->weighted_quantize);
+}
+
+static const operation_tensor weighted_quantize_tensors[] = {
+    {"x", AT(x), INPUT, HOLDS_FLOATS, 0, 0},
+    {"importance", offsetof(nvfp4_weighted_quantize_args, importance), INPUT, HOLDS_FLOAT32, 0, 0},
+    GLOBAL_SCALE,
+    {"data", AT(data), OUTPUT, HOLDS_VALUES, 0, 0},
+    {"scale", AT(scale), OUTPUT, HOLDS_SCALES, 0, 0},
+};
+static const operation_scalar weighted_quantize_scalars[] = {GLOBAL_VALUE(2), SCALE_LAYOUT};
+static const operation_result weighted_quantize_results[] = DATA_AND_SCALE(3, 4, 0, 1);
+const operation operation_weighted_quantize = {
+    .name = "weighted_quantize",
+    .args_bytes = sizeof(nvfp4_weighted_quantize_args),
+    .min_bytes = sizeof(nvfp4_weighted_quantize_args),
+    .defaults = weighted_quantize_defaults,
+    .tensors = weighted_quantize_tensors,
+    .tensor_count = COUNT(weighted_quantize_tensors),
+    .scalars = weighted_quantize_scalars,
+    .scalar_count = COUNT(weighted_quantize_scalars),
+    .results = weighted_quantize_results,
+    .result_count = COUNT(weighted_quantize_results),
+    .given = RESULTS_NEW,
+    .planners = PLANNERS(weighted_quantize),
+    .check = check_weighted_quantize,
+    .plan = row_op_plan,
+    .bind = bind_weighted_quantize,
+    .run = row_op_run,
+};
+
+static void gptq_block_defaults(operation_args *args) {
+    nvfp4_gptq_block_init(&args->gptq_block);
+}
+
+#define GPTQ_AT(field) offsetof(nvfp4_gptq_block_args, field)
+static const operation_tensor gptq_block_tensors[] = {
+    {"x", GPTQ_AT(x), INPUT, HOLDS_FLOAT32, 0, 0},
+    {"u", GPTQ_AT(u), INPUT, HOLDS_FLOAT32, 0, 0},
+    {"global_scale", GPTQ_AT(global_scale), INPUT, HOLDS_FLOAT32, 1, 0},
+    {"data", GPTQ_AT(data), OUTPUT, HOLDS_VALUES, 0, 0},
+    {"scale", GPTQ_AT(scale), OUTPUT, HOLDS_SCALES, 0, 0},
+    {"error", GPTQ_AT(error), OUTPUT, HOLDS_FLOAT32, 0, 0},
+};
+static const operation_scalar gptq_block_scalars[] = {
+    {"global_value", SCALAR_FLOAT, GPTQ_AT(global_value), 1 + 2, NULL}};
+#undef GPTQ_AT
+static const operation_result gptq_block_results[] = {
+    {.tensor = 3, .like = 0, .rank = RANK_MATRIX, .dtype = NVFP4_UINT8, .shape = DATA_SHAPE(0, 1)},
+    {.tensor = 4, .like = 0, .rank = RANK_MATRIX, .dtype = NVFP4_E4M3, .shape = LINEAR_SHAPE(0, 1)},
+    {.tensor = 5,
+     .like = 0,
+     .rank = RANK_MATRIX,
+     .dtype = NVFP4_FP32,
+     .shape = {{SIZE_ROWS, 0, 1, 1, 1}, {SIZE_COLUMNS, 0, 1, 1, 1}, 16}},
+};
+const operation operation_gptq_block = {
+    .name = "gptq_block",
+    .args_bytes = sizeof(nvfp4_gptq_block_args),
+    .min_bytes = sizeof(nvfp4_gptq_block_args),
+    .defaults = gptq_block_defaults,
+    .tensors = gptq_block_tensors,
+    .tensor_count = COUNT(gptq_block_tensors),
+    .scalars = gptq_block_scalars,
+    .scalar_count = COUNT(gptq_block_scalars),
+    .results = gptq_block_results,
+    .result_count = COUNT(gptq_block_results),
+    .given = RESULTS_NEW,
+    .planners = PLANNERS(gptq_block),
+    .check = check_gptq_block,
+    .plan = row_op_plan,
+    .bind = bind_gptq_block,
+    .run = row_op_run,
+};
+
 /* T rows, of `rows` or else of x; their 128-row blocks of scales, of which each group begins with one. */
 #define SORTED_ROWS_OF(rows, x)      {SIZE_COUNT, rows, 1, 1, 1, 1 + (x), 0}
 #define GROUP_BLOCKS(of, t, x, ends) {of, t, SCALE_BLOCK_ROWS, 1, 1, x, 1 + (ends)}

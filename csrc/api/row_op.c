@@ -15,6 +15,23 @@ void bind_quantize(const checked_call *c, prepared_call *call) {
     bind_blocks(c->args, &call->problem.row_op.quantize);
 }
 
+void bind_weighted_quantize(const checked_call *c, prepared_call *call) {
+    const nvfp4_weighted_quantize_args *args = c->args;
+    quantize_problem *p = &call->problem.row_op.quantize;
+    bind_blocks(&args->quantize, p);
+    p->importance = args->importance.data;
+}
+
+void bind_gptq_block(const checked_call *c, prepared_call *call) {
+    const nvfp4_gptq_block_args *args = c->args;
+    gptq_problem *p = &call->problem.row_op.gptq;
+    p->x = args->x.data;
+    p->u = args->u.data;
+    p->data = args->data.data;
+    p->scale = args->scale.data;
+    p->error = args->error.data;
+}
+
 void bind_grouped_quantize(const checked_call *c, prepared_call *call) {
     const nvfp4_grouped_quantize_args *args = c->args;
     grouped_quantize_problem *p = &call->problem.row_op.grouped;

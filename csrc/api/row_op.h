@@ -9,6 +9,8 @@
 #define PLANNERS(name) {[ON_HOST] = &cpu_##name##_planner, [ON_GPU] = &gpu_##name##_planner}
 
 nvfp4_status check_quantize(const checked_call *c, prepared_call *call);
+nvfp4_status check_weighted_quantize(const checked_call *c, prepared_call *call);
+nvfp4_status check_gptq_block(const checked_call *c, prepared_call *call);
 nvfp4_status check_dequantize(const checked_call *c, prepared_call *call);
 nvfp4_status check_rms_norm_quantize(const checked_call *c, prepared_call *call);
 nvfp4_status check_silu_mul_quantize(const checked_call *c, prepared_call *call);
@@ -22,6 +24,8 @@ nvfp4_status check_moe_route(const checked_call *c, prepared_call *call);
 nvfp4_status check_moe_combine(const checked_call *c, prepared_call *call);
 
 void bind_quantize(const checked_call *c, prepared_call *call);
+void bind_weighted_quantize(const checked_call *c, prepared_call *call);
+void bind_gptq_block(const checked_call *c, prepared_call *call);
 void bind_rms_norm_quantize(const checked_call *c, prepared_call *call);
 void bind_amax_scale(const checked_call *c, prepared_call *call);
 void bind_swizzle(const checked_call *c, prepared_call *call);

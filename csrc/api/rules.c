@@ -321,7 +321,8 @@ nvfp4_status check_layout(nvfp4_layout layout) {
 }
 
 nvfp4_status check_block_scale(nvfp4_block_scale block_scale) {
-    if (block_scale == NVFP4_AMAX6 || block_scale == NVFP4_FOUR_OVER_SIX) return NVFP4_OK;
-    return REJECT("block_scale", ("is %d", (int)block_scale),
-                  ("must be amax6 (%d) or four_over_six (%d)", NVFP4_AMAX6, NVFP4_FOUR_OVER_SIX));
+    if (block_scale >= NVFP4_AMAX6 && block_scale <= NVFP4_SEARCH) return NVFP4_OK;
+    return REJECT(
+        "block_scale", ("is %d", (int)block_scale),
+        ("must be amax6 (%d), four_over_six (%d) or search (%d)", NVFP4_AMAX6, NVFP4_FOUR_OVER_SIX, NVFP4_SEARCH));
 }

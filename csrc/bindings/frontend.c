@@ -43,8 +43,10 @@ nvfp4_status block_scale_from_name(const char *name, int32_t *block_scale) {
         *block_scale = NVFP4_AMAX6;
     else if (strcmp(name, "four_over_six") == 0)
         *block_scale = NVFP4_FOUR_OVER_SIX;
+    else if (strcmp(name, "search") == 0)
+        *block_scale = NVFP4_SEARCH;
     else
-        return REJECT("block_scale", ("is '%.80s'", name), ("must be 'amax6' or 'four_over_six'"));
+        return REJECT("block_scale", ("is '%.80s'", name), ("must be 'amax6', 'four_over_six' or 'search'"));
     return NVFP4_OK;
 }
 

@@ -11,6 +11,8 @@
     X(gemm)                                                                                                            \
     X(custom_kernel)                                                                                                   \
     X(quantize)                                                                                                        \
+    X(weighted_quantize)                                                                                               \
+    X(gptq_block)                                                                                                      \
     X(dequantize)                                                                                                      \
     X(rms_norm_quantize)                                                                                               \
     X(silu_mul_quantize)                                                                                               \
@@ -40,10 +42,10 @@ extern const operation operation_custom_kernel;
 /* Errors in the words of Python. */
 extern const error_words python_words;
 
-nvfp4_status layout_from_name(const char *name, int32_t *layout);                     /* "128x4", "linear" */
-nvfp4_status block_scale_from_name(const char *name, int32_t *block_scale);           /* "amax6", "four_over_six" */
-nvfp4_status activation_from_name(const char *name, int32_t *activation);             /* "silu", ... */
-nvfp4_status backend_from_name(const char *name, int32_t *backend);                   /* "auto", "cpu", ... */
+nvfp4_status layout_from_name(const char *name, int32_t *layout);           /* "128x4", "linear" */
+nvfp4_status block_scale_from_name(const char *name, int32_t *block_scale); /* "amax6", "four_over_six", ... */
+nvfp4_status activation_from_name(const char *name, int32_t *activation);   /* "silu", ... */
+nvfp4_status backend_from_name(const char *name, int32_t *backend);         /* "auto", "cpu", ... */
 nvfp4_status dtype_from_name(const char *argument, const char *name, int32_t *dtype); /* of a result */
 /* The parser of a scalar that is given by name; NULL: of another kind. */
 typedef nvfp4_status name_parser(const char *name, int32_t *value);

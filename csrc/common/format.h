@@ -23,6 +23,7 @@ typedef enum nvfp4_layout {
 typedef enum nvfp4_block_scale {
     NVFP4_AMAX6 = 0,         /* amax / 6: the largest value of a block becomes 6 */
     NVFP4_FOUR_OVER_SIX = 1, /* amax / 6 or amax / 4, whichever has the smaller squared error */
+    NVFP4_SEARCH = 2,        /* of 13 scales around amax / 6 the one with the least squared error: for weights */
 } nvfp4_block_scale;
 
 #endif

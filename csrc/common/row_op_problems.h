@@ -23,10 +23,26 @@ typedef struct quantize_problem {
     int32_t x_type;    /* nvfp4_dtype */
     int32_t tile_log2; /* GPU: a CTA has 2^tile_log2 scales in a row; 2 for 128x4 scales */
     int32_t block_scale;
-    int32_t global_by; /* what global_scale[] has one of */
+    int32_t global_by;       /* what global_scale[] has one of */
+    const float *importance; /* [k], of NVFP4_SEARCH; NULL: ones */
 } quantize_problem;
 
 enum { GLOBAL_BY_CALL, GLOBAL_BY_ROW, GLOBAL_BY_GROUP };
+
+/* Codes of the scales that NVFP4_SEARCH tries: SEARCH_FIRST .. SEARCH_LAST from that of amax / 6, within bounds. */
+enum { SEARCH_FIRST = -5, SEARCH_LAST = 7, SEARCH_LEAST_CODE = 1, SEARCH_GREATEST_CODE = 126 };
+
+/* A block of GPTQ. Distances are in bytes. */
+typedef struct gptq_problem {
+    int64_t rows;
+    const float *x, *u;
+    uint8_t *data, *scale;
+    float *error;
+    int64_t x_pitch, u_pitch, data_pitch, scale_pitch, error_pitch;
+    const float *global_scale; /* NULL: global_value */
+    float global_value;
+    int32_t global_by; /* GLOBAL_BY_CALL or GLOBAL_BY_ROW */
+} gptq_problem;
 
 /* RMS norm before quantization. */
 typedef struct norm_problem {

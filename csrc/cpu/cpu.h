@@ -30,6 +30,7 @@ const char *cpu_isa_name(cpu_isa isa);
 nvfp4_status cpu_gemm(const gemm_problem *problem, cpu_isa isa, int threads, int batch_invariant);
 nvfp4_status cpu_grouped_gemm(const grouped_problem *problem, cpu_isa isa, int threads, int batch_invariant);
 void cpu_quantize(const quantize_problem *problem, cpu_isa isa, int threads);
+void cpu_gptq_block(const gptq_problem *problem, cpu_isa isa, int threads);
 void cpu_dequantize(const quantize_problem *problem, cpu_isa isa, int threads);
 void cpu_amax_scale(const amax_problem *problem, cpu_isa isa, int threads);
 void cpu_rms_norm_quantize(const norm_problem *problem, cpu_isa isa, int threads);

@@ -11,6 +11,10 @@
  *   four_over_six            also with scale = e4m3((amax / 4) / g); this one if its error is the smaller number
  *                            error = s16: s0 = 0, s(i+1) = fma(r, r, s(i)), r = fma(-value(code), d * p, x * p);
  *                            p = the power of two with p * amax in [1, 2), or as near as 2^-126 .. 2^126 come
+ *   search                   with each scale max(1, min(126, c + o)), o = -5 .. 7, c = e4m3((amax / 6) / g) as a code;
+ *                            the first with the least error; c where no error is finite
+ *                            with importance w: s(i+1) = fma(r * (w * q), r, s(i)), q of max w as p is of amax;
+ *                            ones if all 16 are 0
  *   dequantized              (value(code) * value(scale)) * g  rounded once more to the type of x
  *
  * A NaN in g gives scale 0x7F and codes 0, but for blocks of zeros. */
@@ -43,11 +47,12 @@ static inline candidate encode(const float x[16], uint8_t scale, float g) {
     return c;
 }
 
-static inline float squared_error(const float x[16], const candidate *c, float p) {
+/* weight: of each error; NULL: ones. */
+static inline float squared_error(const float x[16], const candidate *c, float p, const float *weight) {
     float sum = 0.0f, d = c->d * p;
     for (int i = 0; i < 16; i++) {
         float r = fmaf(-e2m1_decode(c->data[i / 2] >> i % 2 * 4 & 15), d, x[i] * p);
-        sum = fmaf(r, r, sum);
+        sum = fmaf(weight ? r * weight[i] : r, r, sum);
     }
     return sum;
 }
@@ -57,7 +62,35 @@ static inline float normalizer(float amax) {
     return bits_float((254 - (exponent < 1 ? 1 : exponent > 253 ? 253 : exponent)) << 23);
 }
 
-static inline void quantize_block(const float x[16], float g, int four_over_six, uint8_t data[8], uint8_t *scale) {
+/* Importance of 16 values, over a power of two. */
+static inline void weights_of(float weight[16], const float *importance) {
+    float most = 0.0f;
+    for (int i = 0; i < 16; i++) most = importance[i] > most ? importance[i] : most;
+    for (int i = 0; i < 16; i++) weight[i] = most == 0.0f ? 1.0f : importance[i] * normalizer(most);
+}
+
+static inline uint8_t searched_scale(int scale, int offset) {
+    const int code = scale + offset;
+    return (uint8_t)(code < SEARCH_LEAST_CODE      ? SEARCH_LEAST_CODE
+                     : code > SEARCH_GREATEST_CODE ? SEARCH_GREATEST_CODE
+                                                   : code);
+}
+
+/* nearest: the candidate of amax / 6. */
+static inline candidate search(const float x[16], float amax, float g, candidate nearest, const float *importance) {
+    float weight[16], p = normalizer(amax), least = INFINITY;
+    candidate best = nearest;
+    if (importance) weights_of(weight, importance);
+    for (int offset = SEARCH_FIRST; offset <= SEARCH_LAST; offset++) {
+        const candidate other = encode(x, searched_scale(nearest.scale, offset), g);
+        const float error = squared_error(x, &other, p, importance ? weight : NULL);
+        if (error < least) best = other, least = error;
+    }
+    return best;
+}
+
+static inline void quantize_block(const float x[16], float g, int32_t block_scale, const float *importance,
+                                  uint8_t data[8], uint8_t *scale) {
     float amax = 0.0f;
     int nan = 0;
     for (int i = 0; i < 16; i++) {
@@ -65,10 +98,11 @@ static inline void quantize_block(const float x[16], float g, int four_over_six,
         amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
     }
     candidate best = encode(x, nan ? 0x7F : amax == 0.0f ? 0 : e4m3_encode(amax / 6.0f / g), g);
-    if (four_over_six && !nan) {
+    if (block_scale == NVFP4_SEARCH && !nan && amax > 0.0f) best = search(x, amax, g, best, importance);
+    if (block_scale == NVFP4_FOUR_OVER_SIX && !nan) {
         candidate four = encode(x, amax == 0.0f ? 0 : e4m3_encode(amax / 4.0f / g), g);
         float p = normalizer(amax);
-        if (squared_error(x, &four, p) < squared_error(x, &best, p)) best = four;
+        if (squared_error(x, &four, p, NULL) < squared_error(x, &best, p, NULL)) best = four;
     }
     *scale = best.scale;
     memcpy(data, best.data, 8);
@@ -95,7 +129,7 @@ static inline row_at row_of(const quantize_problem *p, int64_t batch, int64_t ro
 }
 
 static inline void quantize_to(const quantize_problem *p, row_at at, int64_t column, const float x[BLOCK]) {
-    quantize_block(x, at.g, p->block_scale == NVFP4_FOUR_OVER_SIX, at.data + column * 8,
+    quantize_block(x, at.g, p->block_scale, p->importance ? p->importance + column * BLOCK : NULL, at.data + column * 8,
                    at.scale + scale_offset(p->scale_layout, p->scale_pitch, at.row, column));
 }
 
@@ -112,6 +146,8 @@ typedef struct quantize_kernel {
     void (*gated)(const grouped_quantize_problem *p, row_at at);
     void (*rms_norm)(const norm_problem *p, row_at at);
     int32_t (*amax)(const void *x, int64_t bytes, int32_t type);
+    /* gptq_block of rows first .. end - 1: cpu/gptq.h. */
+    void (*gptq)(const gptq_problem *p, int64_t first, int64_t end);
 } quantize_kernel;
 
 extern const quantize_kernel quantize_portable;

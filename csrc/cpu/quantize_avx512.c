@@ -216,11 +216,14 @@ static inline __attribute__((always_inline)) void decode_blocks(char *to, const 
 
 #include "cpu/quantize_rows.h"
 
+#include "cpu/gptq_rows.h"
+
 const quantize_kernel quantize_avx512 = {
     .quantize = quantize_row,
     .dequantize = dequantize_row,
     .gated = gated_row,
     .rms_norm = rms_norm_row,
     .amax = amax_bits,
+    .gptq = gptq_rows,
 };
 #endif

@@ -1,5 +1,5 @@
 /* Rows of quantization and back in C, by the definition in cpu/quantize.h. */
-#include "cpu/quantize.h"
+#include "cpu/gptq.h"
 
 WITH_FMA static void quantize_row(const quantize_problem *p, row_at at) {
     for (int64_t column = 0; column < p->k / BLOCK; column++) {
@@ -25,4 +25,5 @@ const quantize_kernel quantize_portable = {
     .gated = portable_gated_row,
     .rms_norm = portable_rms_norm_row,
     .amax = amax_bits,
+    .gptq = portable_gptq,
 };

@@ -71,24 +71,88 @@ static inline floats squared_errors(const floats magnitude[BLOCK], units u, floa
     return sum;
 }
 
-static inline units smaller_error(units six, units four, floats amax, const float *x) {
-    floats values[BLOCK];
+/* Vectors of normalizer. */
+static inline floats normalizers(floats amax) {
+    floats exponent = (floats)((ints)amax & 0x7F800000);
+    exponent = smaller(larger(exponent, 0x1p-126f - (floats){0}), 0x1p126f - (floats){0});
+    return (floats)((254 << 23) - (ints)exponent);
+}
+
+/* s where a lane of `mask` is -1, t elsewhere. */
+static inline units choose_units(ints mask, units s, units t) {
+    return (units){(mask & s.code) | (~mask & t.code), (floats)((mask & (ints)s.unit) | (~mask & (ints)t.unit)),
+                   (floats)((mask & (ints)s.high) | (~mask & (ints)t.high)),
+                   (floats)((mask & (ints)s.low) | (~mask & (ints)t.low))};
+}
+
+static inline void load_magnitudes(floats values[BLOCK], const float *x) {
     transpose_16(values, x, BLOCK * 4);
     for (int i = 0; i < BLOCK; i++) values[i] = (floats)((ints)values[i] & INT32_MAX);
-    floats exponent = (floats)((ints)amax & 0x7F800000); /* to 2^-126 .. 2^126: as normalizer */
-    exponent = smaller(larger(exponent, 0x1p-126f - (floats){0}), 0x1p126f - (floats){0});
-    floats p = (floats)((254 << 23) - (ints)exponent);
-    ints mask = squared_errors(values, four, p) < squared_errors(values, six, p);
-    return (units){(mask & four.code) | (~mask & six.code),
-                   (floats)((mask & (ints)four.unit) | (~mask & (ints)six.unit)),
-                   (floats)((mask & (ints)four.high) | (~mask & (ints)six.high)),
-                   (floats)((mask & (ints)four.low) | (~mask & (ints)six.low))};
+}
+
+static inline units smaller_error(units six, units four, floats amax, const float *x) {
+    floats values[BLOCK], p = normalizers(amax);
+    load_magnitudes(values, x);
+    return choose_units(squared_errors(values, four, p) < squared_errors(values, six, p), four, six);
+}
+
+/* ---- search ---- */
+
+/* Vectors of searched_scale, with the value of the code. */
+static inline units searched_units(ints scale, int offset, float g) {
+    ints code = scale + offset;
+    code = (code & (code > SEARCH_LEAST_CODE)) | (SEARCH_LEAST_CODE & (code <= SEARCH_LEAST_CODE));
+    code = (code & (code < SEARCH_GREATEST_CODE)) | (SEARCH_GREATEST_CODE & (code >= SEARCH_GREATEST_CODE));
+    /* A code's bits at those of an fp32's exponent and fraction are its value, with the bias of an fp32's exponent. The
+     * bits of a subnormal are a fraction of 2^-6; below 8 they do not reach the exponent. */
+    ints subnormal = code < 8;
+    floats normal = (floats)((code << 20) + (120 << 23));
+    floats small = (floats)((code << 20) + (121 << 23)) - 0x1p-6f;
+    units u = {.code = code, .unit = (floats)(((ints)small & subnormal) | ((ints)normal & ~subnormal)) * g};
+    reciprocals(u.unit, &u.high, &u.low);
+    return u;
+}
+
+/* Vectors of weights_of. */
+static inline void load_weights(floats weight[BLOCK], const float *importance) {
+    floats most = {0};
+    transpose_16(weight, importance, BLOCK * 4);
+    for (int i = 0; i < BLOCK; i++) most = larger(weight[i], most);
+    floats p = normalizers(most), ones = 1.0f - (floats){0};
+    ints none = most == 0.0f;
+    for (int i = 0; i < BLOCK; i++) weight[i] = (floats)(((ints)ones & none) | ((ints)(weight[i] * p) & ~none));
+}
+
+/* Vectors of search. A saturated scale's candidates below it have quotients far above 6: round_values saturates. */
+static __attribute__((noinline)) units least_error(units nearest, floats amax, float g, const float *x,
+                                                   const float *importance) {
+    floats values[BLOCK], scaled[BLOCK], weight[BLOCK], p = normalizers(amax), least = INFINITY - (floats){0};
+    ints searched = ((ints)amax > 0) & ((ints)amax <= 0x7F800000);
+    units best = nearest;
+    load_magnitudes(values, x);
+    for (int i = 0; i < BLOCK; i++) scaled[i] = values[i] * p;
+    if (importance) load_weights(weight, importance);
+    for (int offset = SEARCH_FIRST; offset <= SEARCH_LAST; offset++) {
+        const units u = searched_units(nearest.code, offset, g);
+        floats sum = {0}, d = u.unit * p;
+        for (int i = 0; i < BLOCK; i++) {
+            floats rest = fused(-round_values(values[i], u.high, u.low), d, scaled[i]);
+            floats weighted = rest;
+            if (importance) weighted = rest * weight[i];
+            sum = fused(weighted, rest, sum);
+        }
+        ints better = (sum < least) & searched;
+        least = (floats)(((ints)sum & better) | ((ints)least & ~better));
+        best = choose_units(better, u, best);
+    }
+    return best;
 }
 
 /* Up to SPAN groups, in three loops: a scale takes 100 cycles of latency, in which others can be computed only if
- * little else is between them. */
-static inline __attribute__((always_inline)) void
-quantize_groups(uint8_t *data, uint8_t *scale, const char *x, const int type, float g, int64_t groups, const int four) {
+ * little else is between them. importance: of NVFP4_SEARCH, which has the values' type fp32. */
+static inline __attribute__((always_inline)) void quantize_groups(uint8_t *data, uint8_t *scale, const char *x,
+                                                                  const int type, float g, int64_t groups,
+                                                                  const int block_scale, const float *importance) {
     floats amax[SPAN], high[SPAN], low[SPAN], over_g[2];
     ints valid[SPAN], saturated = {0};
     int64_t size = GROUP * type_size(type);
@@ -99,7 +163,9 @@ quantize_groups(uint8_t *data, uint8_t *scale, const char *x, const int type, fl
         floats capped = smaller(0x1p62f - (floats){0}, amax[i]);
         floats part = fused(capped, 0x1.555556p-3f - (floats){0}, capped * -0x1.555556p-28f); /* over 6 */
         units u = encode_scales(amax[i], fused(part, over_g[0], part * over_g[1]), g);
-        if (four) {
+        if (block_scale == NVFP4_SEARCH)
+            u = least_error(u, amax[i], g, (const float *)x + i * GROUP, importance ? importance + i * GROUP : NULL);
+        if (block_scale == NVFP4_FOUR_OVER_SIX) {
             part = capped * 0.25f;
             units other = encode_scales(amax[i], fused(part, over_g[0], part * over_g[1]), g);
             u = smaller_error(u, other, amax[i], (const float *)x + i * GROUP);
@@ -119,15 +185,17 @@ quantize_groups(uint8_t *data, uint8_t *scale, const char *x, const int type, fl
 }
 
 /* The same for each type. The functions are not inlined: their loops need all registers. */
-typedef void quantizer(uint8_t *data, uint8_t *scale, const char *x, float g, int64_t groups);
-#define QUANTIZER(NAME, TYPE, FOUR)                                                                                    \
-    static __attribute__((noinline)) void NAME(uint8_t *data, uint8_t *scale, const char *x, float g, int64_t n) {     \
-        quantize_groups(data, scale, x, TYPE, g, n, FOUR);                                                             \
+typedef void quantizer(uint8_t *data, uint8_t *scale, const char *x, float g, int64_t groups, const float *importance);
+#define QUANTIZER(NAME, TYPE, BLOCK_SCALE)                                                                             \
+    static __attribute__((noinline)) void NAME(uint8_t *data, uint8_t *scale, const char *x, float g, int64_t n,       \
+                                               const float *importance) {                                              \
+        quantize_groups(data, scale, x, TYPE, g, n, BLOCK_SCALE, importance);                                          \
     }
-QUANTIZER(quantize_fp16, NVFP4_FP16, 0)
-QUANTIZER(quantize_bf16, NVFP4_BF16, 0)
-QUANTIZER(quantize_fp32, NVFP4_FP32, 0)
-QUANTIZER(quantize_four_over_six, NVFP4_FP32, 1)
+QUANTIZER(quantize_fp16, NVFP4_FP16, NVFP4_AMAX6)
+QUANTIZER(quantize_bf16, NVFP4_BF16, NVFP4_AMAX6)
+QUANTIZER(quantize_fp32, NVFP4_FP32, NVFP4_AMAX6)
+QUANTIZER(quantize_four_over_six, NVFP4_FP32, NVFP4_FOUR_OVER_SIX)
+QUANTIZER(quantize_search, NVFP4_FP32, NVFP4_SEARCH)
 
 /* Loads values as fp32. Values up to the end of the last group are zeros. */
 static void load_values(float to[STEP * BLOCK], const char *from, int32_t type, int64_t count) {
@@ -154,29 +222,33 @@ static void quantize_blocks(const quantize_problem *p, row_at at, int64_t column
                             int32_t type) {
     _Alignas(64) float values[STEP * BLOCK];
     uint8_t scale[STEP] = {0}, *data = at.data + column * 8, tail_data[LANES * 8];
-    int four = p->block_scale == NVFP4_FOUR_OVER_SIX;
-    if (four && type != NVFP4_FP32) {
+    if (p->block_scale != NVFP4_AMAX6 && type != NVFP4_FP32) {
         load_values(values, x, type, count);
         x = (const char *)values, type = NVFP4_FP32;
     }
     int64_t size = BLOCK * type_size(type), groups = count / LANES, whole = groups * LANES;
     float g = at.g;
-    quantizer *quantize = four                 ? quantize_four_over_six
-                          : type == NVFP4_FP32 ? quantize_fp32
-                          : type == NVFP4_BF16 ? quantize_bf16
-                                               : quantize_fp16;
+    const float *importance = p->importance ? p->importance + column * BLOCK : NULL;
+    quantizer *quantize = p->block_scale == NVFP4_SEARCH          ? quantize_search
+                          : p->block_scale == NVFP4_FOUR_OVER_SIX ? quantize_four_over_six
+                          : type == NVFP4_FP32                    ? quantize_fp32
+                          : type == NVFP4_BF16                    ? quantize_bf16
+                                                                  : quantize_fp16;
     if (!in_range(g))
         for (int64_t b = 0; b < count; b++) {
             float block[BLOCK];
             load_floats(block, x + b * size, type, BLOCK);
-            quantize_block(block, g, four, data + b * 8, scale + b);
+            quantize_block(block, g, p->block_scale, importance ? importance + b * BLOCK : NULL, data + b * 8,
+                           scale + b);
         }
     else if (groups)
-        quantize(data, scale, x, g, groups);
+        quantize(data, scale, x, g, groups, importance);
     if (in_range(g) && whole < count) {
         char tail[GROUP * 4] = {0};
+        float tail_importance[GROUP] = {0};
         memcpy(tail, x + whole * size, (size_t)((count - whole) * size));
-        quantize(tail_data, scale + whole, tail, g, 1);
+        if (importance) memcpy(tail_importance, importance + whole * BLOCK, (size_t)(count - whole) * BLOCK * 4);
+        quantize(tail_data, scale + whole, tail, g, 1, importance ? tail_importance : NULL);
         memcpy(data + whole * 8, tail_data, (size_t)(count - whole) * 8);
     }
     store_scales(p, at, column, scale, count);

@@ -12,6 +12,7 @@
     }                                                                                                                  \
     const row_op_planner cpu_##name##_planner = {.run_host = run_##name};
 PLANNER(quantize, quantize)
+PLANNER(gptq_block, gptq)
 PLANNER(dequantize, quantize)
 PLANNER(grouped_quantize, grouped)
 PLANNER(rms_norm_quantize, norm)
@@ -19,6 +20,8 @@ PLANNER(amax_scale, amax)
 PLANNER(gated, gated)
 PLANNER(moe_combine, moe_combine)
 
+/* The same function, of a problem with importance. */
+const row_op_planner cpu_weighted_quantize_planner = {.run_host = run_quantize};
 /* The same function, of a problem with an activation. */
 const row_op_planner cpu_silu_mul_quantize_planner = {.run_host = run_grouped_quantize};
 const row_op_planner cpu_gated_quantize_planner = {.run_host = run_grouped_quantize};

@@ -11,8 +11,9 @@
 #include "plan/launch_plan.h"
 
 typedef union row_op_problem {
-    quantize_problem quantize;        /* quantize, dequantize */
+    quantize_problem quantize;        /* quantize, weighted_quantize, dequantize */
     grouped_quantize_problem grouped; /* grouped_quantize, silu_mul_quantize, gated_quantize */
+    gptq_problem gptq;
     norm_problem norm;
     amax_problem amax;
     swizzle_problem swizzle; /* swizzle, unswizzle */
@@ -36,6 +37,8 @@ enum { ON_HOST, ON_GPU, ROW_OP_TARGETS };
 
 #define ROW_OPS(X)                                                                                                     \
     X(quantize)                                                                                                        \
+    X(weighted_quantize)                                                                                               \
+    X(gptq_block)                                                                                                      \
     X(dequantize)                                                                                                      \
     X(silu_mul_quantize)                                                                                               \
     X(grouped_quantize)                                                                                                \

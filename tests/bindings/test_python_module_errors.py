@@ -190,10 +190,10 @@ def test_errors_of_conversions() -> None:
             torch.zeros(2, 16), global_scale="1"
         ),
         "x: has 1 dimensions; must have 2 ([R, K]) or 3 ([L, R, K])": lambda: nvfp4.amax_scale(torch.zeros(16)),
-        "block_scale: is 'amax4'; must be 'amax6' or 'four_over_six'": lambda: nvfp4.amax_scale(
+        "block_scale: is 'amax4'; must be 'amax6', 'four_over_six' or 'search'": lambda: nvfp4.amax_scale(
             torch.zeros(2, 16), block_scale="amax4"
         ),
-        "block_scale: is 'amax'; must be 'amax6' or 'four_over_six'": lambda: nvfp4.quantize(
+        "block_scale: is 'amax'; must be 'amax6', 'four_over_six' or 'search'": lambda: nvfp4.quantize(
             torch.zeros(2, 16), block_scale="amax"
         ),
         "block_scale: is of type NoneType; must be a string": lambda: nvfp4.amax_scale(
@@ -236,7 +236,8 @@ def test_signatures_are_those_that_others_write_against() -> None:
         "scale_layout='128x4', backend=None, batch_invariant=False, constant_b=False, transpose_b=True",
         "custom_kernel": "a, b, sfa_permuted, sfb_permuted, c",
         "quantize": "x, *, global_scale=None, scale_layout='128x4', block_scale='amax6', ends=None, rows=None, "
-        "out=None",
+        "out=None, importance=None",
+        "gptq_block": "x, u, *, global_scale=None",
         "dequantize": "data, scale, *, global_scale=None, scale_layout='128x4', out_dtype=None",
         "rms_norm_quantize": "x, weight, eps, *, residual=None, global_scale=None, scale_layout='128x4', out=None",
         "silu_mul_quantize": "gate_up, *, global_scale=None, scale_layout='128x4', out=None",
@@ -263,7 +264,7 @@ def test_signatures_are_those_that_others_write_against() -> None:
 
 DOCUMENTED = [
     *("gemm", "custom_kernel", "quantize", "rms_norm_quantize", "silu_mul_quantize", "dequantize", "amax_scale"),
-    *("gated", "moe_route", "moe_combine", "quantize_gemm", "gated_grouped_gemm"),
+    *("gated", "gptq_block", "moe_route", "moe_combine", "quantize_gemm", "gated_grouped_gemm"),
     *("swizzle", "unswizzle", "info", "init", "use_tuning", "quantize_model", "load", "save"),
     *("Linear", "Linear.from_linear", "Linear.from_packed", "Linear.fuse"),
     *("parallel.ColwiseParallel", "parallel.RowwiseParallel"),

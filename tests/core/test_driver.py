@@ -88,6 +88,7 @@ def test_call_cost_finds_the_fake_driver() -> None:
 QUANTIZERS = {
     "quantize": "nvfp4.quantize(x)",
     "four_over_six": "nvfp4.quantize(x, block_scale='four_over_six')",
+    "search": "nvfp4.quantize(x, block_scale='search', importance=np.ones(x.shape[1], np.float32))",
     "silu_mul_quantize": "nvfp4.silu_mul_quantize(np.zeros((1, 128 * across), np.float16))",
     "dequantize": "nvfp4.dequantize(np.zeros((1, 32 * across), np.uint8), np.zeros((128, 4 * across), np.uint8))",
 }

@@ -35,6 +35,8 @@ static nvfp4_tensor vector(void *data, nvfp4_dtype dtype, int64_t rows, int64_t 
 static void check_defaults(void) {
     NO_PADDING(nvfp4_gemm_args);
     NO_PADDING(nvfp4_quantize_args);
+    ENDS_WITH(nvfp4_weighted_quantize_args, importance);
+    NO_PADDING(nvfp4_gptq_block_args);
     NO_PADDING(nvfp4_rms_norm_quantize_args);
     NO_PADDING(nvfp4_grouped_quantize_args);
     ENDS_WITH(nvfp4_amax_scale_args, by_row);
@@ -47,6 +49,8 @@ static void check_defaults(void) {
     NO_PADDING(nvfp4_moe_combine_args);
     const nvfp4_gemm_args gemm = NVFP4_GEMM_ARGS;
     const nvfp4_quantize_args quantize = NVFP4_QUANTIZE_ARGS;
+    const nvfp4_weighted_quantize_args weighted = NVFP4_WEIGHTED_QUANTIZE_ARGS;
+    const nvfp4_gptq_block_args gptq = NVFP4_GPTQ_BLOCK_ARGS;
     const nvfp4_rms_norm_quantize_args norm = NVFP4_RMS_NORM_QUANTIZE_ARGS;
     const nvfp4_amax_scale_args amax = NVFP4_AMAX_SCALE_ARGS;
     const nvfp4_swizzle_args swizzle = NVFP4_SWIZZLE_ARGS;
@@ -63,6 +67,10 @@ static void check_defaults(void) {
     expect(quantize.call.size == sizeof quantize && quantize.global_value == 1.0f &&
                quantize.block_scale == NVFP4_AMAX6,
            "defaults of quantize");
+    expect(weighted.quantize.call.size == sizeof weighted && weighted.quantize.global_value == 1.0f &&
+               weighted.quantize.block_scale == NVFP4_SEARCH,
+           "defaults of weighted_quantize");
+    expect(gptq.call.size == sizeof gptq && gptq.global_value == 1.0f, "defaults of gptq_block");
     expect(norm.quantize.call.size == sizeof norm && norm.quantize.global_value == 1.0f && norm.eps == 1e-6f,
            "defaults of rms_norm_quantize");
     expect(gated.call.size == sizeof gated && gated.activation == NVFP4_SILU && isinf(gated.limit) &&

@@ -266,6 +266,9 @@ def run_fused(x: torch.Tensor, layout: str) -> None:
         y, r = place(x), place(residual.clone())
         return {
             "four_over_six": nvfp4.quantize(y, block_scale="four_over_six", scale_layout=layout),
+            "search": nvfp4.quantize(y, block_scale="search", scale_layout=layout),
+            "importance": nvfp4.quantize(y, block_scale="search", scale_layout=layout, importance=place(weight.abs())),
+            "gptq_block": nvfp4.gptq_block(y.reshape(-1, y.shape[-1])[:, 3:19].float(), place(torch.eye(16))),
             "rms_norm_quantize": nvfp4.rms_norm_quantize(y, place(weight), 1e-6, residual=r, scale_layout=layout),
             "silu_mul_quantize": nvfp4.silu_mul_quantize(place(x[..., :64].contiguous()), scale_layout=layout),
         }

@@ -41,6 +41,16 @@ OPERATIONS: dict[str, Callable[[Tensor], Rows]] = {
     "quantize, four_over_six": lambda x: nvfp4.quantize(
         x, global_scale=0.01, scale_layout="linear", block_scale="four_over_six"
     ),
+    "quantize, search": lambda x: nvfp4.quantize(
+        x,
+        global_scale=0.01,
+        scale_layout="linear",
+        block_scale="search",
+        importance=torch.linspace(0, 2, x.shape[1], device=x.device),
+    ),
+    "gptq_block": lambda x: nvfp4.gptq_block(
+        x[:, :16].float(), torch.linspace(1, 2, 256, device=x.device).view(16, 16), global_scale=0.01
+    ),
     "silu_mul_quantize": lambda x: nvfp4.silu_mul_quantize(x, global_scale=0.01, scale_layout="linear"),
     "rms_norm_quantize": rms_norm,
 }

@@ -44,7 +44,7 @@ class Conversion:
     dtype: str = "float32"  # of x
     typed: bool = False
     global_scale: str | None = None  # "number", "one", "rows": one each
-    block_scale: str = "amax6"
+    block_scale: str = "amax6"  # "importance": search with it
     residual: bool = False
     weight: str = "float32"  # of a norm
     backend: str | None = None
@@ -89,7 +89,7 @@ def conversions(draw: Draw, target: str) -> Conversion:
         dtype,
         one_of(draw, False, True),
         one_of(draw, None, "number", "one", "rows"),
-        one_of(draw, "amax6", "four_over_six"),
+        one_of(draw, "amax6", "four_over_six", "search", "importance"),
         residual,
         one_of(draw, "float32", dtype),
         one_of(draw, *backends(target)),
@@ -108,7 +108,9 @@ def run_conversion(target: str, case: Conversion) -> str:
     if case.call in ("quantize", "amax_scale", "rms_norm_quantize"):
         args["x"] = make.place("x", make.normal(*shape).to(dtype))
     if case.call in ("quantize", "amax_scale"):
-        args["block_scale"] = case.block_scale
+        args["block_scale"] = "search" if case.block_scale == "importance" else case.block_scale
+    if case.call == "quantize" and case.block_scale == "importance":
+        args["importance"] = make.place("weight", make.normal(case.columns).abs())
     if case.call == "rms_norm_quantize":
         args["weight"] = make.place("weight", make.normal(case.columns).to(DTYPES[case.weight]))
         args["eps"] = 1e-6

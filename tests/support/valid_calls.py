@@ -149,8 +149,10 @@ def make_quantize(make: Maker) -> Call:
     x = make.normal(*shape).to(make.pick(torch.float16, torch.bfloat16, torch.float32))
     layout = make.pick("128x4", "linear")
     g = make.pick(None, 0.5, make.place("global_scale", torch.tensor([0.25])))
-    block_scale = make.pick("amax6", "four_over_six")
+    block_scale = make.pick("amax6", "four_over_six", "search")
     args = {"x": make.place("x", x), "global_scale": g, "scale_layout": layout, "block_scale": block_scale}
+    if block_scale == "search":
+        args["importance"] = make.pick(None, make.place("importance", make.normal(shape[-1]).abs()))
     make.buffers = {name: buffer for name, buffer in make.buffers.items() if args[name] is not None}
 
     def define(global_scale: Any, **others: Any) -> torch.Tensor:
@@ -159,6 +161,27 @@ def make_quantize(make: Maker) -> Call:
 
     def call(**args: Any) -> torch.Tensor:
         return torch.cat([torch.as_tensor(p).view(torch.uint8).flatten() for p in nvfp4.quantize(**args)])
+
+    return Call(call, define, args, None, make.buffers)
+
+
+def make_gptq_block(make: Maker) -> Call:
+    n = make.pick(1, 5, 70, 0)
+    args: Arguments = {
+        "x": make.place("x", make.normal(n, 16)),
+        "u": make.place("u", make.normal(16, 16) + torch.eye(16) * 4),
+        "global_scale": make.pick(0.01, make.place("global_scale", torch.tensor([0.01]))),
+    }
+    make.buffers = {name: buffer for name, buffer in make.buffers.items() if isinstance(args[name], torch.Tensor)}
+
+    def flat(parts: Any) -> torch.Tensor:
+        return torch.cat([as_torch(part).contiguous().view(torch.uint8).flatten() for part in parts])
+
+    def define(**args: Any) -> torch.Tensor:
+        return flat(reference.gptq_block(**args))
+
+    def call(**args: Any) -> torch.Tensor:
+        return flat(nvfp4.gptq_block(**args))
 
     return Call(call, define, args, None, make.buffers)
 
@@ -181,7 +204,7 @@ def make_quantize_gemm(make: Maker) -> Call:
         "out": make.place("out", torch.full((*batch, m, n), math.nan, dtype=dtype)),
         "out_dtype": make.pick(None, dtype),
         "scale_layout": layout,
-        "block_scale": make.pick("amax6", "four_over_six"),
+        "block_scale": make.pick("amax6", "four_over_six", "search"),
         "batch_invariant": make.pick(False, True),
     }
     make.buffers = {name: buffer for name, buffer in make.buffers.items() if isinstance(args[name], torch.Tensor)}

@@ -213,8 +213,7 @@ struct candidate {
     float unit;     /* the value of a code 1.0 */
     uint2 codes;    /* without signs; 0 if the scale is 0 or NaN */
 
-    __device__ __forceinline__ candidate(const block &b, float amax, float wanted, float g) {
-        scale = encode_e4m3(wanted);
+    __device__ __forceinline__ candidate(const block &b, float amax, uint32_t scale_, float g) : scale(scale_) {
         unit = __fmul_rn(decode_e4m3(scale), g);
         reciprocal r = reciprocal_of(unit);
         if (amax > __fmul_rn(6.5f, unit)) /* the scale saturates, or is a small subnormal */
@@ -247,18 +246,69 @@ __device__ __forceinline__ float squared_error(const block &b, const candidate &
     return sum;
 }
 
+/* The nearest value of e2m1 to a quotient of magnitudes, saturating. As bits NaN and infinities of either sign, which a
+ * quotient that overflows may have, are above 6. In [2^i, 2^(i+1)), i >= 0, values are 2^(i-1) apart, and below 1 as
+ * in [1, 2). */
+__device__ __forceinline__ float nearest_e2m1(float quotient) {
+    constexpr float shift = 0x1.8p22f; /* times 2^i: its last bit is worth 2^(i-1) */
+    const float q = __uint_as_float(min(__float_as_uint(quotient), 0x40C00000u));
+    const float power = __uint_as_float(max(__float_as_uint(q) & 0x7F800000, 0x3F800000u));
+    return __fmaf_rn(power, -shift, __fmaf_rn(power, shift, q));
+}
+
+__device__ __forceinline__ uint32_t searched_scale(uint32_t scale, int offset) {
+    return (uint32_t)min(max((int)scale + offset, SEARCH_LEAST_CODE), SEARCH_GREATEST_CODE);
+}
+
+/* Importance of 16 values, over a power of two. */
+__device__ __forceinline__ void load_weights(float (&weight)[16], const float *importance) {
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 16; i++) most = fmaxf(weight[i] = importance ? importance[i] : 1.0f, most);
+    const float p = normalizer(most);
+#pragma unroll
+    for (int i = 0; i < 16; i++) weight[i] = most == 0.0f ? 1.0f : __fmul_rn(weight[i], p);
+}
+
+/* The scale with the least error, of those around `nearest`; amax > 0 and no NaN. */
+__device__ __forceinline__ uint32_t search(const block &b, float amax, uint32_t nearest, float g,
+                                           const float *importance) {
+    float weight[16], scaled[16], p = normalizer(amax), least = INFINITY;
+    uint32_t best = nearest;
+    load_weights(weight, importance);
+#pragma unroll
+    for (int i = 0; i < 16; i++) scaled[i] = __fmul_rn(b.magnitude[i], p);
+#pragma unroll 1
+    for (int offset = SEARCH_FIRST; offset <= SEARCH_LAST; offset++) {
+        const uint32_t scale = searched_scale(nearest, offset);
+        const float unit = __fmul_rn(decode_e4m3(scale), g), d = __fmul_rn(unit, p);
+        const reciprocal r = reciprocal_of(unit);
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const float rest = __fmaf_rn(-nearest_e2m1(quotient(b.magnitude[i], r)), d, scaled[i]);
+            sum = __fmaf_rn(__fmul_rn(rest, weight[i]), rest, sum);
+        }
+        if (sum < least) least = sum, best = scale;
+    }
+    return best;
+}
+
+/* importance: of NVFP4_SEARCH, 16 numbers; NULL: ones. */
 template <int BLOCK_SCALE>
-__device__ __forceinline__ void quantize_block(const block &b, float g, reciprocal over_g, uint2 *data,
-                                               uint8_t *scale) {
+__device__ __forceinline__ void quantize_block(const block &b, float g, reciprocal over_g, uint2 *data, uint8_t *scale,
+                                               const float *importance = nullptr) {
     constexpr float most = 0x1p62f; /* over 6 and MAX_SCALE it is above 448 */
     constexpr reciprocal sixth = {0x1.555556p-3f, -0x1.555556p-28f};
     uint32_t bits = 0;
 #pragma unroll
     for (int i = 0; i < 16; i++) bits = max(bits, __float_as_uint(b.magnitude[i])); /* NaN is above infinity */
     float amax = __uint_as_float(bits), capped = amax > most ? most : amax;
-    candidate best(b, amax, quotient(quotient(capped, sixth), over_g), g);
+    uint32_t nearest = encode_e4m3(quotient(quotient(capped, sixth), over_g));
+    if (BLOCK_SCALE == NVFP4_SEARCH && amax > 0.0f) nearest = search(b, amax, nearest, g, importance);
+    candidate best(b, amax, nearest, g);
     if (BLOCK_SCALE == NVFP4_FOUR_OVER_SIX) {
-        candidate four(b, amax, quotient(__fmul_rn(capped, 0.25f), over_g), g);
+        candidate four(b, amax, encode_e4m3(quotient(__fmul_rn(capped, 0.25f), over_g)), g);
         float p = normalizer(amax);
         if (squared_error(b, four, p) < squared_error(b, best, p)) best = four;
     }
@@ -273,8 +323,7 @@ template <int TYPE> struct plain_candidate {
     float unit;
     uint64_t codes;
 
-    __device__ __forceinline__ plain_candidate(const char *x, bool nan, float amax, float wanted, float g) {
-        scale = nan ? 0x7F : amax == 0.0f || wanted <= 0.0f ? 0 : encode_e4m3(wanted);
+    __device__ __forceinline__ plain_candidate(const char *x, uint32_t scale_, float g) : scale(scale_) {
         unit = __fmul_rn(decode_e4m3(scale), g);
         codes = 0;
         bool empty = scale == 0 || scale == 0x7F;
@@ -282,21 +331,27 @@ template <int TYPE> struct plain_candidate {
         for (int i = 0; i < 16 && !empty; i++)
             codes |= (uint64_t)encode_e2m1(__fdiv_rn(load_float(x, i, TYPE), unit)) << 4 * i;
     }
-    __device__ __forceinline__ float squared_error(const char *x, float normalizer) const {
-        float scaled = __fmul_rn(__fmul_rn(unit, normalizer), 0x1p14f), sum = 0.0f;
+    __device__ __forceinline__ float squared_error(const char *x, float normalizer, const float *weight) const {
+        float d = __fmul_rn(unit, normalizer), sum = 0.0f;
 #pragma unroll 1
         for (int i = 0; i < 16; i++) {
             float v[4], value = __fmul_rn(load_float(x, i, TYPE), normalizer);
             decode_e2m1((uint32_t)(codes >> 4 * i) & 15, v);
-            float r = __fmaf_rn(-v[0], scaled, value);
-            sum = __fmaf_rn(r, r, sum);
+            float r = __fmaf_rn(__fmul_rn(-v[0], 0x1p14f), d, value);
+            sum = __fmaf_rn(weight ? __fmul_rn(r, weight[i]) : r, r, sum);
         }
         return sum;
     }
 };
 
+__device__ __forceinline__ uint32_t plain_scale(bool nan, float amax, float largest, float g) {
+    const float wanted = __fdiv_rn(__fdiv_rn(amax, largest), g);
+    return nan ? 0x7F : amax == 0.0f || wanted <= 0.0f ? 0 : encode_e4m3(wanted);
+}
+
 template <int TYPE, int BLOCK_SCALE>
-__device__ __forceinline__ void quantize_any(const char *x, float g, uint2 *data, uint8_t *scale) {
+__device__ __forceinline__ void quantize_any(const char *x, float g, uint2 *data, uint8_t *scale,
+                                             const float *importance = nullptr) {
     float amax = 0.0f;
     bool nan = false;
 #pragma unroll 1
@@ -305,11 +360,22 @@ __device__ __forceinline__ void quantize_any(const char *x, float g, uint2 *data
         nan |= isnan(value);
         amax = fmaxf(amax, fabsf(value));
     }
-    plain_candidate<TYPE> best(x, nan, amax, __fdiv_rn(__fdiv_rn(amax, 6.0f), g), g);
+    plain_candidate<TYPE> best(x, plain_scale(nan, amax, 6.0f, g), g);
+    const float p = normalizer(amax);
     if (BLOCK_SCALE == NVFP4_FOUR_OVER_SIX) {
-        plain_candidate<TYPE> four(x, nan, amax, __fdiv_rn(__fdiv_rn(amax, 4.0f), g), g);
-        float p = normalizer(amax);
-        if (four.squared_error(x, p) < best.squared_error(x, p)) best = four;
+        plain_candidate<TYPE> four(x, plain_scale(nan, amax, 4.0f, g), g);
+        if (four.squared_error(x, p, nullptr) < best.squared_error(x, p, nullptr)) best = four;
+    }
+    if (BLOCK_SCALE == NVFP4_SEARCH && !nan && amax > 0.0f) {
+        float weight[16], least = INFINITY;
+        const uint32_t nearest = best.scale;
+        load_weights(weight, importance);
+#pragma unroll 1
+        for (int offset = SEARCH_FIRST; offset <= SEARCH_LAST; offset++) {
+            const plain_candidate<TYPE> other(x, searched_scale(nearest, offset), g);
+            const float error = other.squared_error(x, p, weight);
+            if (error < least) least = error, best = other;
+        }
     }
     *scale = (uint8_t)best.scale;
     *data = make_uint2((uint32_t)best.codes, (uint32_t)(best.codes >> 32));

@@ -26,10 +26,14 @@ static const kernel_entry kernels[QUANTIZE_KERNELS] = {
     [KERNEL_RMS_NORM_QUANTIZE] = ROW_OF("norm", "rms_norm_quantize_fp16"),
     ROW_OF("norm", "rms_norm_quantize_bf16"),
     ROW_OF("norm", "rms_norm_quantize_fp32"),
+    [KERNEL_SEARCH] = ROW_OF("search", "search_fp16"),
+    ROW_OF("search", "search_bf16"),
+    ROW_OF("search", "search_fp32"),
     [KERNEL_SWIZZLE] = ROW("swizzle_scales"),
     [KERNEL_UNSWIZZLE] = ROW("unswizzle_scales"),
     [KERNEL_AMAX_SCALE] = ROW_OF("amax", "amax_scale"),
     [KERNEL_AMAX_SCALE_ROWS] = ROW_OF("amax", "amax_scale_rows"),
+    [KERNEL_GPTQ_BLOCK] = ROW_OF("gptq", "gptq_block"),
     [KERNEL_GROUPED_QUANTIZE + NVFP4_AMAX6] = ROW_OF("grouped", "grouped_quantize"),
     [KERNEL_GROUPED_QUANTIZE + NVFP4_FOUR_OVER_SIX] = ROW_OF("grouped", "grouped_four_over_six"),
     [KERNEL_GATED_QUANTIZE + NVFP4_SILU] = ROW_OF("grouped", "gated_quantize_silu"),
@@ -72,8 +76,17 @@ enum { MAX_SERIAL = 16 };
 static void build_quantize(const device_props *props, const row_op_problem *problem, void *workspace,
                            launch_plan *out) {
     (void)props, (void)workspace;
+    static const int32_t first[] = {
+        [NVFP4_AMAX6] = KERNEL_QUANTIZE, [NVFP4_FOUR_OVER_SIX] = KERNEL_FOUR_OVER_SIX, [NVFP4_SEARCH] = KERNEL_SEARCH};
     const quantize_problem *p = &problem->quantize;
-    add_blocks(p->block_scale == NVFP4_FOUR_OVER_SIX ? KERNEL_FOUR_OVER_SIX : KERNEL_QUANTIZE, p, MAX_SERIAL, out);
+    add_blocks(first[p->block_scale], p, MAX_SERIAL, out);
+}
+
+static void build_gptq_block(const device_props *props, const row_op_problem *problem, void *workspace,
+                             launch_plan *out) {
+    (void)props, (void)workspace;
+    const gptq_problem *p = &problem->gptq;
+    add_launch(KERNEL_GPTQ_BLOCK, ceil_div(p->rows, QUANTIZE_THREADS / GPTQ_LANES), 1, p, sizeof *p, out);
 }
 
 /* A CTA works on one 128-row block, so that it looks for the block's group once. Each block gets CTAs until an SM has
@@ -158,10 +171,12 @@ static void build_unswizzle(const device_props *props, const row_op_problem *pro
     add_scales(KERNEL_UNSWIZZLE, &problem->swizzle, out);
 }
 
+const row_op_planner gpu_weighted_quantize_planner = {.kernels = &quantize_kernels, .build = build_quantize};
 const row_op_planner gpu_gated_quantize_planner = {.kernels = &quantize_kernels, .build = build_grouped_quantize};
 const row_op_planner gpu_amax_scale_planner = {
     .kernels = &quantize_kernels, .workspace = amax_workspace, .build = build_amax_scale};
 
 #define X(name) const row_op_planner gpu_##name##_planner = {.kernels = &quantize_kernels, .build = build_##name};
-X(quantize) X(dequantize) X(grouped_quantize) X(silu_mul_quantize) X(rms_norm_quantize) X(swizzle) X(unswizzle)
+X(quantize)
+X(gptq_block) X(dequantize) X(grouped_quantize) X(silu_mul_quantize) X(rms_norm_quantize) X(swizzle) X(unswizzle)
 #undef X

@@ -1,0 +1,138 @@
+/* Quantization of the rows of a matrix, for kernels.cu and search.cu.
+ *
+ * A CTA has a tile of QUANTIZE_THREADS scales, a thread a block of 16 values. A CTA continues along K, gridDim.x tiles
+ * further each time, and loads a tile while it quantizes the one before.
+ *
+ *   128x4 layout   half an atom: 64 rows x 4 scales in the order of their bytes. A warp stores 32 neighbours; it loads
+ *                  or stores the values of 4 neighbours in 8 rows
+ *   linear         2^tile_log2 scales of as many rows as fit
+ *
+ * The grid has tiles of a row along x, rows of tiles of all batches along y and z. */
+#ifndef NVFP4_QUANTIZE_TILES_CUH
+#define NVFP4_QUANTIZE_TILES_CUH
+
+#include "kernels/common/cluster.cuh"
+#include "kernels/quantize/block.cuh"
+
+/* --- tiles -------------------------------------------------------------------------------------------------------- */
+
+/* A thread's part of a CTA's first tile. Sizes fit 32 bits (api/rules.c). */
+struct block_coord {
+    uint32_t l, row, column; /* of the tile's first scale in this row */
+    uint32_t lane, width;    /* the thread's own from there, and how many the tile has */
+    uint8_t *scale;          /* the first */
+
+    __device__ __forceinline__ block_coord(const quantize_problem &p) {
+        uint32_t across = threadIdx.x >> p.tile_log2;
+        width = 1u << p.tile_log2;
+        lane = threadIdx.x & (width - 1);
+        column = blockIdx.x << p.tile_log2;
+        if (p.scale_layout == NVFP4_LINEAR) {
+            uint32_t height = QUANTIZE_THREADS >> p.tile_log2;
+            tile_coord tile(p.l, ((uint32_t)p.rows + height - 1) / height);
+            l = tile.l, row = tile.y * height + across;
+            scale = p.scale + l * p.scale_batch + row * p.scale_pitch + column;
+        } else {
+            tile_coord tile(p.l, ((uint32_t)p.rows + 127) / 128 * 2);
+            l = tile.l, row = tile.y / 2 * 128 + tile.y % 2 * 16 + across % 4 * 32 + across / 4;
+            scale = p.scale + l * p.scale_batch + tile.y / 2 * p.scale_pitch + blockIdx.x * (int64_t)512 +
+                    tile.y % 2 * 256 + across * 4;
+        }
+    }
+    __device__ __forceinline__ char *x(const quantize_problem &p, int item) const {
+        return (char *)p.x + l * p.x_batch + row * p.x_pitch + (int64_t)column * (16 * item);
+    }
+    __device__ __forceinline__ uint8_t *data(const quantize_problem &p) const {
+        return p.data + l * p.data_batch + row * p.data_pitch + (int64_t)column * 8;
+    }
+};
+
+/* --- quantize ----------------------------------------------------------------------------------------------------- */
+
+/* The sources of a row's blocks. x is the address of a row's block, `up` the bytes from the gates to the factors. */
+template <int TYPE_> struct values_of_x {
+    static constexpr int TYPE = TYPE_;
+    raw_block<TYPE> raw;
+
+    __device__ __forceinline__ void load(const char *x, int64_t, bool aligned) { raw.load(x, aligned); }
+    __device__ __forceinline__ block unpack() const { return raw.unpack(); }
+    template <int BLOCK_SCALE>
+    static __device__ __forceinline__ void quantize_any_at(const char *x, int64_t, float g, uint2 *data, uint8_t *scale,
+                                                           const float *importance) {
+        quantize_any<TYPE, BLOCK_SCALE>(x, g, data, scale, importance);
+    }
+};
+
+/* The product that follows may then start while this grid runs. It reads what this grid writes after its own
+ * griddepcontrol.wait. Not for one row: before sm90_gemv_1 1 x 7168 x 16384 then takes 28 us instead of 21 (H200), or
+ * 28.4 instead of 26.4 with the quantizer (H100), probably because two CTAs of the product share an SM while another SM
+ * has none. For 2 to 4 rows both take 0.4 to 1.1 us less. */
+__device__ __forceinline__ void launch_dependents(int64_t rows) {
+#if __CUDA_ARCH__ >= 900
+    if (rows > 1) griddepcontrol_launch_dependents();
+#endif
+}
+
+__device__ __forceinline__ const float *at_block(const float *importance, uint32_t block) {
+    return importance ? importance + (uint64_t)block * 16 : nullptr;
+}
+
+template <class SOURCE, int BLOCK_SCALE> __device__ __forceinline__ void quantize(const quantize_problem &p) {
+    launch_dependents(p.rows);
+    constexpr uint32_t item = SOURCE::TYPE == NVFP4_FP32 ? 4 : 2;
+    block_coord at(p);
+    if (at.l >= (uint32_t)p.l) return;
+    const int64_t up = p.up_at;
+    uint32_t columns = (uint32_t)p.k / 16, first = at.column + at.lane, pitch = 1;
+    uint32_t end = first < columns && at.row < (uint32_t)p.rows ? columns - first : 0, stored = end;
+    if (p.scale_layout == NVFP4_128X4) { /* the scales from `end` on are padding */
+        pitch = 128;
+        stored = (columns + 3) / 4 * 4 - first;
+    }
+    const char *x = at.x(p, item) + at.lane * (16 * item);
+    uint2 *data = (uint2 *)at.data(p) + at.lane;
+    uint8_t *scale = at.scale + at.lane;
+    uint32_t step = gridDim.x << p.tile_log2; /* the thread's columns are first, first + step, ... */
+    float g = at.row < (uint32_t)p.rows ? global_scale(p, at.l, at.row) : 1.0f;
+    bool in_range = g >= MIN_SCALE && g <= MAX_SCALE;
+    const float *importance =
+        BLOCK_SCALE == NVFP4_SEARCH && p.importance ? p.importance + (uint64_t)first * 16 : nullptr;
+    if ((uintptr_t)x % 16 == 0 && in_range) {
+        reciprocal over_g = reciprocal_of(g);
+        SOURCE next;
+        if (end) next.load(x, up, true);
+#pragma unroll 1
+        for (uint32_t i = 0; i < stored; i += step) {
+            SOURCE raw = next;
+            if (i + step < end) next.load(x + (uint64_t)(i + step) * (16 * item), up, true);
+            if (i < end)
+                quantize_block<BLOCK_SCALE>(raw.unpack(), g, over_g, data + i, scale + (uint64_t)i * pitch,
+                                            at_block(importance, i));
+            else
+                scale[(uint64_t)i * pitch] = 0;
+        }
+        return;
+    }
+#pragma unroll 1
+    for (uint32_t i = 0; i < stored; i += step) {
+        const char *from = x + (uint64_t)i * (16 * item);
+        uint8_t *code = scale + (uint64_t)i * pitch;
+        if (i >= end) {
+            *code = 0;
+        } else if (in_range) {
+            SOURCE raw;
+            raw.load(from, up, false);
+            quantize_block<BLOCK_SCALE>(raw.unpack(), g, reciprocal_of(g), data + i, code, at_block(importance, i));
+        } else {
+            SOURCE::template quantize_any_at<BLOCK_SCALE>(from, up, g, data + i, code, at_block(importance, i));
+        }
+    }
+}
+
+#define QUANTIZE_KERNEL(NAME, CTAS, SOURCE, BLOCK_SCALE)                                                               \
+    extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS, CTAS)                                               \
+        NAME(const __grid_constant__ quantize_problem p) {                                                             \
+        quantize<SOURCE, BLOCK_SCALE>(p);                                                                              \
+    }
+
+#endif
