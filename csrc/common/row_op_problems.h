@@ -30,7 +30,7 @@ typedef struct quantize_problem {
 enum { GLOBAL_BY_CALL, GLOBAL_BY_ROW, GLOBAL_BY_GROUP };
 
 /* Codes of the scales that NVFP4_SEARCH tries: SEARCH_FIRST .. SEARCH_LAST from that of amax / 6, within bounds. */
-enum { SEARCH_FIRST = -5, SEARCH_LAST = 7, SEARCH_LEAST_CODE = 1, SEARCH_GREATEST_CODE = 126 };
+enum { SEARCH_FIRST = -5, SEARCH_LAST = 7, SEARCH_MIN_CODE = 1, SEARCH_MAX_CODE = 126 };
 
 /* A block of GPTQ. Distances are in bytes. */
 typedef struct gptq_problem {

@@ -71,9 +71,7 @@ static inline void weights_of(float weight[16], const float *importance) {
 
 static inline uint8_t searched_scale(int scale, int offset) {
     const int code = scale + offset;
-    return (uint8_t)(code < SEARCH_LEAST_CODE      ? SEARCH_LEAST_CODE
-                     : code > SEARCH_GREATEST_CODE ? SEARCH_GREATEST_CODE
-                                                   : code);
+    return (uint8_t)(code < SEARCH_MIN_CODE ? SEARCH_MIN_CODE : code > SEARCH_MAX_CODE ? SEARCH_MAX_CODE : code);
 }
 
 /* nearest: the candidate of amax / 6. */

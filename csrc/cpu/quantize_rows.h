@@ -101,8 +101,8 @@ static inline units smaller_error(units six, units four, floats amax, const floa
 /* Vectors of searched_scale, with the value of the code. */
 static inline units searched_units(ints scale, int offset, float g) {
     ints code = scale + offset;
-    code = (code & (code > SEARCH_LEAST_CODE)) | (SEARCH_LEAST_CODE & (code <= SEARCH_LEAST_CODE));
-    code = (code & (code < SEARCH_GREATEST_CODE)) | (SEARCH_GREATEST_CODE & (code >= SEARCH_GREATEST_CODE));
+    code = (code & (code > SEARCH_MIN_CODE)) | (SEARCH_MIN_CODE & (code <= SEARCH_MIN_CODE));
+    code = (code & (code < SEARCH_MAX_CODE)) | (SEARCH_MAX_CODE & (code >= SEARCH_MAX_CODE));
     /* A code's bits at those of an fp32's exponent and fraction are its value, with the bias of an fp32's exponent. The
      * bits of a subnormal are a fraction of 2^-6; below 8 they do not reach the exponent. */
     ints subnormal = code < 8;

@@ -257,7 +257,7 @@ __device__ __forceinline__ float nearest_e2m1(float quotient) {
 }
 
 __device__ __forceinline__ uint32_t searched_scale(uint32_t scale, int offset) {
-    return (uint32_t)min(max((int)scale + offset, SEARCH_LEAST_CODE), SEARCH_GREATEST_CODE);
+    return (uint32_t)min(max((int)scale + offset, SEARCH_MIN_CODE), SEARCH_MAX_CODE);
 }
 
 /* Importance of 16 values, over a power of two. */
