@@ -438,14 +438,19 @@ def test_transformers_own_class_of_this_name_stays() -> None:
 ARGUMENTS: dict[str, Callable[[], Any]] = {
     "activations: is 'fp8'; must be 'nvfp4' or None": lambda: NVFP4Config("fp8"),
     "block_scale: is 6; must be 'amax6' or 'four_over_six'": lambda: NVFP4Config(block_scale=6),
-    "ignore: is the string 'lm_head'; must be a sequence of patterns": lambda: NVFP4Config(ignore="lm_head"),
+    "ignore: is the string 'lm_head'; must be a sequence of patterns, or 'mlp_only' or 'experts_only'": lambda: (
+        NVFP4Config(ignore="lm_head")
+    ),
     "ignore: is of type int; must be a sequence of patterns": lambda: NVFP4Config(modules_to_not_convert=4),
     "ignore: has 4; must have strings alone": lambda: NVFP4Config(ignore=[4]),
     "modules_to_not_convert: is given beside ignore; must be given alone, as the same list": lambda: NVFP4Config(
         ignore=["a"], modules_to_not_convert=["b"]
     ),
-    "calibrate: is no argument of NVFP4Config; must be activations, block_scale, ignore, modules_to_not_convert or "
-    "batch_invariant": lambda: NVFP4Config(calibrate=print),
+    "calibrate: is no argument of NVFP4Config; must be activations, block_scale, ignore, modules_to_not_convert, "
+    "batch_invariant or weights": lambda: NVFP4Config(calibrate=print),
+    "weights: is 'gptq', which needs samples and the whole dense model; must be 'round' or 'search' here, or be given "
+    "to nvfp4.quantize_model after loading": lambda: NVFP4Config(weights="gptq"),
+    "weights: is 'best'; must be 'round', 'search' or 'gptq'": lambda: NVFP4Config(weights="best"),
     "quant_method: is 'nvfp4'; must be 'nvfp4-on-load'": lambda: NVFP4Config.from_dict({"quant_method": "nvfp4"}),
 }
 

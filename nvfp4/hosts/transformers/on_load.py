@@ -49,14 +49,17 @@ class NVFP4Config(QuantizationConfigMixin):
     Args:
         activations (str, optional): "nvfp4" (W4A4, with input scales that each call computes) or None (W4A16), see
             nvfp4.Linear. Default: "nvfp4".
-        block_scale (str, optional): how nvfp4.quantize chooses the scales of weights and inputs, "amax6" or
-            "four_over_six". Default: "amax6".
-        ignore (sequence of str, optional): names or patterns of layers to leave as they are, see quantize_model.
-            Default: ("lm_head",).
+        block_scale (str, optional): how nvfp4.quantize chooses the scales of inputs, and of weights with
+            weights="round", "amax6" or "four_over_six". Default: "amax6".
+        ignore (sequence of str or str, optional): names or patterns of layers to leave as they are, or a preset, see
+            quantize_model. Default: ("lm_head",).
         modules_to_not_convert (sequence of str, optional): another name of `ignore`, as transformers' configurations
             call it. Default: None.
         batch_invariant (bool, optional): makes the bits of a sequence independent of its batch in all NVFP4 layers, see
             nvfp4.set_batch_invariant. It needs activations=None. Default: False.
+        weights (str, optional): "round" or "search", see quantize_model. Default: "round".
+            With "search" each layer has a global scale of its own: layers that quantize_model gives one are not there
+            at one time.
 
     transformers has a class of this name too, which needs a Blackwell GPU and kernels from the Hub. It does not clash
     with this one.
@@ -76,20 +79,26 @@ class NVFP4Config(QuantizationConfigMixin):
         self,
         activations: str | None = "nvfp4",
         block_scale: str = "amax6",
-        ignore: Sequence[str] = ("lm_head",),
-        modules_to_not_convert: Sequence[str] | None = None,
+        ignore: Sequence[str] | str = ("lm_head",),
+        modules_to_not_convert: Sequence[str] | str | None = None,
         batch_invariant: bool = False,
+        weights: str = "round",
         **unknown: Any,
     ) -> None:
         self.quant_method = unknown.pop("quant_method", METHOD)
         if unknown:
             raise _C.Error(
                 f"{sorted(unknown)[0]}: is no argument of NVFP4Config; must be activations, block_scale, ignore, "
-                "modules_to_not_convert or batch_invariant"
+                "modules_to_not_convert, batch_invariant or weights"
             )
         if self.quant_method != METHOD:
             raise _C.Error(f"quant_method: is {self.quant_method!r}; must be {METHOD!r}")
-        check_modes(activations, block_scale, batch_invariant, calibrated=False)
+        check_modes(activations, block_scale, batch_invariant, False, weights)
+        if weights == "gptq":
+            raise _C.Error(
+                "weights: is 'gptq', which needs samples and the whole dense model; must be 'round' or 'search' here, "
+                "or be given to nvfp4.quantize_model after loading"
+            )
         if modules_to_not_convert is not None:
             if ignore not in (("lm_head",), ["lm_head"]):
                 raise _C.Error("modules_to_not_convert: is given beside ignore; must be given alone, as the same list")
@@ -97,8 +106,9 @@ class NVFP4Config(QuantizationConfigMixin):
         check_ignore(ignore)
         self.activations = activations
         self.block_scale = block_scale
-        self.ignore = list(ignore)
+        self.ignore = ignore if isinstance(ignore, str) else list(ignore)
         self.batch_invariant = batch_invariant
+        self.weights = weights
 
 
 class NVFP4Quantizer(HfQuantizer):
@@ -212,7 +222,7 @@ class NVFP4Quantizer(HfQuantizer):
 
     def replace(self, name: str) -> None:
         linear, config = self.linears[name], self.quantization_config
-        layer, row = quantize_layer(name, linear, config.activations, None, config.block_scale)
+        layer, row = quantize_layer(name, linear, config.activations, None, config.block_scale, (), config.weights)
         for owner in (layer, *layer.buffers()):
             owner._is_hf_initialized = True  # else transformers would draw random values
         self.rows[name] = row
@@ -224,7 +234,8 @@ class NVFP4Quantizer(HfQuantizer):
         check_finite(name, model.get_submodule(name))
         with torch.no_grad():
             config = self.quantization_config
-            self.rows[name] = quantize_experts(model, name, about, config.block_scale, config.activations)
+            rule = config.block_scale if config.weights == "round" else config.weights
+            self.rows[name] = quantize_experts(model, name, about, rule, config.activations)
         new = model.get_submodule(name)
         for owner in (*new.modules(), *new.buffers()):
             owner._is_hf_initialized = True  # as of layers
@@ -253,6 +264,7 @@ class NVFP4Quantizer(HfQuantizer):
         if self.quantization_config.batch_invariant:
             set_batch_invariant(model)
         report = QuantizeReport(rows, self.skipped | not_linear(model, dense), dense, others)
+        report.weights = self.quantization_config.weights
         model.hf_quantizer = None
         del model.config.quantization_config
         layers_replaced(model)
