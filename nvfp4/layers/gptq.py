@@ -99,15 +99,18 @@ def factor(hessian: Tensor, damping: float) -> Factor:
     first = blocks.sum(1).argsort(descending=True, stable=True)
     within = blocks[first].argsort(dim=1, descending=True, stable=True)
     order = (first[:, None] * BLOCK + within).flatten()
-    ordered = hessian[order[:, None], order].double().div_(mean)
+    # With R upper triangular and H = R R', U is the inverse of R. Reversed, R is the lower factor that torch computes.
+    backward = order.flip(0)
+    reverse = hessian[backward[:, None], backward].double().div_(mean)
     for attempt in range(RAISED + 1):
         added = damping * 10**attempt
-        ordered.diagonal().copy_(diagonal[order] + added)
-        lower, wrong = torch.linalg.cholesky_ex(ordered)
+        reverse.diagonal().copy_(diagonal[backward] + added)
+        lower, wrong = torch.linalg.cholesky_ex(reverse)
         if not bool(wrong):
-            upper, wrong = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-            if not bool(wrong) and bool(upper.isfinite().all()):
-                return Factor(upper.float().contiguous(), order, added)  # LAPACK has it by columns
+            identity = torch.eye(len(order), dtype=torch.float64, device=lower.device)
+            inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
+            if bool(inverse.isfinite().all()):
+                return Factor(inverse.flip(0, 1).float().contiguous(), order, added)  # LAPACK has it by columns
     raise _C.Error(
         f"hessian: is not positive definite with {added:g} of its mean diagonal added; must be a sum of x x^T"
     )
@@ -135,23 +138,25 @@ def gptq_slice(weight: Tensor, factor: Factor, global_scale: Tensor) -> tuple[Te
     """The same of some rows. The scales are bytes."""
     u, order, (n, k) = factor.u, factor.order, weight.shape
     w = weight.float().index_select(1, order)  # a copy, contiguous
-    codes = torch.empty(n, k, dtype=torch.uint8, device=w.device)
+    packed = torch.empty(n, k // 2, dtype=torch.uint8, device=w.device)  # in the order of computation
     scale = torch.empty(n, k // BLOCK, dtype=torch.uint8, device=w.device)
+    errors = torch.empty(n, CHUNK, dtype=torch.float32, device=w.device)
     loss = torch.zeros(n, dtype=torch.float64, device=w.device)
-    errors = torch.empty(n, min(CHUNK, k), device=w.device, dtype=torch.float32)
-    blocks = (order[::BLOCK] // BLOCK).tolist()
     for start in range(0, k, CHUNK):
         stop = min(start + CHUNK, k)
         for i in range(start, stop, BLOCK):
             j = i + BLOCK
             data, own, error = _api.gptq_block(w[:, i:j], u[i:j, i:j], global_scale=global_scale)
-            codes[:, i:j:2], codes[:, i + 1 : j : 2] = data & 15, data >> 4
-            scale[:, blocks[i // BLOCK]] = own.view(torch.uint8)[:, 0]
+            packed[:, i // 2 : j // 2] = data
+            scale[:, i // BLOCK] = own.view(torch.uint8)[:, 0]
             errors[:, i - start : j - start] = error
-            loss += error.double().square().sum(1)
             if j < stop:
                 w[:, j:stop].addmm_(error, u[i:j, j:stop], alpha=-1)
+        chunk = errors[:, : stop - start]
+        loss += chunk.square().sum(1, dtype=torch.float64)
         if stop < k:
-            w[:, stop:].addmm_(errors[:, : stop - start], u[start:stop, stop:], alpha=-1)
-    codes[:, order] = codes.clone()
-    return codes[:, ::2] | codes[:, 1::2] << 4, scale, loss
+            w[:, stop:].addmm_(chunk, u[start:stop, stop:], alpha=-1)
+    places = order.argsort()
+    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1).index_select(1, places)
+    blocks = (order[::BLOCK] // BLOCK).argsort()
+    return codes[:, ::2] | codes[:, 1::2] << 4, scale.index_select(1, blocks), loss

@@ -22,6 +22,7 @@ from nvfp4.layers.checks import (
     prefix_errors,
 )
 from nvfp4.layers.dense import find_dense, not_linear
+from nvfp4.layers.experts.mixture import Description
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.hosts import layers_replaced
@@ -132,12 +133,12 @@ def quantize_model(
         >>> [layer.name for layer in report.layers], report.bytes_before, report.bytes_after
         (['0', '2'], 37408, 6712)
     """
-    how = How(activations, calibrate, fuse, block_scale, batch_invariant, weights, damping, hessian_bytes)
-    return quantize(model, ignore, how, {})
+    options = Options(activations, calibrate, fuse, block_scale, batch_invariant, weights, damping, hessian_bytes)
+    return quantize(model, ignore, options, {})
 
 
 @dataclass(frozen=True)
-class How:
+class Options:
     """The arguments of quantize_model of these names, checked."""
 
     activations: str | None = "nvfp4"
@@ -190,12 +191,79 @@ class How:
         return self.block_scale if self.weights == "round" else "search"
 
 
-def quantize(model: torch.nn.Module, ignore: Sequence[str] | str, how: How, results: Results) -> QuantizeReport:
+def quantize(model: torch.nn.Module, ignore: Sequence[str] | str, options: Options, results: Results) -> QuantizeReport:
     """quantize_model, with a mapping that keeps each weight that "search" or "gptq" has finished.
 
     An interrupted run goes on where it stopped if the next one has the same model, arguments and samples, and a mapping
     with the same content.
     """
+    linears, mixtures, skipped = find(model, ignore, options)
+    inputs = {name: Inputs() for name in linears}
+    reached = {name: Reached(model.get_submodule(name), about) for name, about in mixtures.items()}
+    quantizer = Weights(model, linears, results)
+    hessians = (
+        Hessians(quantizer.unfinished(), quantizer.siblings, options.hessian_bytes)
+        if options.weights == "gptq"
+        else None
+    )
+    if options.calibrate is not None:
+        collect(model, linears, options.calibrate, hessians, inputs, options.weights == "search", reached)
+    scales = {name: scale for name, read in inputs.items() if (scale := options.scale_input(name, read)) is not None}
+    expert_scales = {name: found.input_scales(name) for name, found in reached.items() if options.scales_experts}
+    unreached = [name for name, read in inputs.items() if not read.rows] if options.weighs_samples else []
+    if linears and len(unreached) == len(linears):
+        raise _C.Error("calibrate: reaches no linear layer; must run the model on samples")
+    if options.batch_invariant:
+        check_invariant(dict(model.named_modules()))  # layers that are NVFP4 already
+        unscaled = [name for name in linears if name not in scales and options.activations is not None]
+        if unscaled:
+            raise _C.Error(f"{unscaled[0]}: is not reached by calibrate, {NOT_INVARIANT}")
+
+    dense, other_bytes = find_dense(model, [*linears.values(), *(model.get_submodule(name) for name in mixtures)])
+    report = QuantizeReport(skipped=skipped | not_linear(model, dense), dense=dense, other_bytes=other_bytes)
+    report.weights, report.unreached_layers = options.weights, unreached
+    groups = fusible(model, linears, scales) if options.fuse else {}
+
+    def make(name: str, old: torch.nn.Module) -> tuple[Linear, QuantizedLayer]:
+        given = (name, old, options.activations, scales.get(name), options.block_scale, groups.get(name, ()))
+        return quantize_layer(*given) if options.weights == "round" else results[name].layer(*given)
+
+    def make_experts(name: str) -> tuple[Experts, QuantizedLayer]:
+        return experts_of(
+            model, name, mixtures[name], options.expert_rule, options.activations, expert_scales.get(name)
+        )
+
+    if options.weights == "round":
+        with _text.watched(len(linears) + len(mixtures)) as step, torch.no_grad():
+            report.layers += replace_linears(model, linears, groups, make, step)
+            for name in mixtures:
+                step(name)
+                report.layers.append(replace_experts(model, name, *make_experts(name)))
+    else:
+        if hessians is not None and options.calibrate is not None:
+            quantizer.gptq(options.calibrate, inputs, hessians, options.damping)
+        else:
+            quantizer.search(inputs)
+        made = {}
+        with _text.watched(len(mixtures)) as step, torch.no_grad():
+            for name in mixtures:
+                step(name)
+                made[name] = make_experts(name)
+        with uninterrupted(), torch.no_grad():
+            report.layers += replace_linears(model, linears, groups, make, _text.unwatched)
+            report.layers += [replace_experts(model, name, *pair) for name, pair in made.items()]
+    if options.batch_invariant:
+        set_batch_invariant(model)
+    if options.calibrate is not None:
+        report.unreached = {name: missed for name, found in reached.items() if (missed := found.missed())}
+    layers_replaced(model)
+    return report
+
+
+def find(
+    model: torch.nn.Module, ignore: Sequence[str] | str, options: Options
+) -> tuple[dict[str, torch.nn.Module], dict[str, Description], dict[str, str]]:
+    """The linear layers and the modules of experts that become NVFP4, checked, and why others are skipped."""
     check_type("model", model, torch.nn.Module, "a torch.nn.Module")
     check_ignore(ignore)
     if type(model) is torch.nn.Linear:
@@ -210,65 +278,8 @@ def quantize(model: torch.nn.Module, ignore: Sequence[str] | str, how: How, resu
         check_finite(name, model.get_submodule(name))
     for name, linear in linears.items():
         with prefix_errors(name):
-            check_weight(linear, how.weights)
-
-    inputs = {name: Inputs() for name in linears}
-    reached = {name: Reached(model.get_submodule(name), about) for name, about in mixtures.items()}
-    quantizer = Weights(model, linears, results)
-    hessians = (
-        Hessians(quantizer.unfinished(), quantizer.siblings, how.hessian_bytes) if how.weights == "gptq" else None
-    )
-    if how.calibrate is not None:
-        collect(model, linears, how.calibrate, hessians, inputs, how.weights == "search", reached)
-    scales = {name: scale for name, read in inputs.items() if (scale := how.scale_input(name, read)) is not None}
-    expert_scales = {name: found.input_scales(name) for name, found in reached.items() if how.scales_experts}
-    unreached = [name for name, read in inputs.items() if not read.rows] if how.weighs_samples else []
-    if linears and len(unreached) == len(linears):
-        raise _C.Error("calibrate: reaches no linear layer; must run the model on samples")
-    if how.batch_invariant:
-        check_invariant(dict(model.named_modules()))  # layers that are NVFP4 already
-        unscaled = [name for name in linears if name not in scales and how.activations is not None]
-        if unscaled:
-            raise _C.Error(f"{unscaled[0]}: is not reached by calibrate, {NOT_INVARIANT}")
-
-    dense, other_bytes = find_dense(model, [*linears.values(), *(model.get_submodule(name) for name in mixtures)])
-
-    report = QuantizeReport(skipped=skipped | not_linear(model, dense), dense=dense, other_bytes=other_bytes)
-    report.weights, report.unreached_layers = how.weights, unreached
-    groups = fusible(model, linears, scales) if how.fuse else {}
-
-    def make(name: str, old: torch.nn.Module) -> tuple[Linear, QuantizedLayer]:
-        given = (name, old, how.activations, scales.get(name), how.block_scale, groups.get(name, ()))
-        return quantize_layer(*given) if how.weights == "round" else results[name].layer(*given)
-
-    def make_experts(name: str) -> tuple[Experts, QuantizedLayer]:
-        return experts_of(model, name, mixtures[name], how.expert_rule, how.activations, expert_scales.get(name))
-
-    if how.weights == "round":
-        with _text.watched(len(linears) + len(mixtures)) as step, torch.no_grad():
-            report.layers += replace_linears(model, linears, groups, make, step)
-            for name in mixtures:
-                step(name)
-                report.layers.append(replace_experts(model, name, *make_experts(name)))
-    else:
-        if hessians is not None and how.calibrate is not None:
-            quantizer.gptq(how.calibrate, inputs, hessians, how.damping)
-        else:
-            quantizer.search(inputs)
-        made = {}
-        with _text.watched(len(mixtures)) as step, torch.no_grad():
-            for name in mixtures:
-                step(name)
-                made[name] = make_experts(name)
-        with uninterrupted(), torch.no_grad():
-            report.layers += replace_linears(model, linears, groups, make, _text.unwatched)
-            report.layers += [replace_experts(model, name, *pair) for name, pair in made.items()]
-    if how.batch_invariant:
-        set_batch_invariant(model)
-    if how.calibrate is not None:
-        report.unreached = {name: missed for name, found in reached.items() if (missed := found.missed())}
-    layers_replaced(model)
-    return report
+            check_weight(linear, options.weights)
+    return linears, mixtures, skipped
 
 
 def replace_linears(

@@ -7,7 +7,7 @@ dense model, so they depend neither on each other nor on how many Hessians fit i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,10 +94,29 @@ def weight_of(linears: Mapping[str, torch.nn.Module], name: str) -> Tensor:
     return linear.weight.detach().contiguous()
 
 
-def shared_scale(weights: list[Tensor]) -> Tensor:
-    """The global scale of the rows of all weights, as each format keeps it: that of the largest."""
+def shared_scale(linears: Mapping[str, torch.nn.Module], names: Sequence[str]) -> Tensor:
+    """The global scale of the rows of all these weights, as each format keeps it: that of the largest."""
+    weights = [weight_of(linears, name) for name in names]
     scales = [torch.as_tensor(_api.amax_scale(w, block_scale="search")).reshape(()) for w in weights if bool(w.any())]
     return invertible(torch.stack(scales).amax() if scales else weights[0].new_ones((), dtype=torch.float32))
+
+
+def searched(
+    linears: Mapping[str, torch.nn.Module], name: str, names: Sequence[str], read: Inputs | None = None
+) -> Result:
+    """A layer's weight by "search", with the global scale of `names`, by what the layer has read if that is known."""
+    begin, weight = time.perf_counter(), weight_of(linears, name)
+    importance = None if read is None else read.importance()
+    with exact_mode(weight.device), prefix_errors(name):
+        scale = shared_scale(linears, names)
+        data, blocks = _api.quantize(
+            weight, global_scale=scale, block_scale="search", importance=importance, scale_layout="linear"
+        )
+        result = Result(data, blocks, scale, weight_error(weight, data, blocks, scale, "linear"))
+        if read is not None and importance is not None:
+            after, before = output_errors(weight, (data, blocks, scale), importance)
+            result = replace(result, output_error=after, output_error_before=before, rows=read.rows)
+    return replace(result, seconds=time.perf_counter() - begin)
 
 
 class Weights:
@@ -112,8 +131,9 @@ class Weights:
         self.model, self.linears, self.results = model, linears, results
         self.siblings = siblings_of(model, linears)
 
-    def global_scale(self, name: str) -> Tensor:
-        return shared_scale([weight_of(self.linears, n) for n in self.siblings.get(name, (name,))])
+    def names(self, name: str) -> tuple[str, ...]:
+        """The layers that share a global scale with this one, itself included."""
+        return self.siblings.get(name, (name,))
 
     def unfinished(self) -> list[str]:
         return [name for name in self.linears if name not in self.results]
@@ -124,21 +144,7 @@ class Weights:
         with _text.watched(len(names)) as step:
             for name in names:
                 step(name)
-                self.keep(name, self.searched(name, inputs.get(name)))
-
-    def searched(self, name: str, read: Inputs | None) -> Result:
-        begin, weight = time.perf_counter(), weight_of(self.linears, name)
-        importance = None if read is None else read.importance()
-        with exact_mode(weight.device), prefix_errors(name):
-            scale = self.global_scale(name)
-            data, blocks = _api.quantize(
-                weight, global_scale=scale, block_scale="search", importance=importance, scale_layout="linear"
-            )
-            result = Result(data, blocks, scale, weight_error(weight, data, blocks, scale, "linear"))
-            if read is not None and importance is not None:
-                after, before = output_errors(weight, (data, blocks, scale), importance)
-                result = replace(result, output_error=after, output_error_before=before, rows=read.rows)
-        return replace(result, seconds=time.perf_counter() - begin)
+                self.keep(name, searched(self.linears, name, self.names(name), inputs[name]))
 
     def gptq(
         self,
@@ -155,7 +161,7 @@ class Weights:
         with _text.watched(len(unreached)) as step:
             for name in unreached:
                 step(name)
-                self.keep(name, self.searched(name, None))
+                self.keep(name, searched(self.linears, name, self.names(name)))
         found = hessians.finish(inputs)
         while True:
             with _text.watched(sum(len(collected.names) for collected in found)) as step:
@@ -180,7 +186,7 @@ class Weights:
         step(names[0])
         wanted = default_damping(k, collected.rows) if damping is None else damping
         with exact_mode(collected.hessian.device), prefix_errors(names[0]):
-            scale = self.global_scale(names[0])
+            scale = shared_scale(self.linears, self.names(names[0]))
             factored = factor(collected.hessian, wanted)
             weights = [weight_of(self.linears, name) for name in names]
             joined = weights[0] if len(weights) == 1 else torch.cat([w.float() for w in weights])

@@ -64,8 +64,8 @@ def load(folder: Path, config: Any = None, auto_class: Any = AutoModelForCausalL
 def after(folder: Path, config: Any, auto_class: Any = AutoModelForCausalLM, **more: Any) -> tuple[Any, Any]:
     """The dense model, quantized once it is there."""
     model = auto_class.from_pretrained(folder, **more)
-    report = nvfp4.quantize_model(model, config.ignore, config.activations, block_scale=config.block_scale)
-    return model, report
+    given = {"block_scale": config.block_scale, "weights": config.weights}
+    return model, nvfp4.quantize_model(model, config.ignore, config.activations, **given)
 
 
 def logits(model: nn.Module, ids: Tensor = IDS) -> Tensor:
@@ -113,6 +113,19 @@ def test_the_model_is_that_of_quantize_model(
     assert state(plain) == state(model)
     if block_scale == "amax6":  # of inputs, no checkpoint keeps another one
         assert torch.equal(logits(again), logits(model)) and torch.equal(logits(plain), logits(model))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_by_search(tied: bool, tmp_path: Path) -> None:
+    """Siblings share a global scale, as after quantize_model."""
+    folder = dense(tmp_path, tie_word_embeddings=tied)
+    for ignore in (("lm_head",), "mlp_only"):
+        config = NVFP4Config(None, "four_over_six", ignore=ignore, weights="search")
+        model, (expected, report) = load(folder, config), after(folder, config)
+        assert state(model) == state(expected) and model.hf_quantizer.report == report and report.weights == "search"
+        mlp = model.model.layers[0].mlp
+        assert torch.equal(mlp.gate_proj.weight_global_scale, mlp.up_proj.weight_global_scale)
+        assert len(layers_of(model)) == (14 if ignore == ("lm_head",) else 6)
 
 
 def test_patterns_of_ignored_layers(tmp_path: Path) -> None:

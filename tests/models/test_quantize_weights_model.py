@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import nvfp4
 from nvfp4.quantizing import quantize_model as quantizing
-from nvfp4.quantizing.quantize_model import How, quantize
+from nvfp4.quantizing.quantize_model import Options, quantize
 from nvfp4.quantizing.selection import PRESETS, reason_of
 from nvfp4.quantizing.weights import Result, Weights
 
@@ -344,13 +344,13 @@ def test_an_interrupted_run_goes_on(weights: str, model: nn.Sequential, samples:
     expected = copy.deepcopy(model)
     calibrate: Callable[[nn.Module], Tensor] = lambda m: m(samples)  # noqa: E731
     report = nvfp4.quantize_model(expected, (), None, calibrate, weights=weights)
-    stored, how = Stored(), How(activations=None, calibrate=calibrate, weights=weights)
+    stored, options = Stored(), Options(activations=None, calibrate=calibrate, weights=weights)
     with pytest.raises(KeyboardInterrupt):
-        quantize(model, (), how, stored)
+        quantize(model, (), options, stored)
     first = dict(stored)
     assert len(first) == 3
     stored.left = 3
-    assert quantize(model, (), how, stored) == report and state(model) == state(expected)
+    assert quantize(model, (), options, stored) == report and state(model) == state(expected)
     assert stored.left == 0 and all(stored[name] is result for name, result in first.items())
 
 
