@@ -370,3 +370,27 @@ def test_layers_on_several_devices(model: nn.Sequential, samples: Tensor) -> Non
     assert all(t.is_cuda for t in model[1].buffers())
     again = copy.deepcopy(model)
     assert torch.equal(again[1](samples.cuda()), model[1](samples.cuda()))
+
+
+@pytest.mark.parametrize("activations", ["nvfp4", None])
+@pytest.mark.parametrize("weights", ["search", "gptq"])
+def test_experts_are_searched(weights: str, activations: str | None) -> None:
+    """Without samples. With activations="nvfp4" these give the experts' input scales all the same."""
+    transformers = pytest.importorskip("transformers")
+    from moe_models import MODELS
+
+    dense = transformers.AutoModelForCausalLM.from_config(MODELS["qwen3-moe"]()).eval()
+    ids = torch.arange(48).view(2, 24)
+    rows = {}
+    for how in ("round", weights):
+        model = copy.deepcopy(dense)
+        calibrate = None if how == "round" and activations is None else lambda m: m(ids)
+        report = nvfp4.quantize_model(model, activations=activations, calibrate=calibrate, weights=how)
+        rows[how] = {row.name: row for row in report.layers if row.name.endswith("experts")}
+        with torch.inference_mode():
+            assert bool(model(ids).logits.isfinite().all())
+    assert rows["round"] and rows["round"].keys() == rows[weights].keys()
+    for name, row in rows[weights].items():
+        assert row.error < rows["round"][name].error and row.output_error is None
+        assert row.input_global_scale == rows["round"][name].input_global_scale
+        assert (row.input_global_scale is None) == (activations is None)
