@@ -106,11 +106,12 @@ def factor(hessian: Tensor, damping: float) -> Factor:
         added = damping * 10**attempt
         reverse.diagonal().copy_(diagonal[backward] + added)
         lower, wrong = torch.linalg.cholesky_ex(reverse)
-        if not bool(wrong):
-            identity = torch.eye(len(order), dtype=torch.float64, device=lower.device)
-            inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
-            if bool(inverse.isfinite().all()):
-                return Factor(inverse.flip(0, 1).float().contiguous(), order, added)  # LAPACK has it by columns
+        if bool(wrong) or not bool(lower.diagonal().isfinite().all()):
+            continue
+        del reverse  # several of these matrices at a time would be gigabytes
+        identity = torch.eye(len(order), dtype=torch.float64, device=lower.device)
+        inverse = torch.linalg.solve_triangular(lower, identity, upper=False).float()
+        return Factor(inverse.flip(0, 1).contiguous(), order, added)  # LAPACK has it by columns
     raise _C.Error(
         f"hessian: is not positive definite with {added:g} of its mean diagonal added; must be a sum of x x^T"
     )

@@ -166,7 +166,7 @@ class Weights:
         while True:
             with _text.watched(sum(len(collected.names) for collected in found)) as step:
                 while found:
-                    self.gptq_group(found.pop(), inputs, damping, step)
+                    self.gptq_group(found.pop(), damping, step)
             if not hessians.waiting:
                 return
             before = len(hessians.waiting), dict(hessians.leaders)
@@ -178,9 +178,7 @@ class Weights:
                     "run the model on the same samples each time"
                 )
 
-    def gptq_group(
-        self, collected: Collected, inputs: Mapping[str, Inputs], damping: float | None, step: Callable[[str], None]
-    ) -> None:
+    def gptq_group(self, collected: Collected, damping: float | None, step: Callable[[str], None]) -> None:
         """Quantizes the layers that share a Hessian in one run, as if their rows were one weight's."""
         begin, names, k = time.perf_counter(), collected.names, len(collected.hessian)
         step(names[0])
@@ -198,7 +196,7 @@ class Weights:
                 if name != names[0]:
                     step(name)
                 begin = time.perf_counter()
-                packed = own[0].contiguous(), own[1].contiguous(), scale
+                packed = own[0].clone(), own[1].clone(), scale  # for storage that layers do not share
                 after, before = output_errors(weight, packed, collected.hessian)
                 raised = factored.damping if factored.damping != wanted else None
                 result = Result(*packed, weight_error(weight, *packed, "linear"), after, before, collected.rows, raised)
