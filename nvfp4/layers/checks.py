@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from nvfp4 import _C
 
 LARGEST = {"amax6": 6.0 * 448.0, "four_over_six": 6.0 * 256.0}  # by block_scale: amax over the global scale
+WEIGHTS = ("round", "search", "gptq")  # how codes and block scales of a weight are chosen
 
 
 def check_tensor(name: str, t: object, dtype: torch.dtype | None, *shapes: tuple[int, ...]) -> None:
@@ -35,6 +37,22 @@ def check_type(name: str, value: object, kind: type | tuple[type, ...], wanted: 
 def check_dense_dtype(dtype: torch.dtype) -> None:
     if dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise _C.Error(f"dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
+
+
+def check_weights(weights: str) -> None:
+    if weights not in WEIGHTS:
+        raise _C.Error(f"weights: is {weights!r}; must be 'round', 'search' or 'gptq'")
+
+
+def check_damping(damping: object, weights: str) -> None:
+    if damping is None:
+        return
+    if weights != "gptq":
+        raise _C.Error(f"damping: is given but weights is {weights!r}; must be None then")
+    if isinstance(damping, bool) or not isinstance(damping, (int, float)):
+        raise _C.Error(f"damping: is of type {type(damping).__name__}; must be a number or None")
+    if not 0 < damping < math.inf:
+        raise _C.Error(f"damping: is {damping:g}; must be positive and finite")
 
 
 def check_block_scale(block_scale: str) -> None:

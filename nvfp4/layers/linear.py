@@ -10,7 +10,17 @@ from torch import Tensor
 
 from nvfp4 import _C, _api
 from nvfp4.layers.buffers import FixedBuffers, aligned, casting, round_up
-from nvfp4.layers.checks import check_block_scale, check_dense_dtype, check_positive, check_tensor, check_type, short
+from nvfp4.layers.checks import (
+    check_block_scale,
+    check_damping,
+    check_dense_dtype,
+    check_positive,
+    check_tensor,
+    check_type,
+    check_weights,
+    short,
+)
+from nvfp4.layers.gptq import MIN_DAMPING, check_statistics, exact_mode, factor, gptq
 from nvfp4.layers.gradient import WITH_GRADIENT, NoGradient, WeightOnly, check_no_tangent, is_transformed, weight_only
 from nvfp4.layers.packed import ACTIVATIONS, BLOCK, PackedLinear, invertible, layer_input
 
@@ -162,11 +172,17 @@ class Linear(FixedBuffers, torch.nn.Linear):
         activations: str | None = "nvfp4",
         input_global_scale: float | Tensor | None = None,
         block_scale: str = "amax6",
+        weights: str = "round",
+        importance: Tensor | None = None,
+        hessian: Tensor | None = None,
+        damping: float | None = None,
     ) -> Linear:
         """Quantizes a layer's weight.
 
         Its global scale is nvfp4.amax_scale of the weight, changed by at most 1 in the last place so that each format
         stores it without loss.
+
+        quantize_model(weights="gptq", calibrate=...) collects what "gptq" needs from samples.
 
         Args:
             linear (torch.nn.Linear): a layer with a weight [N, K] in float16, bfloat16 or float32.
@@ -174,16 +190,29 @@ class Linear(FixedBuffers, torch.nn.Linear):
             activations (str, optional): "nvfp4" or None, as in the constructor. Default: "nvfp4".
             input_global_scale (float or Tensor, optional): a positive number or a tensor of one element. Default: None.
                 None makes the scale dynamic.
-            block_scale (str, optional): how nvfp4.quantize chooses the scales of the weight and the input. Default:
-                "amax6".
+            block_scale (str, optional): how nvfp4.quantize chooses the scales of the input, and of the weight with
+                weights="round". Default: "amax6".
+            weights (str, optional): how codes and block scales of the weight are chosen. Default: "round".
+                "round" takes the scales by block_scale.
+                "search" takes the best of 13 scales for each block, by squared error.
+                "gptq" takes the codes and scales that change the layer's output least, by its inputs' Hessian.
+            importance (Tensor, optional): float32 [K], for "search": the weight of each column's squared errors,
+                finite and not negative, such as the mean square of each input channel. Default: None, all equal.
+            hessian (Tensor, optional): float32 [K, K], required by "gptq": the sum of x x^T over inputs x of the layer,
+                times any positive factor. Default: None.
+            damping (float, optional): for "gptq": this share of the mean diagonal is added to the Hessian's diagonal.
+                Default: None, which stands for 0.1. Fewer than 4 K inputs need more, up to 1.
+                It is raised tenfold, up to three times, while the sum is not positive definite.
 
         Returns:
             The nvfp4.Linear.
 
         Raises:
-            nvfp4.Error: linear is no torch.nn.Linear, K is no multiple of 16, or the weight has another dtype or a
-                value that is not finite.
+            nvfp4.Error: linear is no torch.nn.Linear, K is no multiple of 16, the weight has another dtype or a value
+                that is not finite, another argument breaks a rule, or no damping makes the Hessian positive definite.
         """
+        check_weights(weights)
+        check_damping(damping, weights)
         check_type("linear", linear, torch.nn.Linear, "a torch.nn.Linear")
         weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
         check_tensor("weight", weight, None)
@@ -191,8 +220,20 @@ class Linear(FixedBuffers, torch.nn.Linear):
             raise _C.Error("weight: has a value that is NaN or infinite; must be finite")
         layer = cls(weight.shape[1], weight.shape[0], False, activations, "meta", weight.dtype, block_scale)
         weight = weight.contiguous()
-        scale = invertible(_api.amax_scale(weight, block_scale=block_scale).reshape(()))
-        data, weight_scale = _api.quantize(weight, global_scale=scale, block_scale=block_scale)
+        for name, given, owner in (("importance", importance, "search"), ("hessian", hessian, "gptq")):
+            check_statistics(name, given, owner, weights, weight)
+        rule = block_scale if weights == "round" else "search"
+        scale = invertible(_api.amax_scale(weight, block_scale=rule).reshape(()))
+        if hessian is not None:
+            with exact_mode(weight.device):
+                data, linear_scale, _ = gptq(
+                    weight, factor(hessian, MIN_DAMPING if damping is None else damping), scale
+                )
+                weight_scale = _api.swizzle(linear_scale)
+        elif weights == "search":
+            data, weight_scale = _api.quantize(weight, global_scale=scale, block_scale=rule, importance=importance)
+        else:
+            data, weight_scale = _api.quantize(weight, global_scale=scale, block_scale=rule)
         if input_global_scale is not None:
             if activations is None:
                 raise _C.Error("input_global_scale: is given but activations is None; must be None then")

@@ -1,9 +1,9 @@
-"""Input scales from sample inputs: what each layer and each expert reads while `calibrate` runs."""
+"""What each layer and each expert reads while `calibrate` runs: largest values, squares, numbers of rows."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,7 +12,11 @@ from torch import Tensor
 from nvfp4 import _C, _api, _text
 from nvfp4.layers.checks import LARGEST
 from nvfp4.layers.experts.mixture import Description, matrices
+from nvfp4.layers.gptq import exact_mode
 from nvfp4.layers.packed import invertible
+
+ROWS = 4096  # of an input, that are fp32 at a time
+Hook = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 
 class Reached:
@@ -65,41 +69,63 @@ class Reached:
         return [int(e) for e in (self.counts[:-1] == 0).nonzero().flatten()]
 
 
-def input_scales(
-    model: torch.nn.Module,
-    linears: dict[str, torch.nn.Module],
-    calibrate: Callable[[torch.nn.Module], Any],
-    largest_value: float,
-    reached: Mapping[str, Reached],
-) -> dict[str, float]:
-    """amax(|x|) / largest_value over all inputs x of each layer while `calibrate` runs, as each format keeps it;
-    nothing for a layer that reads none or zeros alone. Notes in `reached` the experts that are called."""
-    amax: dict[str, Tensor] = {}
+class Inputs:
+    """What a layer has read: the largest magnitude, the number of rows, and if wanted the sum of squares of each
+    channel."""
 
-    def hook(name: str) -> Callable[..., None]:
-        def record(module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            x = arguments[0] if arguments else next(iter(keywords.values()))  # forward has one argument
-            if x.numel():
-                largest = torch.stack(x.detach().aminmax()).abs().amax().float()
-                amax[name] = largest if name not in amax else torch.maximum(amax[name], largest)
+    def __init__(self) -> None:
+        self.amax: Tensor | None = None
+        self.rows = 0
+        self.squares: Tensor | None = None  # float64 [K]
 
-        return record
+    def add(self, x: Tensor, squares: bool) -> None:
+        with exact_mode(x.device):
+            largest = torch.stack(x.detach().aminmax()).abs().amax().float()
+            self.amax = largest if self.amax is None else torch.maximum(self.amax, largest)
+            rows = x.detach().reshape(-1, x.shape[-1])
+            self.rows += len(rows)
+            for part in rows.split(ROWS) if squares else ():
+                own = part.float().square().sum(0).double()
+                self.squares = own if self.squares is None else self.squares + own
 
+    def input_scale(self, name: str, largest_value: float) -> float | None:
+        """amax / largest_value as each format keeps it; None for a layer that has read nothing or zeros alone."""
+        if self.amax is None:
+            return None
+        scale = float(invertible(self.amax / largest_value))
+        if not scale < float("inf"):
+            raise _C.Error(f"{name}.input: amax is {float(self.amax):g} while calibrating; must be finite")
+        return scale if scale > 0 else None
+
+    def importance(self) -> Tensor | None:
+        """The mean square of each channel over their mean, float32 [K]; None for a layer that has read nothing."""
+        if self.squares is None:
+            return None
+        mean = self.squares.mean()
+        return (self.squares / torch.where(mean > 0, mean, 1.0)).float()
+
+
+def run(
+    model: torch.nn.Module, calibrate: Callable[[torch.nn.Module], Any], hooks: Iterable[tuple[torch.nn.Module, Hook]]
+) -> None:
+    """Calls `calibrate` while these hooks see what their modules read."""
     calls = itertools.count(1)
-    hooks = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in linears.items()]
-    hooks += [found.module.register_forward_pre_hook(found.record, with_kwargs=True) for found in reached.values()]
+    handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks]
     try:
         with _text.watched(None) as step, torch.no_grad():
-            hooks.append(model.register_forward_pre_hook(lambda *given: step(f"calibrate: call {next(calls)}")))
+            handles.append(model.register_forward_pre_hook(lambda *given: step(f"calibrate: call {next(calls)}")))
             calibrate(model)
     finally:
-        for handle in hooks:
+        for handle in handles:
             handle.remove()
-    scales = {}
-    for name, largest in amax.items():
-        scale = float(invertible(largest / largest_value))
-        if not scale < float("inf"):
-            raise _C.Error(f"{name}.input: amax is {float(largest):g} while calibrating; must be finite")
-        if scale > 0:
-            scales[name] = scale
-    return scales
+
+
+def reader(take: Callable[[Tensor], None]) -> Hook:
+    """A hook that gives `take` each input of a layer that has a number."""
+
+    def hook(module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        x = arguments[0] if arguments else next(iter(keywords.values()))  # forward has one argument
+        if x.numel():
+            take(x)
+
+    return hook

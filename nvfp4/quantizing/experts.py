@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import Tensor
 
@@ -71,25 +73,39 @@ def check_finite(name: str, module: torch.nn.Module) -> None:
             raise _C.Error(f"{name}.{key}: has a value that is NaN or infinite; must be finite")
 
 
-def quantize_experts(
+def experts_of(
     model: torch.nn.Module,
     name: str,
     about: Description,
     block_scale: str,
-    activations: str | None,
+    activations: str | None = None,
     input_scales: tuple[Tensor, Tensor] | None = None,
-) -> QuantizedLayer:
-    """Puts an nvfp4.Experts in place of a module of experts."""
-    old = model.get_submodule(name)
+) -> tuple[Experts, QuantizedLayer]:
+    """An nvfp4.Experts of a module of experts, and its description."""
+    begin, old = time.perf_counter(), model.get_submodule(name)
     before = sum(t.nbytes for t in old.parameters())
     naming = naming_in(model, name, about)
     new, error = quantized(old, about, naming.stacked, block_scale, activations, input_scales)
     new.naming = naming
-    keep_hooks(old, new)
-    put(places_of(model, {name: old})[name], new)
     shape = (about.experts, about.hidden, about.intermediate)
     largest = None if input_scales is None else float(input_scales[0].amax())
-    return QuantizedLayer(name, shape, error, before, new.nbytes, largest)
+    seconds = time.perf_counter() - begin
+    return new, QuantizedLayer(name, shape, error, before, new.nbytes, largest, seconds=seconds)
+
+
+def replace_experts(model: torch.nn.Module, name: str, new: Experts, row: QuantizedLayer) -> QuantizedLayer:
+    """Puts it in place of the module, whose hooks it takes."""
+    old = model.get_submodule(name)
+    keep_hooks(old, new)
+    put(places_of(model, {name: old})[name], new)
+    return row
+
+
+def quantize_experts(
+    model: torch.nn.Module, name: str, about: Description, block_scale: str, activations: str | None = None
+) -> QuantizedLayer:
+    """Both, without input scales."""
+    return replace_experts(model, name, *experts_of(model, name, about, block_scale, activations))
 
 
 def naming_in(model: torch.nn.Module, name: str, about: Description) -> Naming:

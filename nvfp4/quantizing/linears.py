@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
+
 import torch
 from torch import Tensor
 
@@ -21,16 +24,35 @@ def quantize_layer(
     input_scale: float | None,
     block_scale: str,
     fused: tuple[str, ...] = (),
+    weights: str = "round",
 ) -> tuple[Linear, QuantizedLayer]:
     """Makes an NVFP4 layer of a linear layer, whose hooks it takes, and describes it."""
-    linear = as_linear(old)
+    begin, linear = time.perf_counter(), as_linear(old)
     assert linear is not None
-    layer = Linear.from_linear(linear, activations, input_scale, block_scale).train(linear.training)
-    keep_hooks(old, layer)
-    return layer, QuantizedLayer(
+    layer = Linear.from_linear(linear, activations, input_scale, block_scale, weights)
+    error = weight_error(linear.weight, layer.weight, layer.weight_scale, layer.weight_global_scale)
+    row = describe(name, linear, layer, error, input_scale, fused)
+    return replace_layer(old, layer), dataclasses.replace(row, seconds=time.perf_counter() - begin)
+
+
+def replace_layer(old: torch.nn.Module, layer: Linear) -> Linear:
+    """Gives an NVFP4 layer the mode and the hooks of the linear layer whose place it takes."""
+    keep_hooks(old, layer.train(old.training))
+    return layer
+
+
+def describe(
+    name: str,
+    linear: torch.nn.Linear,
+    layer: Linear,
+    error: float,
+    input_scale: float | None,
+    fused: tuple[str, ...],
+) -> QuantizedLayer:
+    return QuantizedLayer(
         name,
         (layer.out_features, layer.in_features),
-        weight_error(linear.weight, layer),
+        error,
         linear.weight.nbytes + (0 if linear.bias is None else linear.bias.nbytes),
         sum(t.nbytes for t in layer.buffers()),
         input_scale,
@@ -38,8 +60,10 @@ def quantize_layer(
     )
 
 
-def weight_error(weight: Tensor, layer: Linear) -> float:
-    """|weight - the layer's| / |weight|, by slices of rows."""
+def weight_error(
+    weight: Tensor, data: Tensor, block_scales: Tensor, global_scale: Tensor, scale_layout: str = "128x4"
+) -> float:
+    """|weight - its NVFP4| / |weight|, by slices of rows."""
     if weight.is_meta:
         return 0.0
     lost = total = 0.0
@@ -47,8 +71,7 @@ def weight_error(weight: Tensor, layer: Linear) -> float:
         rows = slice(row, row + ERROR_ROWS)
         w = weight[rows].float()
         total += float(w.square().sum(dtype=torch.float64))
-        data, scale = layer.weight[rows], layer.weight_scale[rows]
-        w = w - _api.dequantize(data, scale, global_scale=layer.weight_global_scale)
+        w = w - _api.dequantize(data[rows], block_scales[rows], global_scale=global_scale, scale_layout=scale_layout)
         lost += float(w.square().sum(dtype=torch.float64))
     return (lost / total) ** 0.5 if total else 0.0
 

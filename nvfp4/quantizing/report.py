@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 
-from nvfp4 import _text
+from nvfp4 import _C, _text
 
 
 @dataclass(frozen=True)
@@ -15,12 +17,20 @@ class QuantizedLayer:
         name (str): the name of the module in the model.
         shape (tuple of ints): (N, K) of its weight. Of experts (E, H, I).
         error (float): |W - W'| / |W| of the weight W before and W' now, by Frobenius norms; 0 for a weight of zeros.
+            With weights="gptq" it misleads: it is larger than that of "search", and the output error smaller.
         bytes_before (int): the bytes of weight and bias before.
         bytes_after (int): the same now. NVFP4 layers have scales too, alpha among them.
         input_global_scale (float or None): the scale that calibration found, or that the NVFP4 layer had. Of experts
             the largest of gate and up.
             None: the scale is dynamic, or the activations are not quantized.
         fused (tuple of str): the names of the layers that became one module with this one, itself included; () if none.
+        output_error (float or None): the relative error of the layer's output on the samples of `calibrate`, before the
+            bias: sqrt(tr(D H D') / tr(W H W')), where D = W - W' and H is the sum of x x^T over the inputs x.
+            With weights="search" H has its diagonal alone. None: there were no samples, or weights is "round".
+        output_error_before (float or None): the same of a weight that is rounded by block_scale="amax6".
+        rows (int or None): how many inputs the layer read. None: it is not known.
+        damping (float or None): the damping of GPTQ if the Hessian needed more than was asked for, else None.
+        seconds (float): how long quantizing took, without `calibrate`. Layers that are quantized together share it.
     """
 
     name: str
@@ -30,6 +40,16 @@ class QuantizedLayer:
     bytes_after: int
     input_global_scale: float | None = None
     fused: tuple[str, ...] = ()
+    output_error: float | None = None
+    output_error_before: float | None = None
+    rows: int | None = None
+    damping: float | None = None
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def damage(self) -> float:
+        """The error by which layers are sorted: that of the output if it is known."""
+        return self.error if self.output_error is None else self.output_error
 
 
 @dataclass
@@ -46,6 +66,9 @@ class QuantizeReport:
             the model.
         other_bytes (int): the bytes of all parameters and buffers that are not in `layers`.
         unreached (dict of list of int): of each module of experts the experts that no sample reached in `calibrate`.
+        weights (str): the argument of quantize_model.
+        unreached_layers (list of str): layers that no sample reached in `calibrate`, whose weights are therefore
+            quantized by "search" without samples.
     """
 
     layers: list[QuantizedLayer] = field(default_factory=list)
@@ -53,6 +76,8 @@ class QuantizeReport:
     dense: dict[str, int] = field(default_factory=dict)
     other_bytes: int = 0
     unreached: dict[str, list[int]] = field(default_factory=dict)
+    weights: str = "round"
+    unreached_layers: list[str] = field(default_factory=list)
 
     @property
     def bytes_before(self) -> int:
@@ -64,25 +89,74 @@ class QuantizeReport:
         """The bytes of the whole model now."""
         return sum(layer.bytes_after for layer in self.layers) + self.other_bytes
 
+    def plot(self, file: str | PathLike[str]) -> None:
+        """Draws the output error of each layer, and that of rounding beside it, into a file.
+
+        Args:
+            file (str or path): its ending is the format, such as .png, .svg or .pdf.
+
+        Raises:
+            nvfp4.Error: no layer has an output error, or matplotlib is not installed (the extra `plot`).
+        """
+        draw([layer for layer in self.layers if layer.output_error is not None], self.weights, file)
+
     def __str__(self) -> str:
-        rows = [
-            (
-                layer.name,
-                "x".join(map(str, layer.shape)),
-                f"{layer.error:.4f}",
-                str(layer.bytes_before),
-                str(layer.bytes_after),
-                "-" if layer.input_global_scale is None else f"{layer.input_global_scale:.3g}",
-                "+".join(name.rpartition(".")[2] for name in layer.fused),
-            )
-            for layer in self.layers
-        ]
+        searched = self.weights != "round"
+        layers = sorted(self.layers, key=lambda layer: -layer.damage) if searched else self.layers
+        rows = [(*described(layer), *(outputs(layer) if searched else ())) for layer in layers]
+        more = ("",) * (3 if searched else 0)
         if self.other_bytes:
-            rows.append(("all else", "", "", str(self.other_bytes), str(self.other_bytes), "", ""))
-        rows.append(("total", "", "", str(self.bytes_before), str(self.bytes_after), "", ""))
-        columns = ("layer", "N x K", "error", "bytes before", "bytes after", "input scale", "fused")
-        text = _text.plain(columns, rows, [True] + [False] * 5 + [True])
-        dense = [f"dense: {name}: {count} bytes" for name, count in self.dense.items()]
-        missed = [f"not reached: {name}: experts {_text.shown(which)}" for name, which in self.unreached.items()]
-        skipped = [f"skipped: {name}: {reason}" for name, reason in self.skipped.items()]
-        return "\n".join([text, *skipped, *missed, *dense])
+            rows.append(("all else", "", "", str(self.other_bytes), str(self.other_bytes), "", "", *more))
+        rows.append(("total", "", "", str(self.bytes_before), str(self.bytes_after), "", "", *more))
+        columns = ["layer", "N x K", "error", "bytes before", "bytes after", "input scale", "fused"]
+        columns += ["output error", "rounded", "rows"] if searched else []
+        text = [_text.plain(columns, rows, [True] + [False] * 5 + [True] + [False] * len(more))]
+        if self.weights == "gptq":
+            text.append("GPTQ changes outputs less and weights more than rounding does: judge by the output error.")
+        text += [f"skipped: {name}: {reason}" for name, reason in self.skipped.items()]
+        text += [f"not reached: {name}: experts {_text.shown(which)}" for name, which in self.unreached.items()]
+        text += [f"not reached: {name}: quantized by 'search' without samples" for name in self.unreached_layers]
+        text += [f"damping: {row.name}: raised to {row.damping:g}" for row in layers if row.damping is not None]
+        text += [f"dense: {name}: {count} bytes" for name, count in self.dense.items()]
+        return "\n".join(text)
+
+
+def described(layer: QuantizedLayer) -> tuple[str, ...]:
+    return (
+        layer.name,
+        "x".join(map(str, layer.shape)),
+        f"{layer.error:.4f}",
+        str(layer.bytes_before),
+        str(layer.bytes_after),
+        "-" if layer.input_global_scale is None else f"{layer.input_global_scale:.3g}",
+        "+".join(name.rpartition(".")[2] for name in layer.fused),
+    )
+
+
+def outputs(layer: QuantizedLayer) -> tuple[str, ...]:
+    """The columns that weights other than "round" add."""
+    errors = (layer.output_error, layer.output_error_before)
+    return (*("-" if e is None else f"{e:.4f}" for e in errors), "-" if layer.rows is None else str(layer.rows))
+
+
+def draw(layers: Sequence[QuantizedLayer], weights: str, file: str | PathLike[str]) -> None:
+    if not layers:
+        raise _C.Error(
+            "report: has no output errors; must be of quantize_model with calibrate and weights='search' or 'gptq'"
+        )
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        message = f"report: plot needs matplotlib, which could not be imported ({error}); pip install 'matplotlib>=3.8'"
+        raise _C.Error(message) from None
+    places = range(len(layers))
+    figure = Figure(figsize=(max(6.0, 0.12 * len(layers) + 3.0), 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(places, [layer.output_error_before for layer in layers], "s", label="round", color="#c2410c")
+    axes.plot(places, [layer.output_error for layer in layers], "o", label=weights, color="#0b63c5")
+    axes.set_xticks(places, [layer.name for layer in layers], rotation=90, fontsize=6)
+    axes.set_ylabel("relative error of the output")
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color="#e4e7eb")
+    axes.legend()
+    figure.savefig(file)

@@ -16,6 +16,28 @@ from nvfp4.layers.linear import Linear
 from nvfp4.layers.packed import BLOCK
 from nvfp4.layers.traversal import as_linear, is_plain
 
+# Presets of `ignore`, by ModelOpt's names: patterns of what is quantized, for names between dots. All else stays dense.
+EXPERTS = ("*block_sparse_moe*", "*.experts.*")
+PRESETS = {"mlp_only": ("*mlp*", "*.mixer.up_proj.*", "*.mixer.down_proj.*", *EXPERTS), "experts_only": EXPERTS}
+# What ModelOpt leaves dense in any preset: routers, heads, towers for images.
+PRESETS_IGNORE = (
+    *("*block_sparse_moe.gate*", "*.mlp.gate.*", "*.mlp.shared_expert_gate.*", "*router*", "*lm_head*"),
+    *("*output_layer*", "*proj_out.*", "mtp.*", "output.*"),
+    *("*embed_vision*", "*vision_tower*", "*visual*", "*vision_model*", "*multi_modal_projector*"),
+)
+
+
+def reason_of(name: str, ignore: Sequence[str]) -> str | None:
+    """Why a module of this name stays dense by quantize_model's `ignore`, or None."""
+    if not isinstance(ignore, str):
+        pattern = next((pattern for pattern in ignore if matches(name, pattern)), None)
+        return None if pattern is None else f"ignore has {pattern!r}"
+
+    def has(patterns: Sequence[str]) -> bool:
+        return any(fnmatch.fnmatchcase(text, p) for text in (f"{name}.", f".{name}.") for p in patterns)
+
+    return None if has(PRESETS[ignore]) and not has(PRESETS_IGNORE) else f"ignore is {ignore!r}"
+
 
 def find_mixtures(model: torch.nn.Module, ignore: Sequence[str], skipped: dict[str, str]) -> dict[str, Description]:
     """The modules of experts to quantize. Adds why others are skipped."""
@@ -24,11 +46,11 @@ def find_mixtures(model: torch.nn.Module, ignore: Sequence[str], skipped: dict[s
         if not is_mixture(module):
             continue
         about = describe(module)
-        pattern = next((pattern for pattern in ignore if matches(name, pattern)), None)
+        reason = reason_of(name, ignore)
         if not name:
             raise _C.Error(f"model: is a {type(module).__name__} itself; must be a module that has it as a child")
-        if pattern is not None:
-            skipped[name] = f"ignore has {pattern!r}"
+        if reason is not None:
+            skipped[name] = reason
         elif isinstance(about, str):
             skipped[name] = about
         else:
@@ -38,7 +60,10 @@ def find_mixtures(model: torch.nn.Module, ignore: Sequence[str], skipped: dict[s
 
 def check_ignore(ignore: Sequence[str]) -> None:
     if isinstance(ignore, str):
-        raise _C.Error(f"ignore: is the string {ignore!r}; must be a sequence of patterns")
+        if ignore in PRESETS:
+            return
+        presets = " or ".join(map(repr, PRESETS))
+        raise _C.Error(f"ignore: is the string {ignore!r}; must be a sequence of patterns, or {presets}")
     check_type("ignore", ignore, Collection, "a sequence of patterns")
     for pattern in ignore:
         if not isinstance(pattern, str):
@@ -54,11 +79,11 @@ def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[st
     """The linear layers to quantize by name, and why others are skipped."""
     linears: dict[str, torch.nn.Module] = {}
     skipped: dict[str, str] = {}
-    unused = {pattern for pattern in ignore if pattern != "lm_head"}
+    unused = set() if isinstance(ignore, str) else {pattern for pattern in ignore if pattern != "lm_head"}
     own: dict[str, str] = {}  # modules that read their layers' weights, with their type
     modules = dict(model.named_modules(remove_duplicate=False))
     found: set[int] = set()
-    ignored = {id(m) for name, m in modules.items() if any(matches(name, pattern) for pattern in ignore)}
+    ignored = {id(m) for name, m in modules.items() if reason_of(name, ignore) is not None}
     for name, module in modules.items():
         unused -= {pattern for pattern in unused if matches(name, pattern)}
         if isinstance(module, torch.nn.TransformerEncoderLayer):
@@ -71,8 +96,7 @@ def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[st
             continue
         reader = next((kind for prefix, kind in own.items() if name.startswith(prefix)), None)
         if id(module) in ignored:
-            pattern = next((pattern for pattern in ignore if matches(name, pattern)), None)
-            skipped[name] = "is the same layer as an ignored one" if pattern is None else f"ignore has {pattern!r}"
+            skipped[name] = reason_of(name, ignore) or "is the same layer as an ignored one"
         elif linear is None or isinstance(linear, Linear):
             skipped[name] = "is NVFP4 already"
         elif not is_plain(module):

@@ -64,8 +64,8 @@ def load(folder: Path, config: Any = None, auto_class: Any = AutoModelForCausalL
 def after(folder: Path, config: Any, auto_class: Any = AutoModelForCausalLM, **more: Any) -> tuple[Any, Any]:
     """The dense model, quantized once it is there."""
     model = auto_class.from_pretrained(folder, **more)
-    report = nvfp4.quantize_model(model, config.ignore, config.activations, block_scale=config.block_scale)
-    return model, report
+    given = {"block_scale": config.block_scale, "weights": config.weights}
+    return model, nvfp4.quantize_model(model, config.ignore, config.activations, **given)
 
 
 def logits(model: nn.Module, ids: Tensor = IDS) -> Tensor:
@@ -113,6 +113,19 @@ def test_the_model_is_that_of_quantize_model(
     assert state(plain) == state(model)
     if block_scale == "amax6":  # of inputs, no checkpoint keeps another one
         assert torch.equal(logits(again), logits(model)) and torch.equal(logits(plain), logits(model))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_by_search(tied: bool, tmp_path: Path) -> None:
+    """Siblings share a global scale, as after quantize_model."""
+    folder = dense(tmp_path, tie_word_embeddings=tied)
+    for ignore in (("lm_head",), "mlp_only"):
+        config = NVFP4Config(None, "four_over_six", ignore=ignore, weights="search")
+        model, (expected, report) = load(folder, config), after(folder, config)
+        assert state(model) == state(expected) and model.hf_quantizer.report == report and report.weights == "search"
+        mlp = model.model.layers[0].mlp
+        assert torch.equal(mlp.gate_proj.weight_global_scale, mlp.up_proj.weight_global_scale)
+        assert len(layers_of(model)) == (14 if ignore == ("lm_head",) else 6)
 
 
 def test_patterns_of_ignored_layers(tmp_path: Path) -> None:
@@ -438,14 +451,19 @@ def test_transformers_own_class_of_this_name_stays() -> None:
 ARGUMENTS: dict[str, Callable[[], Any]] = {
     "activations: is 'fp8'; must be 'nvfp4' or None": lambda: NVFP4Config("fp8"),
     "block_scale: is 6; must be 'amax6' or 'four_over_six'": lambda: NVFP4Config(block_scale=6),
-    "ignore: is the string 'lm_head'; must be a sequence of patterns": lambda: NVFP4Config(ignore="lm_head"),
+    "ignore: is the string 'lm_head'; must be a sequence of patterns, or 'mlp_only' or 'experts_only'": lambda: (
+        NVFP4Config(ignore="lm_head")
+    ),
     "ignore: is of type int; must be a sequence of patterns": lambda: NVFP4Config(modules_to_not_convert=4),
     "ignore: has 4; must have strings alone": lambda: NVFP4Config(ignore=[4]),
     "modules_to_not_convert: is given beside ignore; must be given alone, as the same list": lambda: NVFP4Config(
         ignore=["a"], modules_to_not_convert=["b"]
     ),
-    "calibrate: is no argument of NVFP4Config; must be activations, block_scale, ignore, modules_to_not_convert or "
-    "batch_invariant": lambda: NVFP4Config(calibrate=print),
+    "calibrate: is no argument of NVFP4Config; must be activations, block_scale, ignore, modules_to_not_convert, "
+    "batch_invariant or weights": lambda: NVFP4Config(calibrate=print),
+    "weights: is 'gptq', which needs samples and the whole dense model; must be 'round' or 'search' here, or be given "
+    "to nvfp4.quantize_model after loading": lambda: NVFP4Config(weights="gptq"),
+    "weights: is 'best'; must be 'round', 'search' or 'gptq'": lambda: NVFP4Config(weights="best"),
     "quant_method: is 'nvfp4'; must be 'nvfp4-on-load'": lambda: NVFP4Config.from_dict({"quant_method": "nvfp4"}),
 }
 

@@ -428,7 +428,10 @@ def test_errors_change_nothing() -> None:
             model,
             {"activations": None, "calibrate": print},
         ),
-        "ignore: is the string 'lm_head'; must be a sequence of patterns": (model, {"ignore": "lm_head"}),
+        "ignore: is the string 'lm_head'; must be a sequence of patterns, or 'mlp_only' or 'experts_only'": (
+            model,
+            {"ignore": "lm_head"},
+        ),
         "ignore: is of type NoneType; must be a sequence of patterns": (model, {"ignore": None}),
         "ignore: has 1; must have strings alone": (model, {"ignore": ["0", 1]}),
         "ignore: 're:(' is no regular expression: missing ), unterminated subpattern at position 0": (

@@ -32,9 +32,10 @@ from nvfp4.layers.packed import BLOCK
 from nvfp4.layers.traversal import places_of, put
 from nvfp4.quantizing.experts import check_finite, quantize_experts
 from nvfp4.quantizing.linears import quantize_layer
-from nvfp4.quantizing.quantize_model import check_modes
+from nvfp4.quantizing.quantize_model import check_modes, check_weight
 from nvfp4.quantizing.report import QuantizedLayer, QuantizeReport
 from nvfp4.quantizing.selection import check_ignore, find_linears, find_mixtures
+from nvfp4.quantizing.weights import searched, siblings_of
 
 METHOD = "nvfp4-on-load"  # in transformers' registry, in which "nvfp4" is taken
 
@@ -49,14 +50,16 @@ class NVFP4Config(QuantizationConfigMixin):
     Args:
         activations (str, optional): "nvfp4" (W4A4, with input scales that each call computes) or None (W4A16), see
             nvfp4.Linear. Default: "nvfp4".
-        block_scale (str, optional): how nvfp4.quantize chooses the scales of weights and inputs, "amax6" or
-            "four_over_six". Default: "amax6".
-        ignore (sequence of str, optional): names or patterns of layers to leave as they are, see quantize_model.
-            Default: ("lm_head",).
+        block_scale (str, optional): how nvfp4.quantize chooses the scales of inputs, and of weights with
+            weights="round", "amax6" or "four_over_six". Default: "amax6".
+        ignore (sequence of str or str, optional): names or patterns of layers to leave as they are, or a preset, see
+            quantize_model. Default: ("lm_head",).
         modules_to_not_convert (sequence of str, optional): another name of `ignore`, as transformers' configurations
             call it. Default: None.
         batch_invariant (bool, optional): makes the bits of a sequence independent of its batch in all NVFP4 layers, see
             nvfp4.set_batch_invariant. It needs activations=None. Default: False.
+        weights (str, optional): "round" or "search", see quantize_model. Default: "round".
+            With "search" layers that share a global scale are dense until the last of them comes.
 
     transformers has a class of this name too, which needs a Blackwell GPU and kernels from the Hub. It does not clash
     with this one.
@@ -76,20 +79,26 @@ class NVFP4Config(QuantizationConfigMixin):
         self,
         activations: str | None = "nvfp4",
         block_scale: str = "amax6",
-        ignore: Sequence[str] = ("lm_head",),
-        modules_to_not_convert: Sequence[str] | None = None,
+        ignore: Sequence[str] | str = ("lm_head",),
+        modules_to_not_convert: Sequence[str] | str | None = None,
         batch_invariant: bool = False,
+        weights: str = "round",
         **unknown: Any,
     ) -> None:
         self.quant_method = unknown.pop("quant_method", METHOD)
         if unknown:
             raise _C.Error(
                 f"{sorted(unknown)[0]}: is no argument of NVFP4Config; must be activations, block_scale, ignore, "
-                "modules_to_not_convert or batch_invariant"
+                "modules_to_not_convert, batch_invariant or weights"
             )
         if self.quant_method != METHOD:
             raise _C.Error(f"quant_method: is {self.quant_method!r}; must be {METHOD!r}")
-        check_modes(activations, block_scale, batch_invariant, calibrated=False)
+        check_modes(activations, block_scale, batch_invariant, False, weights)
+        if weights == "gptq":
+            raise _C.Error(
+                "weights: is 'gptq', which needs samples and the whole dense model; must be 'round' or 'search' here, "
+                "or be given to nvfp4.quantize_model after loading"
+            )
         if modules_to_not_convert is not None:
             if ignore not in (("lm_head",), ["lm_head"]):
                 raise _C.Error("modules_to_not_convert: is given beside ignore; must be given alone, as the same list")
@@ -97,8 +106,9 @@ class NVFP4Config(QuantizationConfigMixin):
         check_ignore(ignore)
         self.activations = activations
         self.block_scale = block_scale
-        self.ignore = list(ignore)
+        self.ignore = ignore if isinstance(ignore, str) else list(ignore)
         self.batch_invariant = batch_invariant
+        self.weights = weights
 
 
 class NVFP4Quantizer(HfQuantizer):
@@ -114,6 +124,7 @@ class NVFP4Quantizer(HfQuantizer):
         self.dtype: torch.dtype | None = None
         self.linears: dict[str, Any] = {}  # dense layers that will be NVFP4: torch.nn.Linear and GPT-2's Conv1D
         self.mixtures: dict[str, Description] = {}  # dense modules of experts that will be NVFP4
+        self.siblings: dict[str, tuple[str, ...]] = {}  # of `linears`, those that share a global scale
         self.names: dict[str, str] = {}  # all names of these, each with the one in `linears`
         self.places: dict[str, list[tuple[torch.nn.Module, str]]] = {}
         self.tied: set[str] = set()  # names of tied weights
@@ -143,6 +154,8 @@ class NVFP4Quantizer(HfQuantizer):
                 f"or more" + (f" (skipped: {reasons})" if reasons else "")
             )
         self.places = places_of(model, self.linears)
+        if self.quantization_config.weights == "search":
+            self.siblings = siblings_of(model, self.linears)
         own = {id(linear): name for name, linear in self.linears.items()}
         modules = model.named_modules(remove_duplicate=False)
         self.names = {name: own[id(module)] for name, module in modules if id(module) in own}
@@ -181,8 +194,7 @@ class NVFP4Quantizer(HfQuantizer):
             return weight
         if self.error is None:
             try:
-                with prefix_errors(name):
-                    self.quantize(name, weight)
+                self.quantize(name, weight)
                 return None
             except _C.Error as error:  # transformers would catch it and raise another one
                 self.error = error
@@ -206,25 +218,41 @@ class NVFP4Quantizer(HfQuantizer):
 
     def quantize(self, name: str, weight: Tensor) -> None:
         linear = self.linears[name]
-        check_shape("weight", weight, linear.weight)
+        with prefix_errors(name):
+            check_shape("weight", weight, linear.weight)
         linear.weight = torch.nn.Parameter(weight, requires_grad=False)
-        self.replace(name)
+        names = self.siblings.get(name, (name,))
+        if not any(self.linears[own].weight.is_meta for own in names):
+            self.replace(names)
 
-    def replace(self, name: str) -> None:
+    def replace(self, names: tuple[str, ...]) -> None:
+        """Quantizes layers that share a global scale, which is one layer but with weights="search"."""
+        made = {}
+        for name in names:
+            with prefix_errors(name):
+                made[name] = self.layer(name)
+        for name, (layer, row) in made.items():
+            for owner in (layer, *layer.buffers()):
+                owner._is_hf_initialized = True  # else transformers would draw random values
+            self.rows[name] = row
+            put(self.places[name], layer)
+            del self.linears[name]
+
+    def layer(self, name: str) -> tuple[Linear, QuantizedLayer]:
         linear, config = self.linears[name], self.quantization_config
-        layer, row = quantize_layer(name, linear, config.activations, None, config.block_scale)
-        for owner in (layer, *layer.buffers()):
-            owner._is_hf_initialized = True  # else transformers would draw random values
-        self.rows[name] = row
-        put(self.places[name], layer)
-        del self.linears[name]
+        given = (name, linear, config.activations, None, config.block_scale)
+        if config.weights == "round":
+            return quantize_layer(*given)
+        check_weight(linear, config.weights)
+        return searched(self.linears, name, self.siblings.get(name, (name,))).layer(*given)
 
     def replace_experts(self, model: Any, name: str) -> None:
         about = self.mixtures.pop(name)
         check_finite(name, model.get_submodule(name))
         with torch.no_grad():
             config = self.quantization_config
-            self.rows[name] = quantize_experts(model, name, about, config.block_scale, config.activations)
+            rule = config.block_scale if config.weights == "round" else config.weights
+            self.rows[name] = quantize_experts(model, name, about, rule, config.activations)
         new = model.get_submodule(name)
         for owner in (*new.modules(), *new.buffers()):
             owner._is_hf_initialized = True  # as of layers
@@ -232,11 +260,13 @@ class NVFP4Quantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         if self.error is not None:
             raise self.error
-        for name in [*self.linears]:
-            with prefix_errors(name), torch.no_grad():
-                if self.linears[name].weight.is_meta:
-                    raise _C.Error("weight: is offloaded; must be on a device to be quantized, or in `ignore`")
-                self.replace(name)
+        for name, linear in self.linears.items():
+            if linear.weight.is_meta:
+                raise _C.Error(f"{name}.weight: is offloaded; must be on a device to be quantized, or in `ignore`")
+        with torch.no_grad():
+            while self.linears:
+                name = next(iter(self.linears))
+                self.replace(self.siblings.get(name, (name,)))
         for name in [*self.mixtures]:
             for key, t in model.get_submodule(name)._parameters.items():
                 if t.is_meta:
@@ -253,6 +283,7 @@ class NVFP4Quantizer(HfQuantizer):
         if self.quantization_config.batch_invariant:
             set_batch_invariant(model)
         report = QuantizeReport(rows, self.skipped | not_linear(model, dense), dense, others)
+        report.weights = self.quantization_config.weights
         model.hf_quantizer = None
         del model.config.quantization_config
         layers_replaced(model)
