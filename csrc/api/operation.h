@@ -50,13 +50,18 @@ typedef enum tensor_holds {
 /* Their names, for error messages: "float8_e4m3fn or uint8". */
 const char *dtypes_held(tensor_holds holds);
 
+typedef enum tensor_allows {
+    ALIAS_OF_OUTPUT = 1, /* it may be the view that is written (C in place) */
+    READS_BY_CHECK = 2,  /* a rule is about its numbers, where they are in the host's memory */
+} tensor_allows;
+
 typedef struct operation_tensor {
     const char *name; /* of the argument, in error messages too */
     size_t offset;    /* of the nvfp4_tensor among the arguments */
     tensor_role role;
     tensor_holds holds;
     int32_t optional;
-    int32_t may_alias_output; /* 1: it may be the view that is written (C in place) */
+    uint32_t allows; /* tensor_allows */
 } operation_tensor;
 
 /* A tensor for which Python may give a list of equal tensors instead: their addresses go to the `const void *const *`

@@ -18,7 +18,7 @@ static const operation_tensor gemm_tensors[] = {
     {"scale_b", AT(scale_b), INPUT, HOLDS_SCALES, 0, 0},
     [GEMM_ALPHA] = {"alpha", AT(alpha), INPUT, HOLDS_FLOAT32, 1, 0},
     {"bias", AT(bias), INPUT, HOLDS_ANY, 1, 0},
-    {"c", AT(c), INPUT, HOLDS_ANY, 1, 1},
+    {"c", AT(c), INPUT, HOLDS_ANY, 1, ALIAS_OF_OUTPUT},
     [GEMM_OUT] = {"out", AT(out), OUTPUT, HOLDS_FLOATS, 0, 0},
 };
 static const operation_scalar gemm_scalars[] = {

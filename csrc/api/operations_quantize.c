@@ -59,7 +59,7 @@ static void weighted_quantize_defaults(operation_args *args) {
 
 static const operation_tensor weighted_quantize_tensors[] = {
     {"x", AT(x), INPUT, HOLDS_FLOATS, 0, 0},
-    {"importance", offsetof(nvfp4_weighted_quantize_args, importance), INPUT, HOLDS_FLOAT32, 0, 0},
+    {"importance", offsetof(nvfp4_weighted_quantize_args, importance), INPUT, HOLDS_FLOAT32, 0, READS_BY_CHECK},
     GLOBAL_SCALE,
     {"data", AT(data), OUTPUT, HOLDS_VALUES, 0, 0},
     {"scale", AT(scale), OUTPUT, HOLDS_SCALES, 0, 0},

@@ -25,7 +25,7 @@ static const operation_tensor tensors[] = {
     [LAYER_GLOBAL] = {"global_scale", AT(global_scale), INPUT, HOLDS_FLOAT32, 1, 0},
     [LAYER_ALPHA] = {"alpha", AT(gemm.alpha), INPUT, HOLDS_FLOAT32, 1, 0},
     {"bias", AT(gemm.bias), INPUT, HOLDS_ANY, 1, 0},
-    {"c", AT(gemm.c), INPUT, HOLDS_ANY, 1, 1},
+    {"c", AT(gemm.c), INPUT, HOLDS_ANY, 1, ALIAS_OF_OUTPUT},
     [LAYER_OUT] = {"out", AT(gemm.out), OUTPUT, HOLDS_FLOATS, 0, 0},
 };
 static const operation_scalar scalars[] = {

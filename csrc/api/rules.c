@@ -177,7 +177,7 @@ nvfp4_status check_overlap(const checked_call *c) {
             const operation_tensor *row = &op->tensors[j];
             const nvfp4_tensor *other = tensor_at(op, j, c->args);
             if (j == i || (j < i && row->role != INPUT) || !overlaps(t, bytes, other)) continue;
-            if (row->may_alias_output && same_view(t, other)) continue;
+            if ((row->allows & ALIAS_OF_OUTPUT) && same_view(t, other)) continue;
             return REJECT(op->tensors[i].name, ("shares memory with %s", row->name),
                           ("must not overlap it, it is written"));
         }

@@ -355,6 +355,7 @@ static int read_described_call(const operation *op, arguments a, front_call *cal
         nvfp4_tensor *tensor = tensor_to_fill(op, t, &call->args);
         if (!is_front_input(op, t)) continue;
         if (!read_described(a[at++], t, tensor)) return 0;
+        if (op->tensors[t].allows & READS_BY_CHECK) tensor->data = NULL;
     }
     for (int32_t i = 0; i < op->scalar_count; i++) {
         const operation_scalar *scalar = &op->scalars[i];
