@@ -126,9 +126,9 @@ def quantize(
 
 
 def gptq_block(x: Array, u: AnyArray, *, global_scale: float | AnyArray | None = None) -> tuple[Array, Array, Array]:
-    """Rounds a block of 16 columns of a weight to NVFP4 by GPTQ (Frantar et al., https://arxiv.org/abs/2210.17323), and
-    searches the scale of each row's block meanwhile. quantize_model(weights="gptq") is made of it.
+    """Rounds a block of 16 columns of a weight to NVFP4 by GPTQ, and searches the scale of each row's block meanwhile.
 
+    GPTQ is Frantar et al., https://arxiv.org/abs/2210.17323. quantize_model(weights="gptq") calls this function.
     For each row t of x and each of the 13 scales of quantize's "search", with d = scale * global_scale:
 
         for j = 0 .. 15:  v_j = e2m1(t_j / d);  e_j = (t_j - v_j d) / u_jj;  t_k -= e_j u_jk for k > j

@@ -106,7 +106,7 @@ def test_an_exported_program_is_read() -> None:
     operators = {
         name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if name.startswith("nvfp4::")
     }
-    assert found.keys() == wanted.keys() == operators
+    assert found.keys() == wanted.keys() <= operators  # newer operators are in no program of that build
     for name in wanted:
         for own, other in zip(tensors(found[name]), tensors(wanted[name]), strict=True):
             assert own.dtype == other.dtype and own.shape == other.shape, name

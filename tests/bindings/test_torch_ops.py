@@ -515,6 +515,7 @@ def zeros(*shape, dtype=torch.uint8): return on_gpu(torch.zeros(shape, dtype=dty
 none, x, one = zeros(0), zeros(5, 64, dtype=torch.float32), zeros(64, dtype=torch.float32)
 a, scale, linear, auto = zeros(5, 32), zeros(128, 4), zeros(5, 4), ("128x4", "auto", 0)
 half = zeros(5, 5, dtype=torch.float16)
+column, factor = zeros(5, 16, dtype=torch.float32), zeros(16, 16, dtype=torch.float32)
 layer = x, a, scale, none, none, none, none, 1.0, 1.0, 0.0
 products = a, a, scale, scale, none, none, none, 1.0, 0.0, *auto
 packed, gates = (zeros(5, 32), zeros(512)), zeros(5, 128, dtype=torch.float32)
@@ -527,7 +528,7 @@ calls = {{
     "gemm_out": lambda: ops.gemm_out(*products, half),
     "quantize": lambda: ops.quantize(x, none, 1.0, "128x4"),
     "weighted_quantize": lambda: ops.weighted_quantize(x, one, none, 1.0, "128x4"),
-    "gptq_block": lambda: ops.gptq_block(x[:, :16], x[:, :16].new_zeros(16, 16), none, 1.0),
+    "gptq_block": lambda: ops.gptq_block(column, factor, none, 1.0),
     "dequantize": lambda: ops.dequantize(a, scale, none, 1.0, "128x4", torch.float16),
     "rms_norm_quantize": lambda: ops.rms_norm_quantize(x, one, none, none, 1.0, 1e-5, "128x4"),
     "rms_norm_quantize_out": lambda: ops.rms_norm_quantize_out(x, one, none, none, 1.0, 1e-5, "128x4", *packed),
