@@ -235,7 +235,7 @@ def gptq_block(
     """A step of GPTQ for 16 columns x [N, 16] under the factor u [16, 16], in fp32 steps: data [N, 8], scales [N, 1],
     errors [N, 16]. Each row takes the scale of `searched` with the least sum of squared errors; an error is
     (t - value * (scale * g)) * (1 / u_jj), and the columns behind are reduced by error * u_jk, each by one fma."""
-    g = by_rows(as_fp32(global_scale, x.device), x).expand(len(x), 1)[:, 0]
+    g = as_fp32(global_scale, x.device).flatten().expand(len(x))
     nearest, _ = encode(x, x.abs().amax(-1) / as_fp32(E2M1_MAX, x.device) / g, g)
     best = round_columns(x, u, nearest, g)
     least = torch.full_like(g, torch.inf)

@@ -35,7 +35,7 @@ NUMPY = {torch.uint8: np.uint8, torch.float16: np.float16, torch.float32: np.flo
 # it is still valid, "either" if that depends on the other arguments.
 
 OPTIONAL = ("alpha", "bias", "c", "out", "residual", "global_scale", "out_dtype", "backend", "scale_a")
-OPTIONAL += ("up", "limit", "activation_alpha", "expert_map", "weights", "ends")
+OPTIONAL += ("up", "limit", "activation_alpha", "expert_map", "weights", "ends", "importance")
 SWITCHES = ("batch_invariant", "constant_b", "transpose_b", "by_row")
 NUMBERS = ("alpha", "beta", "global_scale", "eps", "limit", "activation_alpha")
 
@@ -58,7 +58,7 @@ def other_dtype(draw: Random, args: Arguments, name: str) -> str:
         **dict.fromkeys(
             ("scale_a", "scale_b", "scale", "sfa_permuted", "sfb_permuted"), (torch.uint8, torch.float8_e4m3fn)
         ),
-        **dict.fromkeys(("alpha", "global_scale"), (torch.float32,)),
+        **dict.fromkeys(("alpha", "global_scale", "importance", "u"), (torch.float32,)),
         **dict.fromkeys(
             ("bias", "c", "out", "x", "weight", "residual", "gate_up", "gate", "up", "y", "weights"),
             (torch.float16, torch.bfloat16, torch.float32),

@@ -175,10 +175,10 @@ def make_gptq_block(make: Maker) -> Call:
     make.buffers = {name: buffer for name, buffer in make.buffers.items() if isinstance(args[name], torch.Tensor)}
 
     def flat(parts: Any) -> torch.Tensor:
-        return torch.cat([as_torch(part).contiguous().view(torch.uint8).flatten() for part in parts])
+        return torch.cat([as_torch(part).flatten().clone().view(torch.uint8) for part in parts])
 
-    def define(**args: Any) -> torch.Tensor:
-        return flat(reference.gptq_block(**args))
+    def define(global_scale: Any, **others: Any) -> torch.Tensor:
+        return flat(reference.gptq_block(global_scale=1.0 if global_scale is None else global_scale, **others))
 
     def call(**args: Any) -> torch.Tensor:
         return flat(nvfp4.gptq_block(**args))
