@@ -102,6 +102,8 @@ class Reached:
         with its tokens, if wanted(name)."""
 
         def hook(module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            if not any(wanted(key) for key in self.inputs):
+                return
             given = [*arguments, *keywords.values()]
             index = next((t for t in given[1:] if isinstance(t, Tensor) and not t.is_floating_point()), None)
             x = given[0].detach().reshape(-1, self.about.hidden)

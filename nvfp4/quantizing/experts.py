@@ -136,12 +136,12 @@ def experts_from(
     new.naming = naming
     for stack, keys in zip((new.gate_up, new.down), zip(*found.names)):
         assert stack.weight is not None and stack.weight_scale is not None
-        experts, parts, rows, _ = stack.shape
+        (experts, parts, rows, _), device = stack.shape, stack.weight.device
         for e, key in enumerate(keys):
             stack.weight[e] = results[key].weight.unflatten(0, (parts, rows))
-            scale = results[key].weight_scale.unflatten(0, (parts, rows))
+            scale = results[key].weight_scale.to(device).unflatten(0, (parts, rows))
             stack.weight_scale[e] = torch.as_tensor(_api.swizzle(scale))
-        scales = torch.stack([results[key].weight_global_scale for key in keys]).to(stack.weight.device)
+        scales = torch.stack([results[key].weight_global_scale for key in keys]).to(device)
         stack.weight_global_scale = scales.unsqueeze(1).expand(experts, parts).contiguous()
     own = [results[key] for pair in found.names for key in pair]
     row = described(found.name, found.module, found.about, new, total_error(own), input_scales)

@@ -197,10 +197,9 @@ def quantize(model: torch.nn.Module, ignore: Sequence[str] | str, options: Optio
     """
     linears, mixtures, skipped = find(model, ignore, options)
     reached = {name: Reached(name, model.get_submodule(name), about) for name, about in mixtures.items()}
-    namings = {name: naming_in(model, name, about) for name, about in mixtures.items()}
+    namings = {} if options.weights == "round" else {n: naming_in(model, n, about) for n, about in mixtures.items()}
     inputs = {name: Inputs() for name in linears}
-    for found in reached.values():
-        inputs |= found.inputs
+    inputs |= {name: read for found in reached.values() for name, read in found.inputs.items()}
     stacked = [name for name, naming in namings.items() if naming.stacked]
     quantizer = Weights(model, linears, [*reached.values()], stacked, results)
     hessians = (
@@ -234,11 +233,19 @@ def quantize(model: torch.nn.Module, ignore: Sequence[str] | str, options: Optio
         return quantize_layer(*given) if options.weights == "round" else results[name].layer(*given)
 
     def make_experts(name: str) -> tuple[Experts, QuantizedLayer]:
+        found = reached.pop(name)  # which holds the dense experts
         if options.weights == "round":
             given = (options.block_scale, options.activations, expert_scales[name])
             return experts_of(model, name, mixtures[name], *given)
-        return experts_from(reached[name], results, namings[name], options.activations, expert_scales[name])
+        return experts_from(found, results, namings[name], options.activations, expert_scales[name])
 
+    if hessians is not None and options.calibrate is not None:
+        quantizer.gptq(options.calibrate, inputs, hessians, options.damping)
+    elif options.weights == "search":
+        quantizer.search(quantizer.unfinished(), inputs)
+    if options.calibrate is not None:
+        report.unreached = {name: missed for name, found in reached.items() if (missed := found.missed())}
+    del quantizer, hessians  # which hold the dense layers
     if options.weights == "round":
         with _text.watched(len(linears) + len(mixtures)) as step, torch.no_grad():
             report.layers += replace_linears(model, linears, groups, make, step)
@@ -246,17 +253,11 @@ def quantize(model: torch.nn.Module, ignore: Sequence[str] | str, options: Optio
                 step(name)
                 report.layers.append(replace_experts(model, name, *make_experts(name)))
     else:
-        if hessians is not None and options.calibrate is not None:
-            quantizer.gptq(options.calibrate, inputs, hessians, options.damping)
-        else:
-            quantizer.search(quantizer.unfinished(), inputs)
         with uninterrupted(), torch.no_grad():
             report.layers += replace_linears(model, linears, groups, make, _text.unwatched)
             report.layers += [replace_experts(model, name, *make_experts(name)) for name in mixtures]
     if options.batch_invariant:
         set_batch_invariant(model)
-    if options.calibrate is not None:
-        report.unreached = {name: missed for name, found in reached.items() if (missed := found.missed())}
     layers_replaced(model)
     return report
 

@@ -195,13 +195,12 @@ class Weights:
                 step(name)
                 weight, scale = weight_of(self.layers, name), self.scale(name)
                 with prefix_errors(name):
-                    other = None if inputs[name].rows else self.other_importance(name, inputs)
+                    other = None if inputs[name].rows else self.other_importance(name, inputs, weight.device)
                     self.keep(name, searched(weight, scale, inputs[name], other))
 
-    def other_importance(self, name: str, inputs: Mapping[str, Inputs]) -> Tensor | None:
+    def other_importance(self, name: str, inputs: Mapping[str, Inputs], device: torch.device) -> Tensor | None:
         """That of the inputs that stand in for a layer's own."""
         squares = [t for other in self.others.get(name, ()) if (t := inputs[other].squares) is not None]
-        device = weight_of(self.layers, name).device
         return importance(torch.stack([t.to(device) for t in squares]).sum(0)) if squares else None
 
     def gptq(

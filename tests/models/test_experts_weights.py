@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ import nvfp4
 from nvfp4.layers.experts.mixture import describe
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.gptq import default_damping, factor, gptq
+from nvfp4.quantizing import experts as quantizing_experts
+from nvfp4.quantizing import quantize_model as quantizing
 from nvfp4.quantizing.experts import quantized
 from nvfp4.quantizing.quantize_model import Options, quantize
 
@@ -131,8 +134,8 @@ def global_scale_of(weight: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("tokens", [200, 2])
 def test_bytes_of_a_lone_layer(tokens: int, name: str, weights: str, generator: torch.Generator) -> None:
-    """Each expert is quantized by the rows that are routed to it. Two tokens leave experts that read none: their gate and up are
-    searched by the mean squares of all tokens, and down without samples."""
+    """Each expert is quantized by the rows that are routed to it. Two tokens leave experts that read none: their gate
+    and up are searched by the mean squares of all tokens, and down without samples."""
     model, ids = made(name, generator), ids_of(generator, 1, tokens)
     dense, reads = copy.deepcopy(model), read_by(name, model, ids)
     report = nvfp4.quantize_model(model, "experts_only", None, lambda m: m(ids), weights=weights)
@@ -330,6 +333,27 @@ def test_errors_change_nothing(weights: str, generator: torch.Generator) -> None
         nvfp4.Error, match=rf"experts.gate_up_proj: is on the meta device; must have values for weights='{weights}'$"
     ):
         nvfp4.quantize_model(meta, "experts_only", None, print, weights=weights)
+
+
+@pytest.mark.parametrize("weights", ("round", *WEIGHTS))
+def test_dense_layers_go_one_by_one(weights: str, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each goes before the next one is replaced."""
+    model, ids = made("qwen3-moe", generator), ids_of(generator, 1, 40)
+    dense = {
+        name: weakref.ref(module)
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear or name in mixtures(model)
+    }
+    put, alive = quantizing.put, list[int]()
+
+    def counted(*given: Any) -> None:
+        alive.append(sum(module() is not None for module in dense.values()))
+        put(*given)
+
+    for place in (quantizing, quantizing_experts):
+        monkeypatch.setattr(place, "put", counted)
+    nvfp4.quantize_model(model, ["lm_head"], calibrate=lambda m: m(ids), weights=weights)
+    assert alive == [*range(len(dense), 1, -1)] and sum(module() is not None for module in dense.values()) == 1
 
 
 class Stored(dict[str, Any]):
