@@ -19,6 +19,7 @@ from nvfp4.quantizing import experts as quantizing_experts
 from nvfp4.quantizing import quantize_model as quantizing
 from nvfp4.quantizing.experts import quantized
 from nvfp4.quantizing.quantize_model import Options, quantize
+from nvfp4.quantizing.weights import Result
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("safetensors", reason="comes with the extra `test`")
@@ -89,9 +90,7 @@ class Read:
             if len(own):
                 *first, _ = parts_of(self.name, module, e)
                 inner = [own @ part.mT for part in first]
-                options: dict[str, Any] = {"activation": "silu"}
-                if self.name == "nemotron-h":
-                    options = {"activation": "relu2"}
+                options: dict[str, Any] = {"activation": "relu2" if self.name == "nemotron-h" else "silu"}
                 if self.name == "gpt-oss":
                     bias = module.gate_up_proj_bias[e]
                     inner = [inner[0] + bias[::2], inner[1] + bias[1::2]]
@@ -167,9 +166,8 @@ def test_bytes_of_a_lone_layer(tokens: int, name: str, weights: str, generator: 
                 if x is not None:
                     h = (x.double().T @ x.double()) if weights == "gptq" else x.double().square().sum(0).diag()
                     plain = nvfp4.quantize(matrix, global_scale=global_scale_of(matrix), scale_layout="linear")
-                    for i, (codes, blocks, g) in enumerate(
-                        ((data, scale, scales[e]), (*plain, global_scale_of(matrix)))
-                    ):
+                    both = (data, scale, scales[e]), (*plain, global_scale_of(matrix))
+                    for i, (codes, blocks, g) in enumerate(both):
                         d = (matrix - nvfp4.dequantize(codes, blocks, global_scale=g, scale_layout="linear")).double()
                         sums[i] += (d @ h * d).sum()
                     sums[2] += (matrix.double() @ h * matrix).sum()
@@ -208,12 +206,48 @@ def test_search_without_samples(name: str, generator: torch.Generator) -> None:
     dense = copy.deepcopy(model)
     report = nvfp4.quantize_model(model, "experts_only", None, weights="search")
     for key, module in mixtures(dense).items():
-        about = describe(module)
-        assert not isinstance(about, str)
-        expected, error = quantized(module, about, name in STACKED, "search")
+        expected, error = quantized(module, describe(module), name in STACKED, "search")
         assert state(mixtures(model)[key]) == state(expected)
         row = next(row for row in report.layers if row.name == key)
         assert row.error == pytest.approx(error) and row.output_error is None and row.rows is None
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_an_expert_of_zeros_shares_the_scale_of_others(weights: str, generator: torch.Generator) -> None:
+    """It has no scale of its own, and no row that reaches down has a number but zero."""
+    model, ids = made("llama-4", generator), ids_of(generator, 1, 100)
+    dense = copy.deepcopy(model)
+    for module in mixtures(model).values():
+        module.gate_up_proj[1] = 0
+    nvfp4.quantize_model(model, "experts_only", None, lambda m: m(ids), weights=weights)
+    for key, own in mixtures(model).items():
+        first = mixtures(dense)[key].gate_up_proj
+        scale = torch.stack([global_scale_of(first[e].T) for e in range(E) if e != 1]).amax()
+        assert bool((own.gate_up.weight_global_scale == scale).all()) and not (own.gate_up.weight[1] & 0x77).any()
+        assert own.down.weight[1].any()
+
+
+@pytest.mark.parametrize("mode", ["inference", "autocast"])
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_modes_of_calibrate(weights: str, mode: str, generator: torch.Generator) -> None:
+    """Statistics are fp32 also where the samples run in inference mode or under autocast."""
+    model, ids = made("gpt-oss", generator), ids_of(generator, 1, 100)
+    plain, calls = copy.deepcopy(model), list[object]()
+
+    def calibrate(m: Any) -> None:
+        calls.append(m)
+        with torch.inference_mode() if mode == "inference" else torch.autocast("cpu", torch.bfloat16):
+            m(ids)
+
+    given: dict[str, Any] = {"hessian_bytes": 4 * HIDDEN**2 * 3} if weights == "gptq" else {}
+    report = nvfp4.quantize_model(model, "experts_only", None, calibrate, weights=weights, **given)
+    expected = nvfp4.quantize_model(plain, "experts_only", None, lambda m: m(ids), weights=weights)
+    assert (len(calls) > 1) == (weights == "gptq")
+    if mode == "inference":
+        assert report == expected and state(model) == state(plain)
+    assert not any(t.is_inference() for t in model.state_dict().values())
+    for row, other in zip(report.layers, expected.layers):
+        assert row.output_error == pytest.approx(other.output_error, rel=0.1)
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
@@ -272,15 +306,11 @@ def test_lists(weights: str, generator: torch.Generator) -> None:
     for e, (own, old) in enumerate(zip(model.experts, dense.experts)):
         rows = x if e == 3 else x[e::3] if e < 3 else None
         scale = torch.stack([global_scale_of(t.weight) for t in (old.w1, old.w3)]).amax()
-        statistics = None
         if rows is None:
-            statistics = torch.stack([(x[i::3]).square().sum(0).double() for i in range(3)]).sum(0)
-            statistics = statistics + x.square().sum(0).double()
-            statistics = (statistics / statistics.mean()).float()
-        elif weights == "search":
-            statistics = mean_squares(rows)
+            others = torch.stack([own.square().sum(0).double() for own in (x[::3], x[1::3], x[2::3], x)]).sum(0)
+            statistics = (others / others.mean()).float()
         else:
-            statistics = hessian(rows)
+            statistics = mean_squares(rows) if weights == "search" else hessian(rows)
         for layer, linear in ((own.w1, old.w1), (own.w3, old.w3)):
             data, _ = lone(linear.weight, weights, scale, statistics, 0 if rows is None else len(rows))
             assert torch.equal(layer.weight_global_scale, scale) and torch.equal(layer.weight, data)
@@ -356,28 +386,13 @@ def test_dense_layers_go_one_by_one(weights: str, generator: torch.Generator, mo
     assert alive == [*range(len(dense), 1, -1)] and sum(module() is not None for module in dense.values()) == 1
 
 
-class Stored(dict[str, Any]):
-    """Stops a run after so many results."""
-
-    left = 7
-
-    def __setitem__(self, name: str, result: Any) -> None:
-        if not self.left:
-            raise KeyboardInterrupt
-        self.left -= 1
-        super().__setitem__(name, result)
-
-
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_an_interrupted_run_goes_on(weights: str, generator: torch.Generator) -> None:
+def test_a_run_goes_on_with_results_of_another(weights: str, generator: torch.Generator) -> None:
     model, ids = made("gpt-oss", generator), ids_of(generator, 1, 100)
-    expected, before = copy.deepcopy(model), state(model)
-    calibrate = lambda m: m(ids)  # noqa: E731
-    report = nvfp4.quantize_model(expected, "experts_only", None, calibrate, weights=weights)
-    stored, options = Stored(), Options(activations=None, calibrate=calibrate, weights=weights)
-    with pytest.raises(KeyboardInterrupt):
-        quantize(model, "experts_only", options, stored)
-    assert len(stored) == 7 and state(model) == before
-    stored.left = 2 * E * len(mixtures(model)) - 7
-    assert quantize(model, "experts_only", options, stored) == report and state(model) == state(expected)
-    assert stored.left == 0
+    expected, results = copy.deepcopy(model), dict[str, Result]()
+    options = Options(activations=None, calibrate=lambda m: m(ids), weights=weights)
+    report = quantize(expected, "experts_only", options, results)
+    assert len(results) == 2 * E * len(mixtures(model))
+    some = {name: results[name] for name in [*results][:7]}
+    assert quantize(model, "experts_only", options, given := dict(some)) == report and state(model) == state(expected)
+    assert given.keys() == results.keys() and all(given[name] is result for name, result in some.items())
