@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,56 +18,6 @@ from nvfp4.layers.packed import invertible
 
 ROWS = 4096  # of an input, that are fp32 at a time
 Hook = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], None]
-
-
-class Reached:
-    """Which experts of a module have been called, and the largest absolute value of what each product has read."""
-
-    def __init__(self, module: torch.nn.Module, about: Description) -> None:
-        self.module, self.about, self.experts = module, about, about.experts
-        self.counts = torch.zeros(about.experts + 1, dtype=torch.int64)
-        self.amax = torch.zeros(2, about.experts)
-
-    def record(self, module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """A hook before the module's forward."""
-        given = [*arguments, *keywords.values()]
-        index = next((t for t in given[1:] if isinstance(t, Tensor) and not t.is_floating_point()), None)
-        x = given[0].detach().reshape(-1, self.about.hidden)
-        if not len(x):
-            return
-        if index is None:  # rows in the order of their experts; those of zeros stand for none
-            index = torch.arange(self.experts, device=x.device).repeat_interleave(len(x) // self.experts)
-            index = torch.where((x != 0).any(1), index, self.experts)
-        index = index.detach().reshape(len(x), -1)
-        flat = index.flatten().cpu()
-        flat = torch.where((flat < 0) | (flat >= self.experts), self.experts, flat)
-        self.counts += torch.bincount(flat, minlength=self.experts + 1)
-        weights, biases = matrices(self.module, self.about)
-        for e in flat.unique().tolist():
-            if e < self.experts:
-                self.measure(e, x[(index == e).any(1)], weights[0][e], None if biases[0] is None else biases[0][e])
-
-    def measure(self, expert: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        """Notes what an expert's products read: rows x, and what its activation makes of their products."""
-        inner = [x @ part.mT if bias is None else x @ part.mT + bias[p] for p, part in enumerate(weight)]
-        about, up = self.about, inner[1] if self.about.gated else None
-        h = _api.gated(inner[0], up, about.activation, limit=about.limit, alpha=about.alpha, out_dtype=torch.float32)
-        for i, read in enumerate((x, h)):
-            self.amax[i, expert] = self.amax[i, expert].maximum(read.abs().amax().float().cpu())
-
-    def input_scales(self, name: str) -> tuple[Tensor, Tensor] | None:
-        """The global scales of the inputs of both products, [E] each; None where no expert has read a number but zero.
-        An expert that has not takes the largest of all."""
-        if not bool(self.amax.isfinite().all()):
-            raise _C.Error(f"{name}.input: amax is {float(self.amax.amax()):g} while calibrating; must be finite")
-        scales = invertible(self.amax / LARGEST["amax6"])  # by which nvfp4.Experts quantizes inputs
-        if not bool((scales.amax(1) > 0).all()):
-            return None
-        gate_up, down = torch.where(scales > 0, scales, scales.amax(1, keepdim=True))
-        return gate_up, down
-
-    def missed(self) -> list[int]:
-        return [int(e) for e in (self.counts[:-1] == 0).nonzero().flatten()]
 
 
 class Inputs:
@@ -99,10 +50,110 @@ class Inputs:
 
     def importance(self) -> Tensor | None:
         """The mean square of each channel over their mean, float32 [K]; None for a layer that has read nothing."""
-        if self.squares is None:
+        return None if self.squares is None else importance(self.squares)
+
+
+def importance(squares: Tensor) -> Tensor:
+    """Sums of squares of channels over their mean, float32 [K]."""
+    mean = squares.mean()
+    return (squares / torch.where(mean > 0, mean, 1.0)).float()
+
+
+@dataclass(frozen=True)
+class Product:
+    """The weight of a product of one expert, read when it is asked for: gate and up as one, or down.
+
+    Attributes:
+        module, about: the module of all experts, dense.
+        which: 0 for gate and up, 1 for down.
+    """
+
+    module: torch.nn.Module
+    about: Description
+    expert: int
+    which: int
+
+    @property
+    def weight(self) -> Tensor:
+        """[P * N, K], the rows of gate before those of up; it may be no view of the module's parameter."""
+        return matrices(self.module, self.about)[0][self.which][self.expert].flatten(0, 1)
+
+
+class Reached:
+    """What the products of a module's experts read.
+
+    Attributes:
+        names: those of the products, a pair for each expert: that of gate and up, and that of down.
+        products: the products by name.
+        inputs: what each product has read, by name, and by the module's name what its tokens are.
+    """
+
+    def __init__(self, name: str, module: torch.nn.Module, about: Description) -> None:
+        self.name, self.module, self.about, self.experts = name, module, about, about.experts
+        first = "gate_up_proj" if about.gated else "up_proj"
+        self.names = [(f"{name}.{e}.{first}", f"{name}.{e}.down_proj") for e in range(about.experts)]
+        self.products = {
+            key: Product(module, about, e, which) for e, pair in enumerate(self.names) for which, key in enumerate(pair)
+        }
+        self.inputs = {key: Inputs() for key in (name, *self.products)}
+
+    def reader(self, note: Callable[[str, Tensor], None], wanted: Callable[[str], bool]) -> Hook:
+        """A hook before the module's forward that calls note(name, rows) for each product, and for the module itself
+        with its tokens, if wanted(name)."""
+
+        def hook(module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            if not any(wanted(key) for key in self.inputs):
+                return
+            given = [*arguments, *keywords.values()]
+            index = next((t for t in given[1:] if isinstance(t, Tensor) and not t.is_floating_point()), None)
+            x = given[0].detach().reshape(-1, self.about.hidden)
+            if not len(x):
+                return
+            if index is None:  # rows in the order of their experts; those of zeros stand for none
+                index = torch.arange(self.experts, device=x.device).repeat_interleave(len(x) // self.experts)
+                index = torch.where((x != 0).any(1), index, self.experts)
+            index = index.detach().reshape(len(x), -1)
+            if wanted(self.name):
+                note(self.name, x)
+            for e in index.unique().tolist():
+                if 0 <= e < self.experts and any(map(wanted, self.names[e])):
+                    self.measure(e, x[(index == e).any(1)], note, wanted)
+
+        return hook
+
+    def measure(
+        self, expert: int, x: Tensor, note: Callable[[str, Tensor], None], wanted: Callable[[str], bool]
+    ) -> None:
+        """Notes what an expert's products read: rows x, and what its activation makes of their products."""
+        first, second = self.names[expert]
+        if wanted(first):
+            note(first, x)
+        if not wanted(second):
+            return
+        weights, biases = matrices(self.module, self.about)
+        weight, bias = weights[0][expert], None if biases[0] is None else biases[0][expert]
+        inner = [x @ part.mT if bias is None else x @ part.mT + bias[p] for p, part in enumerate(weight)]
+        about, up = self.about, inner[1] if self.about.gated else None
+        note(
+            second,
+            _api.gated(inner[0], up, about.activation, limit=about.limit, alpha=about.alpha, out_dtype=torch.float32),
+        )
+
+    def input_scales(self) -> tuple[Tensor, Tensor] | None:
+        """The global scales of the inputs of both products, [E] each; None where no expert has read a number but zero.
+        An expert that has not takes the largest of all."""
+        read = [[self.inputs[pair[which]].amax for pair in self.names] for which in range(2)]
+        amax = torch.tensor([[0.0 if t is None else float(t) for t in row] for row in read])
+        if not bool(amax.isfinite().all()):
+            raise _C.Error(f"{self.name}.input: amax is {float(amax.amax()):g} while calibrating; must be finite")
+        scales = invertible(amax / LARGEST["amax6"])  # by which nvfp4.Experts quantizes inputs
+        if not bool((scales.amax(1) > 0).all()):
             return None
-        mean = self.squares.mean()
-        return (self.squares / torch.where(mean > 0, mean, 1.0)).float()
+        gate_up, down = torch.where(scales > 0, scales, scales.amax(1, keepdim=True))
+        return gate_up, down
+
+    def missed(self) -> list[int]:
+        return [e for e, (first, _) in enumerate(self.names) if not self.inputs[first].rows]
 
 
 def run(

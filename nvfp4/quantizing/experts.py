@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +17,9 @@ from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.hosts import is_pretrained, services
 from nvfp4.layers.packed import invertible
 from nvfp4.layers.traversal import keep_hooks, places_of, put
+from nvfp4.quantizing.calibration import Reached
 from nvfp4.quantizing.report import QuantizedLayer
+from nvfp4.quantizing.weights import Result, Results
 
 
 def quantized(
@@ -33,18 +38,11 @@ def quantized(
         activations: as of nvfp4.Experts.
         input_scales: of the inputs of both products, [E]; None: they are dynamic, or there are none.
     """
-    weights, biases = matrices(module, about)
+    weights, _ = matrices(module, about)
     lost = total = torch.zeros((), dtype=torch.float64, device=weights[0].device)
-    made = about.make("meta", biases[0].dtype if biases[0] is not None else weights[0].dtype)
-    made.activations = activations
-    given = (None, None) if input_scales is None else input_scales
-    for stack, weight, bias, own in zip((made.gate_up, made.down), weights, biases, given):
-        if own is not None:
-            own = own.amax().expand(len(own)) if one_scale else own
-            stack.input_global_scale = own.to(weight.device).unsqueeze(1).expand(weight.shape[:2]).contiguous()
-        stack._buffers.update(stack.blank(weight.device))
+    made = blank(module, about, one_scale, activations, input_scales)
+    for stack, weight in zip((made.gate_up, made.down), weights):
         assert stack.weight is not None and stack.weight_scale is not None
-        stack.bias = None if bias is None else bias.contiguous()
         scales = torch.stack([largest_scale(one, block_scale) for one in weight])
         if one_scale:
             scales = scales.amax().expand(len(scales))
@@ -58,7 +56,28 @@ def quantized(
                 wide = wide - torch.as_tensor(_api.dequantize(data, scale, global_scale=scales[e]))
                 lost = lost + wide.square().sum(dtype=torch.float64)
     error = 0.0 if total.is_meta or not total else float(lost / total) ** 0.5
-    return made.train(module.training), error
+    return made, error
+
+
+def blank(
+    module: torch.nn.Module,
+    about: Description,
+    one_scale: bool,
+    activations: str | None,
+    input_scales: tuple[Tensor, Tensor] | None,
+) -> Experts:
+    """The module's experts with weights of zeros, on its device."""
+    weights, biases = matrices(module, about)
+    made = about.make("meta", biases[0].dtype if biases[0] is not None else weights[0].dtype)
+    made.activations = activations
+    given = (None, None) if input_scales is None else input_scales
+    for stack, weight, bias, own in zip((made.gate_up, made.down), weights, biases, given):
+        if own is not None:
+            own = own.amax().expand(len(own)) if one_scale else own
+            stack.input_global_scale = own.to(weight.device).unsqueeze(1).expand(weight.shape[:2]).contiguous()
+        stack._buffers.update(stack.blank(weight.device))
+        stack.bias = None if bias is None else bias.contiguous()
+    return made.train(module.training)
 
 
 def largest_scale(one: Tensor, block_scale: str) -> Tensor:
@@ -67,8 +86,10 @@ def largest_scale(one: Tensor, block_scale: str) -> Tensor:
     return invertible(torch.as_tensor(_api.amax_scale(rows, block_scale=block_scale))).reshape(())
 
 
-def check_finite(name: str, module: torch.nn.Module) -> None:
+def check_finite(name: str, module: torch.nn.Module, weights: str = "round") -> None:
     for key, t in module._parameters.items():
+        if t is not None and t.is_meta and weights != "round":
+            raise _C.Error(f"{name}.{key}: is on the meta device; must have values for weights={weights!r}")
         if t is not None and not t.is_meta and not bool(t.isfinite().all()):
             raise _C.Error(f"{name}.{key}: has a value that is NaN or infinite; must be finite")
 
@@ -83,14 +104,72 @@ def experts_of(
 ) -> tuple[Experts, QuantizedLayer]:
     """An nvfp4.Experts of a module of experts, and its description."""
     begin, old = time.perf_counter(), model.get_submodule(name)
-    before = sum(t.nbytes for t in old.parameters())
     naming = naming_in(model, name, about)
     new, error = quantized(old, about, naming.stacked, block_scale, activations, input_scales)
     new.naming = naming
+    row = described(name, old, about, new, error, input_scales)
+    return new, replace(row, seconds=time.perf_counter() - begin)
+
+
+def described(
+    name: str,
+    old: torch.nn.Module,
+    about: Description,
+    new: Experts,
+    error: float,
+    input_scales: tuple[Tensor, Tensor] | None,
+) -> QuantizedLayer:
     shape = (about.experts, about.hidden, about.intermediate)
     largest = None if input_scales is None else float(input_scales[0].amax())
-    seconds = time.perf_counter() - begin
-    return new, QuantizedLayer(name, shape, error, before, new.nbytes, largest, seconds=seconds)
+    return QuantizedLayer(name, shape, error, sum(t.nbytes for t in old.parameters()), new.nbytes, largest)
+
+
+def experts_from(
+    found: Reached,
+    results: Results,
+    naming: Naming,
+    activations: str | None,
+    input_scales: tuple[Tensor, Tensor] | None,
+) -> tuple[Experts, QuantizedLayer]:
+    """An nvfp4.Experts of the weights that "search" or "gptq" gave for each product, and its description."""
+    new = blank(found.module, found.about, naming.stacked, activations, input_scales)
+    new.naming = naming
+    for stack, keys in zip((new.gate_up, new.down), zip(*found.names)):
+        assert stack.weight is not None and stack.weight_scale is not None
+        (experts, parts, rows, _), device = stack.shape, stack.weight.device
+        for e, key in enumerate(keys):
+            stack.weight[e] = results[key].weight.unflatten(0, (parts, rows))
+            scale = results[key].weight_scale.to(device).unflatten(0, (parts, rows))
+            stack.weight_scale[e] = torch.as_tensor(_api.swizzle(scale))
+        scales = torch.stack([results[key].weight_global_scale for key in keys]).to(device)
+        stack.weight_global_scale = scales.unsqueeze(1).expand(experts, parts).contiguous()
+    own = [results[key] for pair in found.names for key in pair]
+    row = described(found.name, found.module, found.about, new, total_error(own), input_scales)
+    return new, replace(row, **sums(own))
+
+
+def total_error(results: list[Result]) -> float:
+    """|W - W_nvfp4| / |W| of all these weights together."""
+    total = sum(result.norm for result in results)
+    return (sum(result.error**2 * result.norm for result in results) / total) ** 0.5 if total else 0.0
+
+
+def sums(results: list[Result]) -> dict[str, Any]:
+    """What a report says of several products as one layer. Those that no sample reached count in none of it."""
+    reached = [result for result in results if result.output_error is not None]
+    total = sum(result.output_norm for result in reached)
+
+    def relative(errors: Iterator[float | None]) -> float | None:
+        lost = sum((e or 0.0) ** 2 * result.output_norm for e, result in zip(errors, reached))
+        return None if not reached else (lost / total) ** 0.5 if total else 0.0
+
+    return {
+        "output_error": relative(result.output_error for result in reached),
+        "output_error_before": relative(result.output_error_before for result in reached),
+        "rows": min((result.rows for result in reached if result.rows is not None), default=None),
+        "damping": max((result.damping for result in reached if result.damping is not None), default=None),
+        "seconds": sum(result.seconds for result in results),
+    }
 
 
 def replace_experts(model: torch.nn.Module, name: str, new: Experts, row: QuantizedLayer) -> QuantizedLayer:

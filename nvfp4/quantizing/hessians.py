@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,10 @@ class Hessians:
         if any(n in self.waiting and self.leaders.get(n, name) == name for n in group):
             self.sum(name, x)
 
+    def wants(self, name: str) -> bool:
+        """Whether `add` of a layer without siblings would change its sum, or decide whether there is room for one."""
+        return name in self.waiting and (name in self.sums or name not in self.calls)
+
     def sum(self, name: str, x: Tensor) -> None:
         """Adds an input to the sum of a leader, if there is room for that."""
         k = x.shape[-1]
@@ -136,25 +141,30 @@ def collect(
     calibrate: Callable[[torch.nn.Module], Any],
     hessians: Hessians | None,
     inputs: Mapping[str, Inputs] | None = None,
-    squares: bool = False,
-    reached: Mapping[str, Reached] | None = None,
+    squares: Collection[str] = (),
+    reached: Iterable[Reached] = (),
 ) -> None:
-    """Calls `calibrate`, and notes what layers read in `hessians` and `inputs`, and which experts are called in
-    `reached`. squares: whether the inputs' squares are wanted."""
+    """Calls `calibrate`, and notes what linear layers and the products of experts read in `hessians` and `inputs`.
 
-    def take(name: str) -> Callable[[Tensor], None]:
-        def note(x: Tensor) -> None:
-            if inputs is not None:
-                inputs[name].add(x, squares)
-            if hessians is not None:
-                hessians.add(name, x)
+    Args:
+        inputs: None: this is a later call.
+        squares: names of which the inputs' squares are wanted.
+        reached: the modules of experts.
+    """
 
-        return note
+    def note(name: str, x: Tensor) -> None:
+        if inputs is not None:
+            inputs[name].add(x, name in squares)
+        if hessians is not None:
+            hessians.add(name, x)
+
+    def wanted(name: str) -> bool:
+        return inputs is not None or (hessians is not None and hessians.wants(name))
 
     if hessians is not None:
         hessians.begin()
-    hooks = [(layer, reader(take(name))) for name, layer in linears.items()]
-    run(model, calibrate, hooks + [(found.module, found.record) for found in (reached or {}).values()])
+    hooks = [(layer, reader(partial(note, name))) for name, layer in linears.items()]
+    run(model, calibrate, hooks + [(found.module, found.reader(note, wanted)) for found in reached])
 
 
 def same(a: tuple[Tensor, int | None], b: tuple[Tensor, int | None]) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nvfp4 import _C, _text
 from nvfp4.layers.checks import (
@@ -31,7 +32,7 @@ from nvfp4.layers.linear import NOT_INVARIANT, Linear
 from nvfp4.layers.packed import ACTIVATIONS
 from nvfp4.layers.traversal import is_plain, keep_hooks, places_of, put
 from nvfp4.quantizing.calibration import Inputs, Reached
-from nvfp4.quantizing.experts import check_finite, experts_of, replace_experts
+from nvfp4.quantizing.experts import check_finite, experts_from, experts_of, naming_in, replace_experts
 from nvfp4.quantizing.hessians import Hessians, collect
 from nvfp4.quantizing.linears import fusible, quantize_layer
 from nvfp4.quantizing.report import QuantizedLayer, QuantizeReport
@@ -105,7 +106,9 @@ def quantize_model(
             by GPTQ with the search inside. The same call on one device gives the same bytes; another device may not.
             With "search" and "gptq" layers that may be joined (see `fuse`) share a global scale, and with "gptq" also a
             Hessian if they read one tensor. A layer that `calibrate` does not reach is quantized by "search" without
-            samples, and the report names it. Experts are quantized by "search" without samples.
+            samples, and the report names it.
+            Each expert is quantized by its own rows. Gate and up of an expert that `calibrate` does not reach take the
+            mean squares of all tokens of the module.
         damping (float, optional): for "gptq": this share of the mean diagonal of a layer's Hessian, the sum of x x^T
             over its inputs x, is added to its diagonal. Default: None, which stands for min(1, max(.1, .4 K / inputs)).
             It is raised tenfold, up to three times, while the sum is not positive definite; the report says so.
@@ -175,20 +178,15 @@ class Options:
         scale = read.input_scale(name, LARGEST[self.block_scale])  # which rejects an input that is not finite
         return None if self.activations is None else scale
 
+    def scale_experts(self, found: Reached) -> tuple[Tensor, Tensor] | None:
+        """The input scales of a module of experts; None: they are dynamic, or there are none."""
+        scales = found.input_scales()  # which rejects an input that is not finite
+        return None if self.activations is None else scales
+
     @property
     def weighs_samples(self) -> bool:
         """Whether weights depend on the samples."""
         return self.calibrate is not None and self.weights != "round"
-
-    @property
-    def scales_experts(self) -> bool:
-        """Whether the samples give the experts' input scales."""
-        return self.calibrate is not None and self.activations is not None
-
-    @property
-    def expert_rule(self) -> str:
-        """The block_scale of the experts' weights."""
-        return self.block_scale if self.weights == "round" else "search"
 
 
 def quantize(model: torch.nn.Module, ignore: Sequence[str] | str, options: Options, results: Results) -> QuantizeReport:
@@ -198,21 +196,27 @@ def quantize(model: torch.nn.Module, ignore: Sequence[str] | str, options: Optio
     with the same content.
     """
     linears, mixtures, skipped = find(model, ignore, options)
+    reached = {name: Reached(name, model.get_submodule(name), about) for name, about in mixtures.items()}
+    namings = {} if options.weights == "round" else {n: naming_in(model, n, about) for n, about in mixtures.items()}
     inputs = {name: Inputs() for name in linears}
-    reached = {name: Reached(model.get_submodule(name), about) for name, about in mixtures.items()}
-    quantizer = Weights(model, linears, results)
+    inputs |= {name: read for found in reached.values() for name, read in found.inputs.items()}
+    stacked = [name for name, naming in namings.items() if naming.stacked]
+    quantizer = Weights(model, linears, [*reached.values()], stacked, results)
     hessians = (
         Hessians(quantizer.unfinished(), quantizer.siblings, options.hessian_bytes)
         if options.weights == "gptq"
         else None
     )
     if options.calibrate is not None:
-        collect(model, linears, options.calibrate, hessians, inputs, options.weights == "search", reached)
-    scales = {name: scale for name, read in inputs.items() if (scale := options.scale_input(name, read)) is not None}
-    expert_scales = {name: found.input_scales(name) for name, found in reached.items() if options.scales_experts}
-    unreached = [name for name, read in inputs.items() if not read.rows] if options.weighs_samples else []
+        squares = {"round": set[str](), "search": set(inputs), "gptq": quantizer.stand_ins()}[options.weights]
+        collect(model, linears, options.calibrate, hessians, inputs, squares, reached.values())
+    scales = {name: scale for name in linears if (scale := options.scale_input(name, inputs[name])) is not None}
+    expert_scales = {name: options.scale_experts(found) for name, found in reached.items()}
+    unreached = [name for name in linears if not inputs[name].rows] if options.weighs_samples else []
     if linears and len(unreached) == len(linears):
         raise _C.Error("calibrate: reaches no linear layer; must run the model on samples")
+    if not linears and options.weighs_samples and not any(read.rows for read in inputs.values()):
+        raise _C.Error("calibrate: reaches no expert; must run the model on samples")
     if options.batch_invariant:
         check_invariant(dict(model.named_modules()))  # layers that are NVFP4 already
         unscaled = [name for name in linears if name not in scales and options.activations is not None]
@@ -229,10 +233,19 @@ def quantize(model: torch.nn.Module, ignore: Sequence[str] | str, options: Optio
         return quantize_layer(*given) if options.weights == "round" else results[name].layer(*given)
 
     def make_experts(name: str) -> tuple[Experts, QuantizedLayer]:
-        return experts_of(
-            model, name, mixtures[name], options.expert_rule, options.activations, expert_scales.get(name)
-        )
+        found = reached.pop(name)  # which holds the dense experts
+        if options.weights == "round":
+            given = (options.block_scale, options.activations, expert_scales[name])
+            return experts_of(model, name, mixtures[name], *given)
+        return experts_from(found, results, namings[name], options.activations, expert_scales[name])
 
+    if hessians is not None and options.calibrate is not None:
+        quantizer.gptq(options.calibrate, inputs, hessians, options.damping)
+    elif options.weights == "search":
+        quantizer.search(quantizer.unfinished(), inputs)
+    if options.calibrate is not None:
+        report.unreached = {name: missed for name, found in reached.items() if (missed := found.missed())}
+    del quantizer, hessians  # which hold the dense layers
     if options.weights == "round":
         with _text.watched(len(linears) + len(mixtures)) as step, torch.no_grad():
             report.layers += replace_linears(model, linears, groups, make, step)
@@ -240,22 +253,11 @@ def quantize(model: torch.nn.Module, ignore: Sequence[str] | str, options: Optio
                 step(name)
                 report.layers.append(replace_experts(model, name, *make_experts(name)))
     else:
-        if hessians is not None and options.calibrate is not None:
-            quantizer.gptq(options.calibrate, inputs, hessians, options.damping)
-        else:
-            quantizer.search(inputs)
-        made = {}
-        with _text.watched(len(mixtures)) as step, torch.no_grad():
-            for name in mixtures:
-                step(name)
-                made[name] = make_experts(name)
         with uninterrupted(), torch.no_grad():
             report.layers += replace_linears(model, linears, groups, make, _text.unwatched)
-            report.layers += [replace_experts(model, name, *pair) for name, pair in made.items()]
+            report.layers += [replace_experts(model, name, *make_experts(name)) for name in mixtures]
     if options.batch_invariant:
         set_batch_invariant(model)
-    if options.calibrate is not None:
-        report.unreached = {name: missed for name, found in reached.items() if (missed := found.missed())}
     layers_replaced(model)
     return report
 
@@ -275,7 +277,7 @@ def find(
     if isinstance(ignore, str) and not linears and not mixtures:
         raise _C.Error(f"ignore: {ignore!r} leaves no layer of the model to quantize; must leave 1 or more")
     for name in mixtures:
-        check_finite(name, model.get_submodule(name))
+        check_finite(name, model.get_submodule(name), options.weights)
     for name, linear in linears.items():
         with prefix_errors(name):
             check_weight(linear, options.weights)

@@ -27,9 +27,12 @@ class QuantizedLayer:
         output_error (float or None): the relative error of the layer's output on the samples of `calibrate`, before the
             bias: sqrt(tr(D H D') / tr(W H W')), where D = W - W' and H is the sum of x x^T over the inputs x.
             With weights="search" H has its diagonal alone. None: there were no samples, or weights is "round".
+            Of experts it is that of both products of all experts that were reached, whose traces are added.
         output_error_before (float or None): the same of a weight that is rounded by block_scale="amax6".
-        rows (int or None): how many inputs the layer read. None: it is not known.
-        damping (float or None): the damping of GPTQ if the Hessian needed more than was asked for, else None.
+        rows (int or None): how many inputs the layer read. Of experts the fewest that an expert read, of those that
+            were reached. None: it is not known.
+        damping (float or None): the damping of GPTQ if the Hessian needed more than was asked for, else None. Of
+            experts the largest.
         seconds (float): how long quantizing took, without `calibrate`. Layers that are quantized together share it.
     """
 
@@ -66,9 +69,12 @@ class QuantizeReport:
             the model.
         other_bytes (int): the bytes of all parameters and buffers that are not in `layers`.
         unreached (dict of list of int): of each module of experts the experts that no sample reached in `calibrate`.
+            With weights="search" and "gptq" their gate and up are quantized by "search" with the mean squares of the
+            module's tokens, their down without samples.
         weights (str): the argument of quantize_model.
         unreached_layers (list of str): layers that no sample reached in `calibrate`, whose weights are therefore
-            quantized by "search" without samples.
+            quantized by "search" without samples. Gate and up of an expert whose layers are linear layers of their own
+            take the mean squares of what those of the other experts read.
     """
 
     layers: list[QuantizedLayer] = field(default_factory=list)
@@ -115,7 +121,7 @@ class QuantizeReport:
             text.append("GPTQ changes outputs less and weights more than rounding does: judge by the output error.")
         text += [f"skipped: {name}: {reason}" for name, reason in self.skipped.items()]
         text += [f"not reached: {name}: experts {_text.shown(which)}" for name, which in self.unreached.items()]
-        text += [f"not reached: {name}: quantized by 'search' without samples" for name in self.unreached_layers]
+        text += [f"not reached: {name}: quantized by 'search'" for name in self.unreached_layers]
         text += [f"damping: {row.name}: raised to {row.damping:g}" for row in layers if row.damping is not None]
         text += [f"dense: {name}: {count} bytes" for name, count in self.dense.items()]
         return "\n".join(text)

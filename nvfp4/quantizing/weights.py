@@ -1,4 +1,4 @@
-"""The weights of linear layers by weights="search" and "gptq", as tensors that wait for their place in the model.
+"""Weights by weights="search" and "gptq", of linear layers and of experts, as tensors that wait for their place.
 
 Each layer's result is kept until all are there, for a model on a GPU in host memory. All of them are computed from the
 dense model, so they depend neither on each other nor on how many Hessians fit in memory at a time.
@@ -7,7 +7,7 @@ dense model, so they depend neither on each other nor on how many Hessians fit i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C, _api, _text
+from nvfp4.checkpoints.experts.naming import DOWN, place_of
 from nvfp4.layers.checks import prefix_errors
 from nvfp4.layers.fused import FUSED
 from nvfp4.layers.gptq import default_damping, exact_mode, factor, gptq
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.packed import PackedLinear, invertible
 from nvfp4.layers.traversal import as_linear
-from nvfp4.quantizing.calibration import Inputs
+from nvfp4.quantizing.calibration import Inputs, Product, Reached, importance
 from nvfp4.quantizing.hessians import Collected, Hessians, collect
 from nvfp4.quantizing.linears import ERROR_ROWS, describe, replace_layer, weight_error
 from nvfp4.quantizing.report import QuantizedLayer
@@ -33,6 +34,7 @@ class Result:
 
     Attributes:
         weight, weight_scale, weight_global_scale (Tensor): as of PackedLinear, in host memory for a layer on a GPU.
+        norm, output_norm (float): tr(W W') and tr(W H W'), over which errors are relative.
     """
 
     weight: Tensor
@@ -44,6 +46,8 @@ class Result:
     rows: int | None = None
     damping: float | None = None
     seconds: float = 0.0
+    norm: float = 0.0
+    output_norm: float = 0.0
 
     def layer(
         self,
@@ -68,7 +72,8 @@ class Result:
         return replace_layer(old, layer), replace(row, **{key: getattr(self, key) for key in keys})
 
 
-# Keeps finished layers by name. One that stores them lets an interrupted run go on where it stopped.
+# Keeps finished layers and products of experts by name. One that stores them lets an interrupted run go on where it
+# stopped.
 Results = MutableMapping[str, Result]
 
 
@@ -88,63 +93,115 @@ def siblings_of(model: torch.nn.Module, linears: Mapping[str, torch.nn.Module]) 
     return groups
 
 
-def weight_of(linears: Mapping[str, torch.nn.Module], name: str) -> Tensor:
-    linear = as_linear(linears[name])
-    assert linear is not None
-    return linear.weight.detach().contiguous()
+def others_of(linears: Iterable[str], reached: Iterable[Reached]) -> dict[str, tuple[str, ...]]:
+    """Maps each product of gate and up of an expert to the names whose inputs stand in for its own if no sample reaches
+    it: its module's, or those of the same layer of all experts, where these are layers."""
+    lists: dict[tuple[str, str], list[str]] = {}
+    for name in linears:
+        place = place_of(name)
+        if place is not None and place.expert is not None and place.role != DOWN:
+            lists.setdefault((place.container, place.local), []).append(name)
+    others = {name: tuple(names) for names in lists.values() for name in names}
+    return others | {first: (found.name,) for found in reached for first, _ in found.names}
 
 
-def shared_scale(linears: Mapping[str, torch.nn.Module], names: Sequence[str]) -> Tensor:
+def weight_of(layers: Mapping[str, torch.nn.Module | Product], name: str) -> Tensor:
+    layer = layers[name]
+    owner = layer if isinstance(layer, Product) else as_linear(layer)
+    assert owner is not None
+    return owner.weight.detach().contiguous()
+
+
+def shared_scale(layers: Mapping[str, torch.nn.Module | Product], names: Sequence[str]) -> Tensor:
     """The global scale of the rows of all these weights, as each format keeps it: that of the largest."""
-    weights = [weight_of(linears, name) for name in names]
-    scales = [torch.as_tensor(_api.amax_scale(w, block_scale="search")).reshape(()) for w in weights if bool(w.any())]
-    return invertible(torch.stack(scales).amax() if scales else weights[0].new_ones((), dtype=torch.float32))
+    scales = []
+    for name in names:
+        weight = weight_of(layers, name)
+        with exact_mode(weight.device), prefix_errors(name):
+            if bool(weight.any()):
+                scales.append(torch.as_tensor(_api.amax_scale(weight, block_scale="search")).reshape(()))
+    return invertible(torch.stack(scales).amax() if scales else weight.new_ones((), dtype=torch.float32))
 
 
-def searched(
-    linears: Mapping[str, torch.nn.Module], name: str, names: Sequence[str], read: Inputs | None = None
-) -> Result:
-    """A layer's weight by "search", with the global scale of `names`, by what the layer has read if that is known."""
-    begin, weight = time.perf_counter(), weight_of(linears, name)
-    importance = None if read is None else read.importance()
-    with exact_mode(weight.device), prefix_errors(name):
-        scale = shared_scale(linears, names)
+def searched(weight: Tensor, scale: Tensor, read: Inputs | None = None, other: Tensor | None = None) -> Result:
+    """A weight by "search" with a global scale, by what its layer has read if it has read anything.
+
+    Args:
+        other: the importance of columns otherwise. None: all count alike.
+    """
+    begin, own = time.perf_counter(), None if read is None else read.importance()
+    with exact_mode(weight.device):
         data, blocks = _api.quantize(
-            weight, global_scale=scale, block_scale="search", importance=importance, scale_layout="linear"
+            weight,
+            global_scale=scale,
+            block_scale="search",
+            importance=other if own is None else own,
+            scale_layout="linear",
         )
-        result = Result(data, blocks, scale, weight_error(weight, data, blocks, scale, "linear"))
-        if read is not None and importance is not None:
-            after, before = output_errors(weight, (data, blocks, scale), importance)
-            result = replace(result, output_error=after, output_error_before=before, rows=read.rows)
+        result = Result(data, blocks, scale, weight_error(weight, data, blocks, scale, "linear"), norm=norm(weight))
+        if read is not None and read.squares is not None and own is not None:
+            after, before, total = output_errors(weight, (data, blocks, scale), own)
+            total *= float(read.squares.mean())
+            result = replace(result, output_error=after, output_error_before=before, rows=read.rows, output_norm=total)
     return replace(result, seconds=time.perf_counter() - begin)
 
 
 class Weights:
-    """Quantizes the weights of some layers into `results`.
+    """Quantizes the weights of some layers, and of the products of experts, into `results`.
 
     Args:
         model, linears: the dense layers by name, which stay as they are.
+        reached: the modules of experts.
+        stacked: names of those whose experts share a global scale, as in formats that store whole stacks.
         results: may have layers of an earlier run with the same arguments, which are not quantized again.
     """
 
-    def __init__(self, model: torch.nn.Module, linears: Mapping[str, torch.nn.Module], results: Results) -> None:
-        self.model, self.linears, self.results = model, linears, results
-        self.siblings = siblings_of(model, linears)
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        linears: Mapping[str, torch.nn.Module],
+        reached: Sequence[Reached],
+        stacked: Iterable[str],
+        results: Results,
+    ) -> None:
+        self.model, self.linears, self.reached, self.results = model, linears, reached, results
+        self.layers: dict[str, torch.nn.Module | Product] = {**linears}
+        self.siblings, self.stacks = siblings_of(model, linears), dict[str, tuple[str, ...]]()
+        self.others = others_of(linears, reached)
+        self.scales: dict[tuple[str, ...], Tensor] = {}  # of siblings and stacks, by their names
+        for found in reached:
+            self.layers |= found.products
+            for names in zip(*found.names) if found.name in stacked else ():
+                self.stacks |= dict.fromkeys(names, names)
 
-    def names(self, name: str) -> tuple[str, ...]:
-        """The layers that share a global scale with this one, itself included."""
-        return self.siblings.get(name, (name,))
+    def scale(self, name: str) -> Tensor:
+        """The global scale of a layer's weight, which it shares with its siblings or its stack."""
+        names = self.siblings.get(name) or self.stacks.get(name) or (name,)
+        if names not in self.scales:
+            self.scales[names] = shared_scale(self.layers, names)
+        return self.scales[names].clone()  # for storage that layers do not share
+
+    def stand_ins(self) -> set[str]:
+        """The names whose inputs may stand in for those of others."""
+        return {name for names in self.others.values() for name in names}
 
     def unfinished(self) -> list[str]:
-        return [name for name in self.linears if name not in self.results]
+        return [name for name in self.layers if name not in self.results]
 
-    def search(self, inputs: Mapping[str, Inputs]) -> None:
-        """Quantizes all layers by "search", each by its own inputs, where it has read any."""
-        names = self.unfinished()
+    def search(self, names: Sequence[str], inputs: Mapping[str, Inputs]) -> None:
+        """Quantizes layers by "search", each by its own inputs, where it has read any."""
         with _text.watched(len(names)) as step:
             for name in names:
                 step(name)
-                self.keep(name, searched(self.linears, name, self.names(name), inputs[name]))
+                weight, scale = weight_of(self.layers, name), self.scale(name)
+                with prefix_errors(name):
+                    other = None if inputs[name].rows else self.other_importance(name, inputs, weight.device)
+                    self.keep(name, searched(weight, scale, inputs[name], other))
+
+    def other_importance(self, name: str, inputs: Mapping[str, Inputs], device: torch.device) -> Tensor | None:
+        """That of the inputs that stand in for a layer's own."""
+        squares = [t for other in self.others.get(name, ()) if (t := inputs[other].squares) is not None]
+        return importance(torch.stack([t.to(device) for t in squares]).sum(0)) if squares else None
 
     def gptq(
         self,
@@ -158,10 +215,7 @@ class Weights:
         unreached = [name for name in hessians.waiting if not inputs[name].rows]
         for name in unreached:
             del hessians.waiting[name]
-        with _text.watched(len(unreached)) as step:
-            for name in unreached:
-                step(name)
-                self.keep(name, searched(self.linears, name, self.names(name)))
+        self.search(unreached, inputs)
         found = hessians.finish(inputs)
         while True:
             with _text.watched(sum(len(collected.names) for collected in found)) as step:
@@ -170,7 +224,7 @@ class Weights:
             if not hessians.waiting:
                 return
             before = len(hessians.waiting), dict(hessians.leaders)
-            collect(self.model, self.linears, calibrate, hessians)
+            collect(self.model, self.linears, calibrate, hessians, reached=self.reached)
             found = hessians.finish(inputs)
             if (len(hessians.waiting), hessians.leaders) == before:
                 raise _C.Error(
@@ -183,10 +237,10 @@ class Weights:
         begin, names, k = time.perf_counter(), collected.names, len(collected.hessian)
         step(names[0])
         wanted = default_damping(k, collected.rows) if damping is None else damping
+        scale = self.scale(names[0])
         with exact_mode(collected.hessian.device), prefix_errors(names[0]):
-            scale = shared_scale(self.linears, self.names(names[0]))
             factored = factor(collected.hessian, wanted)
-            weights = [weight_of(self.linears, name) for name in names]
+            weights = [weight_of(self.layers, name) for name in names]
             joined = weights[0] if len(weights) == 1 else torch.cat([w.float() for w in weights])
             data, blocks, _ = gptq(joined, factored, scale)
             del joined
@@ -197,9 +251,10 @@ class Weights:
                     step(name)
                 begin = time.perf_counter()
                 packed = own[0].clone(), own[1].clone(), scale  # for storage that layers do not share
-                after, before = output_errors(weight, packed, collected.hessian)
+                after, before, output_norm = output_errors(weight, packed, collected.hessian)
                 raised = factored.damping if factored.damping != wanted else None
-                result = Result(*packed, weight_error(weight, *packed, "linear"), after, before, collected.rows, raised)
+                error = weight_error(weight, *packed, "linear")
+                result = Result(*packed, error, after, before, collected.rows, raised, 0.0, norm(weight), output_norm)
                 spent = time.perf_counter() - begin + seconds * len(weight) / max(total, 1)
                 self.keep(name, replace(result, seconds=spent))
 
@@ -209,9 +264,11 @@ class Weights:
         self.results[name] = replace(result, **waiting)
 
 
-def output_errors(weight: Tensor, packed: tuple[Tensor, Tensor, Tensor], statistics: Tensor) -> tuple[float, float]:
+def output_errors(
+    weight: Tensor, packed: tuple[Tensor, Tensor, Tensor], statistics: Tensor
+) -> tuple[float, float, float]:
     """sqrt(tr(D H D') / tr(W H W')) of a weight W and its error D: of `packed`, and of "amax6" by the weight's own
-    scale. H is `statistics` [K, K], or has them as its diagonal [K]."""
+    scale; and tr(W H W'). H is `statistics` [K, K], or has them as its diagonal [K]."""
     own = invertible(torch.as_tensor(_api.amax_scale(weight)).reshape(()))
     total = after = before = 0.0
     for row in range(0, len(weight), ERROR_ROWS):
@@ -221,7 +278,12 @@ def output_errors(weight: Tensor, packed: tuple[Tensor, Tensor, Tensor], statist
         total += quadratic(w, statistics)
         after += quadratic(w - dense(packed[0][rows], packed[1][rows], packed[2]), statistics)
         before += quadratic(w - dense(data, scale, own), statistics)
-    return ((after / total) ** 0.5, (before / total) ** 0.5) if total else (0.0, 0.0)
+    return ((after / total) ** 0.5, (before / total) ** 0.5, total) if total else (0.0, 0.0, 0.0)
+
+
+def norm(weight: Tensor) -> float:
+    """The sum of squares, by slices of rows."""
+    return sum(float(w.float().square().sum(dtype=torch.float64)) for w in weight.split(ERROR_ROWS))
 
 
 def quadratic(rows: Tensor, statistics: Tensor) -> float:

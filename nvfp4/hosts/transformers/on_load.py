@@ -35,7 +35,7 @@ from nvfp4.quantizing.linears import quantize_layer
 from nvfp4.quantizing.quantize_model import check_modes, check_weight
 from nvfp4.quantizing.report import QuantizedLayer, QuantizeReport
 from nvfp4.quantizing.selection import check_ignore, find_linears, find_mixtures
-from nvfp4.quantizing.weights import searched, siblings_of
+from nvfp4.quantizing.weights import searched, shared_scale, siblings_of, weight_of
 
 METHOD = "nvfp4-on-load"  # in transformers' registry, in which "nvfp4" is taken
 
@@ -244,7 +244,9 @@ class NVFP4Quantizer(HfQuantizer):
         if config.weights == "round":
             return quantize_layer(*given)
         check_weight(linear, config.weights)
-        return searched(self.linears, name, self.siblings.get(name, (name,))).layer(*given)
+        scale = shared_scale(self.linears, self.siblings.get(name, (name,)))
+        with prefix_errors(name):
+            return searched(weight_of(self.linears, name), scale).layer(*given)
 
     def replace_experts(self, model: Any, name: str) -> None:
         about = self.mixtures.pop(name)
