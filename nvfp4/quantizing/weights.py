@@ -136,7 +136,9 @@ class Weights:
         return self.siblings.get(name, (name,))
 
     def unfinished(self) -> list[str]:
-        return [name for name in self.linears if name not in self.results]
+        """The layers without a result, and those that may be quantized in one run with such a layer: the bits of a
+        matrix product may depend on its number of rows."""
+        return [name for name in self.linears if any(other not in self.results for other in self.names(name))]
 
     def search(self, inputs: Mapping[str, Inputs]) -> None:
         """Quantizes all layers by "search", each by its own inputs, where it has read any."""
