@@ -208,11 +208,13 @@ def windows_of(source: Path, text: str, tokens: int, window: int) -> list[list[i
 
 def loaded(kind: Any, source: Path, **more: Any) -> Any:
     """An object of transformers from its folder, without a network and without code of the folder."""
+    from safetensors import SafetensorError
+
     from nvfp4.checkpoints.files import READER_ERRORS
 
     try:
         return kind.from_pretrained(source, local_files_only=True, trust_remote_code=False, **more)
-    except (ImportError, *READER_ERRORS) as error:
+    except (ImportError, SafetensorError, *READER_ERRORS) as error:
         raise show.CommandError(show.printable(f"IN: {kind.__name__} cannot load {source}: {error}")) from None
 
 

@@ -119,6 +119,9 @@ def check_run(results: StoredResults, run: Mapping[str, Any]) -> None:
             raise _C.Error(f"{folder}: has no {RUN}, so no run has left it; must be new, or be deleted")
         return
     before = read_json(folder / RUN, folder)
+    if before == run:
+        for name in results:
+            results[name]  # raises an error for a file that is damaged
     if before == run or not results:
         return
     key = next(key for key in (*run, *before) if before.get(key) != run.get(key))
