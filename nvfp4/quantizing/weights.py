@@ -186,7 +186,10 @@ class Weights:
         return {name for names in self.others.values() for name in names}
 
     def unfinished(self) -> list[str]:
-        return [name for name in self.layers if name not in self.results]
+        """The layers without a result, and those that may be quantized in one run with such a layer: the bits of a
+        matrix product may depend on its number of rows."""
+        groups = {name: self.siblings.get(name, (name,)) for name in self.layers}
+        return [name for name, group in groups.items() if any(other not in self.results for other in group)]
 
     def search(self, names: Sequence[str], inputs: Mapping[str, Inputs]) -> None:
         """Quantizes layers by "search", each by its own inputs, where it has read any."""

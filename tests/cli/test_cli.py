@@ -227,6 +227,8 @@ def test_info_rejects_a_backend_without_a_shape(in_process) -> None:
         (["bench", "--repeat", "0"], "positive"),
         (["check", "--only", "two"], "two"),
         (["inspect"], "PATH"),
+        (["quantize", "a"], "OUT"),
+        (["quantize", "a", "b", "--weights", "best"], "best"),
         (["convert", "a", "b"], "--to"),
         (["convert", "a", "b", "--to", "gguf"], "gguf"),
         (["sing"], "sing"),
@@ -237,7 +239,7 @@ def test_arguments_that_cannot_be_read(arguments: list[str], word: str, in_proce
     says(in_process(*arguments), 2, word)
 
 
-@pytest.mark.parametrize("command", ["check", "info", "bench", "inspect", "convert"])
+@pytest.mark.parametrize("command", ["check", "info", "bench", "quantize", "inspect", "convert"])
 def test_help(command: str, in_process) -> None:
     done = in_process(command, "--help")
     assert done.returncode == 0 and "--json" in done.stdout and len(done.stdout.splitlines()) > 10

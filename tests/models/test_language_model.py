@@ -62,11 +62,35 @@ def test_decoding_is_the_whole_text_at_once(example: ModuleType, loaded: Any) ->
 
 def test_what_four_bits_cost(example: ModuleType) -> None:
     """The weights cost a third of the perplexity, the activations another fifth; a wrong scale would cost all."""
-    results = {name: value for name, (value, _) in example.quality(TOKENS)}
-    assert list(results) == ["fp32", *example.MODES] and results["fp32"] < 20
+    found = {name: values for name, (*values, _) in example.quality(TOKENS)}
+    results, divergence = ({name: values[i] for name, values in found.items()} for i in range(2))
+    assert list(results) == ["fp32", *example.MODES] and results["fp32"] < 20 and divergence["fp32"] == 0
     for end in ("", " 4/6"):
         assert 1.05 * results["fp32"] < results[f"W4A16{end}"] < 1.7 * results["fp32"]
         assert results[f"W4A16{end}"] < results[f"W4A4{end}"] < 1.6 * results[f"W4A16{end}"]
+        assert 0.1 < divergence[f"W4A16{end}"] < divergence[f"W4A4{end}"] < 0.6
+
+
+def test_calibrated_weights_cost_less(example: ModuleType, loaded: Any) -> None:
+    """KL of W4A16 by each choice of weights; calibrated on another text."""
+    model, tokenizer = loaded
+    ids = example.tokens_of(tokenizer, example.TEXT, TOKENS)
+    samples = example.tokens_of(tokenizer, example.CALIBRATION, 1024)
+    costs = []
+    for weights in ("gptq", "search", "round"):
+        with torch.no_grad():
+            costs.append(example.perplexity(example.quantized(model, "W4A16", samples, weights), model, ids)[1])
+    assert 0.02 < costs[0] < 0.8 * costs[1] and costs[1] < 0.7 * costs[2]
+
+
+def test_modes_of_calibrated_weights(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """block_scale changes inputs alone."""
+    monkeypatch.setattr(example, "quantized", lambda model, *others: made.append(others[2]) or model)
+    monkeypatch.setattr(example, "perplexity", lambda *models: (1.0, 0.0))
+    monkeypatch.setattr(example, "generate", lambda *arguments: [])
+    made: list[str] = []
+    names = [name for name, _ in example.quality(64, weights="search")]
+    assert names == ["fp32", "W4A16", "W4A4", "W4A4 4/6"] and made == ["search"] * 3
 
 
 def test_each_figure_is_printed_before_the_next_is_measured(

@@ -102,12 +102,20 @@ def test_the_readme_compares_layers_as_the_run_says() -> None:
     assert f"W4A16 {speeds(w4a16, 'bf16', 1024)} times" in text
 
 
-def test_perplexities_are_those_of_the_page() -> None:
-    def perplexities(page: str, heading: str) -> list[str]:
-        return re.findall(r"\b\d\d\.\d\d\b", page.split(heading)[1].split("\n## ")[0])
+def test_accuracies_are_those_of_the_log() -> None:
+    """README.md repeats the page, and the page's table is the log's, rounded."""
 
-    ours = perplexities(README, "## How accurate")
-    assert len(ours) == 5 and set(ours) <= set(perplexities(CHECKPOINTS, "### What it costs"))
+    def decimals(text: str) -> set[str]:
+        return set(re.findall(r"(?<![\d.])\d+\.\d{2,3}(?![\d.])", text))
+
+    page = (ROOT / "docs/quantize.md").read_text(encoding="utf-8").split("\n## What it is worth")[1]
+    table = page[page.index("| weights") : page.index("\n- ")]
+    ours = decimals(README.split("## How accurate")[1].split("\n## ")[0])
+    assert len(ours) == 13 and ours <= decimals(table)
+    with (ROOT / "benchmarks/log/accuracy.csv").open(newline="", encoding="utf-8") as file:
+        log = [float(cell) for row in csv.reader(file) for cell in row if re.fullmatch(r"\d+\.\d+", cell)]
+    rounded = {f"{value:.{places}f}" for value in log for places in (2, 3)}
+    assert decimals(table) <= rounded
 
 
 def test_what_runs_where_is_the_table_of_backends() -> None:

@@ -315,10 +315,10 @@ def _experts(model: torch.nn.Module) -> dict[str, Experts]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
 
 
-def attach(model: Any) -> None:
+def attach(model: Any, wanted: str | None = None) -> None:
     """Gives a model that has NVFP4 layers, and was not loaded by one, a quantizer with which save_pretrained stores
-    them: as ModelOpt does, which has no dynamic input scale, or else as compressed-tensors. Where FP8 layers or the
-    scales of a KV cache were read, in the format that has them."""
+    them: in the `wanted` format, or as ModelOpt does, which has no dynamic input scale, or else as compressed-tensors.
+    Where FP8 layers or the scales of a KV cache were read, in the format that has them."""
     modules = [module.joined() if isinstance(module, FusedPart) else module for module in _layers(model).values()]
     if not (modules or _experts(model)) or getattr(model, "hf_quantizer", None) is not None:
         return
@@ -332,7 +332,7 @@ def attach(model: Any) -> None:
         if isinstance(module, Linear)
     )
     dynamic |= any(experts.mode == W4A4_DYNAMIC for experts in _experts(model).values())
-    theirs = dynamic or formats == {compressed_tensors.NAME}
+    theirs = dynamic or formats == {compressed_tensors.NAME} if wanted is None else wanted == compressed_tensors.NAME
     format = compressed_tensors if theirs else modelopt
     method = COMPRESSED_TENSORS if theirs else modelopt.NAME
     content, _ = quantization_configs(format.NAME, {}, [])
