@@ -134,54 +134,74 @@ def by_llm_compressor(work: Path, out: Path, modifier: str, scheme: str) -> None
     model.save_pretrained(out, save_compressed=True)
 
 
-def by_modelopt(work: Path, out: Path, preset: str, algorithm: dict[str, Any] | None = None) -> None:
+def by_modelopt(work: Path, out: Path, preset: str, weights_only: bool = False, **algorithm: Any) -> None:
+    """weights_only: without the preset's quantizers of inputs, whose forward needs a GPU. algorithm: another one."""
+    import modelopt.torch.kernels.quantization.gemm as kernels
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
 
+    if not kernels.IS_AVAILABLE:
+        kernels.static_blockwise_fp4_fake_quant, kernels.IS_AVAILABLE = round_to_blocks, True
     config = copy.deepcopy(getattr(mtq, preset))
-    if algorithm is not None:
+    if weights_only:
+        config["quant_cfg"] = [each for each in config["quant_cfg"] if each["quantizer_name"] != "*input_quantizer"]
+    if algorithm:
         config["algorithm"] = algorithm
     model = mtq.quantize(dense_model(work), config, partial(run_samples, work))
     with torch.inference_mode():
         export_hf_checkpoint(model, dtype=torch.float32, export_dir=out)
 
 
-LLM_COMPRESSOR = ("llmcompressor", "compressed-tensors", "transformers", "torch")
-MODELOPT = ("nvidia-modelopt", "transformers", "torch")
-NVFP4 = ("nvfp4", "transformers", "torch")
-METHODS: dict[str, tuple[Callable[[Path, Path], None], tuple[str, ...]]] = {
-    "nvfp4-round": (by_nvfp4, NVFP4),
-    "nvfp4-round-four_over_six": (partial(by_nvfp4, block_scale="four_over_six"), NVFP4),
-    "nvfp4-search": (partial(by_nvfp4, weights="search"), NVFP4),
-    "nvfp4-search-calibrated": (partial(by_nvfp4, weights="search", calibrated=True), NVFP4),
-    "nvfp4-gptq": (partial(by_nvfp4, weights="gptq", calibrated=True), NVFP4),
-    **{
-        f"llm-compressor-{scheme}-{modifier}": (
-            partial(by_llm_compressor, modifier=modifier, scheme=scheme),
-            LLM_COMPRESSOR,
-        )
-        for scheme in ("NVFP4A16", "NVFP4")
-        for modifier in ("QuantizationModifier", "GPTQModifier")
-    },
-    **{
-        f"modelopt-{preset}": (partial(by_modelopt, preset=preset), MODELOPT)
-        for preset in (
-            "NVFP4_DEFAULT_CFG",
-            "W4A16_NVFP4_CFG",
-            "NVFP4_FOUR_OVER_SIX_CFG",
-            "NVFP4_W4A4_WEIGHT_MSE_FP8_SWEEP_CFG",
-            "NVFP4_W4A4_WEIGHT_LOCAL_HESSIAN_CFG",
-        )
-    },
+def round_to_blocks(
+    x: Tensor, amax: Tensor, global_amax: Tensor, round_scales: bool, largest: float, dtype: torch.dtype
+) -> Tensor:
+    """ModelOpt's Triton kernel of this purpose in torch, since Triton has no CPU: the nearest e2m1 values, ties to
+    even, under block scales amax / 6 in e4m3."""
+    from modelopt.torch.quantization.tensor_quant import scaled_e4m3_impl
+
+    scale = amax.float() / 6
+    if round_scales:
+        scale = scaled_e4m3_impl(scale, global_amax.float() * (448 / largest) / 6)
+    scale = scale.reshape(-1, 1)
+    value = x.float().reshape(len(scale), -1) / scale.masked_fill(scale == 0, 1)
+    size = value.abs()
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    value = (value / step).round_().mul_(step).clamp_(-6, 6)
+    return (value * scale).reshape(x.shape).to(dtype)
+
+
+MSE, LOCAL_HESSIAN = "NVFP4_W4A4_WEIGHT_MSE_FP8_SWEEP_CFG", "NVFP4_W4A4_WEIGHT_LOCAL_HESSIAN_CFG"
+METHODS: dict[str, Callable[[Path, Path], None]] = {
+    "nvfp4-round": by_nvfp4,
+    "nvfp4-round-four_over_six": partial(by_nvfp4, block_scale="four_over_six"),
+    "nvfp4-search": partial(by_nvfp4, weights="search"),
+    "nvfp4-search-calibrated": partial(by_nvfp4, weights="search", calibrated=True),
+    "nvfp4-gptq": partial(by_nvfp4, weights="gptq", calibrated=True),
+    "llm-compressor-NVFP4A16": partial(by_llm_compressor, modifier="QuantizationModifier", scheme="NVFP4A16"),
+    "llm-compressor-NVFP4A16-gptq": partial(by_llm_compressor, modifier="GPTQModifier", scheme="NVFP4A16"),
+    "llm-compressor-NVFP4-gptq": partial(by_llm_compressor, modifier="GPTQModifier", scheme="NVFP4"),
+    "modelopt-NVFP4_DEFAULT_CFG": partial(by_modelopt, preset="NVFP4_DEFAULT_CFG"),
+    "modelopt-NVFP4_FOUR_OVER_SIX_CFG": partial(by_modelopt, preset="NVFP4_FOUR_OVER_SIX_CFG"),
+    f"modelopt-{MSE}": partial(by_modelopt, preset=MSE),
+    f"modelopt-{LOCAL_HESSIAN}": partial(by_modelopt, preset=LOCAL_HESSIAN),
+    f"modelopt-{LOCAL_HESSIAN}-weights": partial(by_modelopt, preset=LOCAL_HESSIAN, weights_only=True),
+    "modelopt-gptq-weights": partial(  # as its recipe general/ptq/nvfp4_default-kv_none-gptq
+        by_modelopt, preset=MSE, weights_only=True, method="gptq", layerwise={"enable": True}
+    ),
+}
+PACKAGES = {
+    "nvfp4": ("nvfp4",),
+    "llm-compressor": ("llmcompressor", "compressed-tensors"),
+    "modelopt": ("nvidia-modelopt",),
 }
 
 
 def quantize(work: Path, method: str) -> None:
-    make, packages = METHODS[method]
     out, start = work / method, time.process_time()
-    make(work, out)
-    about = {"seconds": round(time.process_time() - start, 1)}
-    about["packages"] = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    METHODS[method](work, out)
+    packages = next(names for begin, names in PACKAGES.items() if method.startswith(begin))
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in (*packages, "transformers", "torch"))
+    about = {"packages": versions, "seconds": round(time.process_time() - start, 1)}
     (out / ABOUT).write_text(json.dumps(about), encoding="utf-8")
 
 
