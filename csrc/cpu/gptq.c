@@ -27,7 +27,7 @@ static inline gptq_candidate round_columns(const float x[BLOCK], const gptq_fact
     return c;
 }
 
-WITH_FMA void portable_gptq(const gptq_problem *p, int64_t first, int64_t end) {
+WITH_FMA static void round_rows(const gptq_problem *p, int64_t first, int64_t end) {
     gptq_factor f;
     load_factor(&f, p);
     for (int64_t row = first; row < end; row++) {
@@ -49,6 +49,10 @@ WITH_FMA void portable_gptq(const gptq_problem *p, int64_t first, int64_t end) {
         p->scale[row * p->scale_pitch] = best.scale;
         memcpy((char *)p->error + row * p->error_pitch, best.error, sizeof best.error);
     }
+}
+
+void portable_gptq(const gptq_problem *p, int64_t first, int64_t end) {
+    round_rows(p, first, end);
 }
 
 typedef struct gptq_job {
