@@ -72,8 +72,8 @@ def test_what_four_bits_cost(example: ModuleType) -> None:
 
 
 def test_calibrated_weights_cost_less(example: ModuleType, loaded: Any) -> None:
-    """KL of W4A16, calibrated on another text, is less than half of what rounding costs: 0.078 by both against 0.254. So
-    few tokens do not tell "gptq" from "search"."""
+    """KL of W4A16, calibrated on another text, is less than half of that of rounding: 0.078 by both, and 0.254. So few
+    tokens do not tell "gptq" from "search"."""
     model, tokenizer = loaded
     ids = example.tokens_of(tokenizer, example.TEXT, TOKENS)
     samples = example.tokens_of(tokenizer, example.CALIBRATION, 1024)
