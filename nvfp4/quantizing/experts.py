@@ -44,8 +44,10 @@ def quantized(
     for stack, weight in zip((made.gate_up, made.down), weights):
         assert stack.weight is not None and stack.weight_scale is not None
         scales = torch.stack([largest_scale(one, block_scale) for one in weight])
-        if one_scale:
-            scales = scales.amax().expand(len(scales))
+        if one_scale:  # that of an expert of zeros, 1, counts only where all are zeros
+            live = torch.stack([one.any() for one in weight])
+            largest = scales.where(live, 0).amax()
+            scales = largest.where(largest > 0, 1.0).expand(len(scales))
         stack.weight_global_scale = scales.unsqueeze(1).expand(weight.shape[:2]).contiguous()
         for e, one in enumerate(weight):
             for p, matrix in enumerate(one.contiguous()):
