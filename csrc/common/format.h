@@ -22,8 +22,8 @@ typedef enum nvfp4_layout {
 
 typedef enum nvfp4_block_scale {
     NVFP4_AMAX6 = 0,         /* amax / 6: the largest value of a block becomes 6 */
-    NVFP4_FOUR_OVER_SIX = 1, /* amax / 6 or amax / 4, whichever has the smaller squared error */
-    NVFP4_SEARCH = 2,        /* of 13 scales around amax / 6 the one with the least squared error: for weights */
+    NVFP4_FOUR_OVER_SIX = 1, /* amax / 6 or amax / 4, the one with the smaller error */
+    NVFP4_SEARCH = 2,        /* the best of 13 scales */
 } nvfp4_block_scale;
 
 #endif

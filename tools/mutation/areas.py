@@ -47,11 +47,18 @@ AREAS |= {
         (
             "kernels/quantize/*.cu",
             "kernels/quantize/block.cuh",
+            "kernels/quantize/tiles.cuh",
             "kernels/quantize/quotient.h",
             "kernels/quantize/plan.c",
         ),
         (
-            on("sm_80", "ops/test_quantize.py", "ops/test_fused.py", "ops/test_grouped_quantize.py"),
+            on(
+                "sm_80",
+                "ops/test_quantize.py",
+                "ops/test_search.py",
+                "ops/test_fused.py",
+                "ops/test_grouped_quantize.py",
+            ),
             ("core/test_grouped_quantize_driver.py",),
             ("kernels/test_dequantize_unaligned.py",),
             ("ops/test_guarded_calls.py", "-k", "test_conversions and sm_80"),
