@@ -38,7 +38,7 @@ def test_output_at_every_address(dtype: torch.dtype, random: numpy.random.Genera
         x = memory.address + GUARD + shift
         fields = (rows, k, 1, x, pitch, 0, data.address, k // 2, 0, scale.address, columns, 0, 0, 0, 0.75, 1, code, 3)
         # quantize_problem: linear scales, 8 of a row in a tile
-        problem = struct.pack("<qqqQqqQqqQqqQqfiiiii", *fields, 0, 0)
+        problem = struct.pack("<qqqQqqQqqQqqQqfiiiiiQ", *fields, 0, 0, 0)
         emulator.launch(kernel, 1, THREADS, [problem])
         expected = reference.dequantize(
             torch.from_numpy(data.numpy().copy()),

@@ -150,7 +150,7 @@ def test_error_messages(operands: list[torch.Tensor]) -> None:
             a, b, scale_b, global_scale=torch.ones(3, 1), out=out
         ),
         "scale_layout: is 'x'; must be '128x4' or 'linear'": lambda: call(a, b, scale_b, scale_layout="x", out=out),
-        "block_scale: is 'x'; must be 'amax6' or 'four_over_six'": lambda: call(
+        "block_scale: is 'x'; must be 'amax6', 'four_over_six' or 'search'": lambda: call(
             a, b, scale_b, block_scale="x", out=out
         ),
         "beta: is 1 but c is missing": lambda: call(a, b, scale_b, beta=1.0, out=out),
