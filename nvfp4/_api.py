@@ -81,9 +81,9 @@ def quantize(
 
     On a GPU the call is one launch and waits for nothing: ends, rows and global_scale are read by the kernel alone.
 
-    The scale of a block is amax/6 / global_scale rounded to e4m3. A value is x / (scale * global_scale) rounded to
-    e2m1. Both are rounded to nearest, ties to even, and saturate. A block of zeros has scale 0. Finite input never
-    gives NaN or infinity; a NaN makes the scale of its block NaN.
+    With "amax6" the scale of a block is amax/6 / global_scale rounded to e4m3. A value is x / (scale * global_scale)
+    rounded to e2m1. Both are rounded to nearest, ties to even, and saturate. A block of zeros has scale 0. Finite input
+    never gives NaN or infinity; a NaN makes the scale of its block NaN.
 
     Raises:
         nvfp4.Error: an argument breaks a rule.

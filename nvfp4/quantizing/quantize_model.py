@@ -94,7 +94,7 @@ def quantize_model(
             Parts with different calibrated input scales are not joined, nor are parts of which only some have a bias.
         block_scale (str, optional): how nvfp4.quantize chooses the scales of inputs, and of weights with
             weights="round". Default: "amax6".
-            "four_over_six" is more exact and slower to quantize.
+            "four_over_six" has a smaller squared error and is slower to quantize. Experts quantize inputs by "amax6".
         batch_invariant (bool, optional): makes the bits of a sequence independent of its batch in all NVFP4 layers of
             the model, see set_batch_invariant. Default: False.
             With activations="nvfp4" it needs `calibrate`, which must reach every layer.
