@@ -76,8 +76,9 @@ extern "C" __global__ void __launch_bounds__(QUANTIZE_THREADS)
     const uint32_t nearest = plain_scale(isnan(amax), amax, 6.0f, g);
     const uint32_t scale = lane < SCALES ? searched_scale(nearest, SEARCH_FIRST + (int)lane) : nearest;
     const rounded result = round_columns(t, u, inverse, scale, g);
-    const bool searched = amax > 0.0f; /* false for NaN */
-    if (lane != (searched ? best_lane(result.sum, lane) : best_lane(INFINITY, lane)) || own >= p.rows) return;
+    /* The shuffles are outside of any branch: the two rows of a warp may differ. Zeros and a NaN have no search. */
+    const uint32_t best = best_lane(amax > 0.0f ? result.sum : INFINITY, lane);
+    if (lane != best || own >= p.rows) return;
     *(uint2 *)(p.data + row * p.data_pitch) = make_uint2(result.codes[0], result.codes[1]);
     p.scale[row * p.scale_pitch] = (uint8_t)scale;
     float *error = (float *)((char *)p.error + row * p.error_pitch);
