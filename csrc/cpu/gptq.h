@@ -14,7 +14,7 @@
 
 #include "cpu/quantize.h"
 
-/* What all rows share. */
+/* The factor of a call and the reciprocals of its diagonal, which all rows share. */
 typedef struct gptq_factor {
     float u[BLOCK][BLOCK], inverse[BLOCK];
 } gptq_factor;

@@ -23,6 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="IN", help="a checkpoint's folder")
     parser.add_argument("path", metavar="OUT", help="a folder that is new or empty")
     parser.add_argument("--to", choices=FORMATS, required=True, help="the format to write")
+    add_output_arguments(parser)
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of a command that writes a checkpoint."""
     parser.add_argument(
         "--max-shard-size",
         default="5GB",

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from nvfp4 import __version__
 from nvfp4._text import unwatched
 from nvfp4.cli import machine, show
+from nvfp4.cli.convert import FORMATS, add_output_arguments
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from nvfp4.quantizing.report import QuantizeReport
     from nvfp4.quantizing.stored import StoredResults
 
-FORMATS = ("modelopt", "compressed-tensors")  # of nvfp4.save, which needs torch
 PRESETS = ("mlp_only", "experts_only")  # of quantize_model, which needs torch
 TOKENS, WINDOW = 4096, 512
 
@@ -75,13 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=["auto", "bfloat16", "float16", "float32"], default="auto", help="(default: the model's)"
     )
-    parser.add_argument(
-        "--max-shard-size",
-        default="5GB",
-        metavar="SIZE",
-        help="write at most so many bytes of tensors into a file, such as 500MB (default: 5GB)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_output_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

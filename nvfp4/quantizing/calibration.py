@@ -1,4 +1,4 @@
-"""What each layer and each expert reads while `calibrate` runs: largest values, squares, numbers of rows."""
+"""Statistics of the inputs that layers and experts read while `calibrate` runs: largest values, squares, rows."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Hook = Callable[[torch.nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 
 class Inputs:
-    """What a layer has read: the largest magnitude, the number of rows, and if wanted the sum of squares of each
-    channel."""
+    """Statistics of a layer's inputs: the largest magnitude, the number of rows, and if wanted the sum of squares of
+    each channel."""
 
     def __init__(self) -> None:
         self.amax: Tensor | None = None
@@ -80,7 +80,7 @@ class Product:
 
 
 class Reached:
-    """What the products of a module's experts read.
+    """Statistics of what the products of a module's experts read.
 
     Attributes:
         names: those of the products, a pair for each expert: that of gate and up, and that of down.

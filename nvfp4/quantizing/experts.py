@@ -15,11 +15,10 @@ from nvfp4.checkpoints.experts.naming import Naming, naming_of
 from nvfp4.layers.experts.mixture import Description, matrices
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.hosts import is_pretrained, services
-from nvfp4.layers.packed import invertible
 from nvfp4.layers.traversal import keep_hooks, places_of, put
 from nvfp4.quantizing.calibration import Reached
 from nvfp4.quantizing.report import QuantizedLayer
-from nvfp4.quantizing.weights import Result, Results
+from nvfp4.quantizing.weights import Result, Results, shared_scale
 
 
 def quantized(
@@ -43,11 +42,11 @@ def quantized(
     made = blank(module, about, one_scale, activations, input_scales)
     for stack, weight in zip((made.gate_up, made.down), weights):
         assert stack.weight is not None and stack.weight_scale is not None
-        scales = torch.stack([largest_scale(one, block_scale) for one in weight])
-        if one_scale:  # that of an expert of zeros, 1, counts only where all are zeros
-            live = torch.stack([one.any() for one in weight])
-            largest = scales.where(live, 0).amax()
-            scales = largest.where(largest > 0, 1.0).expand(len(scales))
+        rows = (one.contiguous().reshape(-1, one.shape[-1]) for one in weight)
+        if one_scale:
+            scales = shared_scale(rows, block_scale).expand(len(weight))
+        else:
+            scales = torch.stack([shared_scale([own], block_scale) for own in rows])
         stack.weight_global_scale = scales.unsqueeze(1).expand(weight.shape[:2]).contiguous()
         for e, one in enumerate(weight):
             for p, matrix in enumerate(one.contiguous()):
@@ -80,12 +79,6 @@ def blank(
         stack._buffers.update(stack.blank(weight.device))
         stack.bias = None if bias is None else bias.contiguous()
     return made.train(module.training)
-
-
-def largest_scale(one: Tensor, block_scale: str) -> Tensor:
-    """The global scale of one expert's matrices [P, N, K], as each format keeps it."""
-    rows = one.contiguous().reshape(-1, one.shape[-1])
-    return invertible(torch.as_tensor(_api.amax_scale(rows, block_scale=block_scale))).reshape(())
 
 
 def check_finite(name: str, module: torch.nn.Module, weights: str = "round") -> None:
@@ -157,7 +150,7 @@ def total_error(results: list[Result]) -> float:
 
 
 def sums(results: list[Result]) -> dict[str, Any]:
-    """What a report says of several products as one layer. Those that no sample reached count in none of it."""
+    """The report of several products as one layer. Products that no sample reached count in none of it."""
     reached = [result for result in results if result.output_error is not None]
     total = sum(result.output_norm for result in reached)
 

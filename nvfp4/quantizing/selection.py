@@ -19,7 +19,7 @@ from nvfp4.layers.traversal import as_linear, is_plain
 # Presets of `ignore`, by ModelOpt's names: patterns of what is quantized, for names between dots. All else stays dense.
 EXPERTS = ("*block_sparse_moe*", "*.experts.*")
 PRESETS = {"mlp_only": ("*mlp*", "*.mixer.up_proj.*", "*.mixer.down_proj.*", *EXPERTS), "experts_only": EXPERTS}
-# What ModelOpt leaves dense in any preset: routers, heads, towers for images.
+# ModelOpt leaves these dense in any preset: routers, heads, towers for images.
 PRESETS_IGNORE = (
     *("*block_sparse_moe.gate*", "*.mlp.gate.*", "*.mlp.shared_expert_gate.*", "*router*", "*lm_head*"),
     *("*output_layer*", "*proj_out.*", "mtp.*", "output.*"),

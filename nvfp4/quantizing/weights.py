@@ -112,15 +112,15 @@ def weight_of(layers: Mapping[str, torch.nn.Module | Product], name: str) -> Ten
     return owner.weight.detach().contiguous()
 
 
-def shared_scale(layers: Mapping[str, torch.nn.Module | Product], names: Sequence[str]) -> Tensor:
-    """The global scale of the rows of all these weights, as each format keeps it: that of the largest."""
-    scales = []
-    for name in names:
-        weight = weight_of(layers, name)
-        with exact_mode(weight.device), prefix_errors(name):
-            if bool(weight.any()):
-                scales.append(torch.as_tensor(_api.amax_scale(weight, block_scale="search")).reshape(()))
-    return invertible(torch.stack(scales).amax() if scales else weight.new_ones((), dtype=torch.float32))
+def shared_scale(weights: Iterable[Tensor], block_scale: str) -> Tensor:
+    """The global scale of the rows of all these weights, as each format keeps it: that of the largest. A weight of
+    zeros has none, and takes part only where all are zeros: the scale is 1 then."""
+    scales = [
+        torch.as_tensor(_api.amax_scale(weight, block_scale=block_scale)).reshape(()).where(weight.any(), 0.0)
+        for weight in weights
+    ]
+    largest = torch.stack(scales).amax()
+    return invertible(largest.where(largest > 0, 1.0))
 
 
 def searched(weight: Tensor, scale: Tensor, read: Inputs | None = None, other: Tensor | None = None) -> Result:
@@ -178,7 +178,9 @@ class Weights:
         """The global scale of a layer's weight, which it shares with its siblings or its stack."""
         names = self.siblings.get(name) or self.stacks.get(name) or (name,)
         if names not in self.scales:
-            self.scales[names] = shared_scale(self.layers, names)
+            weights = (weight_of(self.layers, each) for each in names)
+            with exact_mode(weight_of(self.layers, name).device), prefix_errors(name):
+                self.scales[names] = shared_scale(weights, "search")
         return self.scales[names].clone()  # for storage that layers do not share
 
     def stand_ins(self) -> set[str]:

@@ -71,7 +71,7 @@ def parts_of(name: str, module: Any, e: int) -> list[Tensor]:
 
 
 class Read:
-    """What a module of experts reads: its tokens, and of each expert the rows of both products."""
+    """Records what a module of experts reads: its tokens, and of each expert the rows of both products."""
 
     def __init__(self, name: str, module: Any) -> None:
         self.name, self.tokens = name, torch.empty(0)

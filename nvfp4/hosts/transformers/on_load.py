@@ -25,6 +25,7 @@ from nvfp4.layers.dense import find_dense, not_linear
 from nvfp4.layers.experts.mixture import Description
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.experts.stack import Stack
+from nvfp4.layers.gptq import exact_mode
 from nvfp4.layers.hosts import layers_replaced
 from nvfp4.layers.invariance import set_batch_invariant
 from nvfp4.layers.linear import Linear
@@ -244,7 +245,9 @@ class NVFP4Quantizer(HfQuantizer):
         if config.weights == "round":
             return quantize_layer(*given)
         check_weight(linear, config.weights)
-        scale = shared_scale(self.linears, self.siblings.get(name, (name,)))
+        names = self.siblings.get(name, (name,))
+        with exact_mode(linear.weight.device), prefix_errors(name):
+            scale = shared_scale((weight_of(self.linears, each) for each in names), "search")
         with prefix_errors(name):
             return searched(weight_of(self.linears, name), scale).layer(*given)
 
