@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -222,6 +223,14 @@ def backend(request: pytest.FixtureRequest, timing: None) -> Iterator[Backend]:
             pytest.skip(NO_GPU)
         skip_other_backends(request.param)
         yield Backend(request.param, "cuda")
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell without job control starts what runs in the background with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

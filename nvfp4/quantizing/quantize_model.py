@@ -315,18 +315,20 @@ def replace_linears(
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Lets Ctrl-C wait for the end, in the main thread; Python gives it to no other."""
-    if threading.current_thread() is not threading.main_thread():
+    """Lets Ctrl-C wait for the end, in the main thread; Python gives it to no other. A handler that Python did not set
+    stays, since it could not be set again."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
         yield
         return
-    came: list[tuple[Any, ...]] = []
-    before = signal.signal(signal.SIGINT, lambda *given: came.append(given))
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if came and callable(before):
-        before(*came[0])
+    if came:
+        signal.raise_signal(signal.SIGINT)
 
 
 def check_weight(linear: torch.nn.Module, weights: str) -> None:

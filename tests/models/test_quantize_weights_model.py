@@ -310,6 +310,7 @@ def test_an_interrupted_call_leaves_the_model(
     assert all(type(block.gate_proj) is nn.Linear for block in model)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_waits_while_layers_are_replaced(
     model: nn.Sequential, samples: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,12 +7,11 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -142,14 +141,6 @@ def test_a_lost_gpu_is_not_used_again(run: Run, tmp_path: Path, monkeypatch: pyt
     lost = "the GPU does not answer since fails: no answer"
     assert results(tmp_path / "found")["after"] == (SKIPPED, lost)
     assert f"- {lost}. Restart the machine" in (tmp_path / "found/report.txt").read_text()
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """A shell without job control starts what runs in the background with SIGINT ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -30,10 +30,12 @@ NAMES = pytest.mark.parametrize("name", CONFIGS)
 
 
 def sizes_of(config: Config, random: numpy.random.Generator) -> list[int]:
-    """Rows of some groups: none, one, just a tile, a row more or less, several tiles."""
+    """Rows of some groups: none, one, just a tile, a row more or less, several tiles. Not all are empty, as in every
+    product that the plan launches."""
     tile = config.mma_tile_n
     sizes = [0, 1, tile - 1, tile, tile + 1, int(random.integers(1, 2 * tile + 2))]
-    return [int(random.choice(sizes)) for _ in range(int(random.integers(2, 7)))]
+    chosen = [int(random.choice(sizes)) for _ in range(int(random.integers(2, 7)))]
+    return chosen if any(chosen) else [*chosen, 1]
 
 
 def test_shared_memory_of_a_cta() -> None:
