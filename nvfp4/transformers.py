@@ -1,6 +1,7 @@
 """NVFP4 in Hugging Face transformers: `import nvfp4.transformers`, then `from_pretrained` as usual.
 
-AutoModelForCausalLM.from_pretrained(folder)     an NVFP4 checkpoint of ModelOpt or compressed-tensors
+AutoModelForCausalLM.from_pretrained(folder)     an NVFP4 or MXFP4 checkpoint of ModelOpt or
+                                                 compressed-tensors, and gpt-oss
 AutoModelForCausalLM.from_pretrained(folder, quantization_config=NVFP4Config())
                                                  a dense checkpoint, quantized while it is loaded
 load(folder, activations=None)                   an NVFP4 checkpoint, in another mode
@@ -8,10 +9,10 @@ load(folder, activations=None)                   an NVFP4 checkpoint, in another
 Saving a model that quantize_model or nvfp4.load changed needs no import: the model's quantizer comes with its layers.
 """
 
-from nvfp4.hosts.transformers.configs import CompressedTensorsConfig, ModelOptConfig
+from nvfp4.hosts.transformers.configs import CompressedTensorsConfig, ModelOptConfig, Mxfp4Config
 from nvfp4.hosts.transformers.load import load
 from nvfp4.hosts.transformers.on_load import NVFP4Config, NVFP4Quantizer
-from nvfp4.hosts.transformers.quantizers import CompressedTensorsQuantizer, ModelOptQuantizer
+from nvfp4.hosts.transformers.quantizers import CompressedTensorsQuantizer, ModelOptQuantizer, Mxfp4Quantizer
 from nvfp4.hosts.transformers.registry import replace_original
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "CompressedTensorsQuantizer",
     "ModelOptConfig",
     "ModelOptQuantizer",
+    "Mxfp4Config",
+    "Mxfp4Quantizer",
     "NVFP4Config",
     "NVFP4Quantizer",
     "load",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,13 +24,15 @@ class Checkpoint:
     """Holds what nvfp4.load read.
 
     Attributes:
-        format: "compressed-tensors", "modelopt", "torchao", "GGUF" or "comfy-kitchen".
+        format: "compressed-tensors", "modelopt", "mxfp4", "torchao", "GGUF" or "comfy-kitchen".
         layers: the NVFP4 layers by the name of their module.
         fp8: the FP8 layers by the name of their module.
         experts: the stacks of experts [E, N, K/2] by the name of their module, each a list of E layers.
         mixtures: the experts that are one nvfp4.Experts of the model, by its name.
         containers: their tensors by that name (experts.Container), until the model has them.
         tensors: all other tensors by name: embeddings, norms, layers that are not quantized or quantized otherwise.
+        mxfp4: of each layer and stack that the source has as MXFP4 its tensors there. The layer is NVFP4 with equal
+            values.
         skipped: names of tensors, or of layers whose tensors are under `tensors` as they are stored, with the reason.
         kept: of each tensor of a skipped layer that layer's name.
         why: of each layer, stack and skipped layer the part of the configuration, or the tensors, that say how to read
@@ -48,6 +50,7 @@ class Checkpoint:
     mixtures: dict[str, Experts] = field(default_factory=dict)
     containers: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    mxfp4: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)

@@ -23,13 +23,24 @@ from nvfp4.checkpoints.names import Names
 from nvfp4.checkpoints.options import ARGUMENTS, SCHEME, check_keys, check_transforms, unknown_keys
 from nvfp4.checkpoints.options import COMPRESSED_TENSORS as KEYS
 from nvfp4.checkpoints.patterns import Work
-from nvfp4.checkpoints.recipe import AUTO, W4A4, W4A4_DYNAMIC, W4A16, Recipe, Verdict, strings, table
+from nvfp4.checkpoints.recipe import (
+    AUTO,
+    MXFP4,
+    MXFP4_INPUTS,
+    W4A4,
+    W4A4_DYNAMIC,
+    W4A16,
+    Recipe,
+    Verdict,
+    strings,
+    table,
+)
 from nvfp4.checkpoints.tensors import check_names, one_scale, read_scalar, reciprocal, resolve
 from nvfp4.layers.packed import PackedLinear
 
 NAME = "compressed-tensors"
 LINEAR = "Linear"  # the class of modules that are meant where no name is
-FORMAT = "nvfp4-pack-quantized"
+FORMAT, MXFP4_FORMAT = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
 INPUT_SCALE = "input_global_scale"
 REQUIRED = ("weight_packed", "weight_scale", "weight_global_scale")
 KNOWN = (*REQUIRED, INPUT_SCALE, "bias")
@@ -171,15 +182,16 @@ class Groups:
 
 
 def has_nvfp4(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration, which may be damaged, has NVFP4 layers as this format stores them. A group's `format`
-    comes before that of the whole."""
+    """Whether a configuration, which may be damaged, has NVFP4 or MXFP4 layers as this format stores them. A group's
+    `format` comes before that of the whole."""
     groups = config.get("config_groups")
     found = [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
     for group in found:
         format, weights = group.get("format") or config.get("format"), group.get("weights")
-        if format == FORMAT or (format is None and isinstance(weights, Mapping) and is_nvfp4(weights)):
+        ours = isinstance(weights, Mapping) and (is_nvfp4(weights) or is_mxfp4(weights))
+        if format in (FORMAT, MXFP4_FORMAT) or (format is None and ours):
             return True
-    return not found and config.get("format") == FORMAT
+    return not found and config.get("format") in (FORMAT, MXFP4_FORMAT)
 
 
 ORDER = ("name", "prefix", "joined name", "wildcard", "regular expression", "parent")  # specific ones first
@@ -225,8 +237,10 @@ def contradicts(mode: str) -> bool:
 
 
 def group_mode(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
-    """W4A4, W4A16, or what else the group's numbers are. `dynamic` of the activations is true, or "local": block scales
-    alone are computed at run time."""
+    """W4A4, W4A16, MXFP4, or what else the group's numbers are. `dynamic` of the activations is true, or "local":
+    block scales alone are computed at run time."""
+    if is_mxfp4(weights):
+        return MXFP4_INPUTS if is_mxfp4(inputs) else MXFP4
     if not is_nvfp4(weights):
         return described(weights)
     if not inputs:
@@ -241,6 +255,11 @@ def is_nvfp4(numbers: Mapping[str, Any]) -> bool:
     if scale is not None and not str(scale).endswith("float8_e4m3fn"):
         return False
     return numbers.get("num_bits") == 4 and numbers.get("type") == "float" and numbers.get("group_size") == 16
+
+
+def is_mxfp4(numbers: Mapping[str, Any]) -> bool:
+    power = str(numbers.get("scale_dtype")).endswith(("uint8", "float8_e8m0fnu"))
+    return power and numbers.get("num_bits") == 4 and numbers.get("type") == "float" and numbers.get("group_size") == 32
 
 
 def described(numbers: Mapping[str, Any]) -> str:

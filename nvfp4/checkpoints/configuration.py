@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from nvfp4 import _C
 from nvfp4._text import shown
-from nvfp4.checkpoints import compressed_tensors, fp8, modelopt
+from nvfp4.checkpoints import compressed_tensors, fp8, modelopt, mxfp4
 from nvfp4.checkpoints.files import is_there, read_json
 from nvfp4.checkpoints.recipe import W4A4, W4A4_AWQ, W4A4_DYNAMIC, W4A16, W4A16_AWQ, Recipe, table
 from nvfp4.layers.experts.module import Experts
@@ -17,7 +17,8 @@ from nvfp4.layers.fp8 import Fp8Tensors
 from nvfp4.layers.packed import PackedLinear
 
 HF_QUANT = "hf_quant_config.json"
-FORMATS = {compressed_tensors.NAME: compressed_tensors, modelopt.NAME: modelopt}
+FORMATS = {compressed_tensors.NAME: compressed_tensors, modelopt.NAME: modelopt}  # to write
+READ = {**FORMATS, mxfp4.NAME: mxfp4}  # by configurations
 
 
 def read_recipe(folder: Path) -> Recipe | None:
@@ -32,7 +33,9 @@ def read_recipe(folder: Path) -> Recipe | None:
         try:
             if name != HF_QUANT:  # models of text and images may have it in the part for text
                 text = table(config, "text_config")
-                config = table(config, "quantization_config") or table(text, "quantization_config", "text_config.")
+                own = table(config, "quantization_config") or table(text, "quantization_config", "text_config.")
+                beside = config.get("expert_dtype")  # where DeepSeek-V4 has it
+                config = {"expert_dtype": beside, **own} if own and beside is not None else own
         except _C.Error as error:
             raise _C.Error(f"{path}: {error}") from None
         if config:
@@ -46,9 +49,9 @@ def read_recipe(folder: Path) -> Recipe | None:
         method = modelopt.NAME if name == HF_QUANT else given[name].get("quant_method")
         if method == modelopt.FP8 and modelopt.has_nvfp4(given[name]):
             method = modelopt.NAME
-        if method not in list(FORMATS):
-            raise _C.Error(f"quant_method is {shown(method)}; must be {' or '.join(FORMATS)}")
-        return FORMATS[str(method)].recipe(given[name])
+        if method not in list(READ):
+            raise _C.Error(f"quant_method is {shown(method)}; must be one of {', '.join(READ)}")
+        return READ[str(method)].recipe(given[name])
     except _C.Error as error:
         raise _C.Error(f"{folder / name}: {error}") from None
 

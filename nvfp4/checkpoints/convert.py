@@ -1,4 +1,4 @@
-"""Converts a checkpoint from ModelOpt to compressed-tensors and back, without decoding a weight."""
+"""Converts a checkpoint from ModelOpt to compressed-tensors and back, or from MXFP4, without decoding a weight."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nvfp4 import _C
+from nvfp4.checkpoints import modelopt
 from nvfp4.checkpoints.checkpoint import Checkpoint
 from nvfp4.checkpoints.files import check_file, file_errors, is_there, read_json
 from nvfp4.checkpoints.load import load
@@ -28,6 +29,9 @@ def convert(
     gets the multipliers that nvfp4.load computes from the divisors. SaveReport.rounded lists the scales that
     compressed-tensors rounds.
 
+    MXFP4 layers become NVFP4 layers with equal values, and those of gpt-oss ModelOpt's stacks of experts. The
+    Checkpoint's `mxfp4` has their names.
+
     Args:
         source (str or Path): a checkpoint's folder.
             Its files that hold no weights, such as a tokenizer's, are copied. Hidden files and folders are not.
@@ -49,11 +53,13 @@ def convert(
     if not folder.is_dir():
         raise _C.Error(f"source: {folder} is no folder; must be a checkpoint's folder")
     checkpoint = load(folder)
-    if checkpoint.format == format:
+    if checkpoint.format == format and not checkpoint.mxfp4:
         raise _C.Error(f"format: {folder} has the format {format!r} already")
     for name, experts in checkpoint.experts.items():
+        if name in checkpoint.mxfp4 and format == modelopt.NAME:
+            continue
         raise _C.Error(f"{name}: cannot be converted: is a stack of {len(experts)} experts")
-    if not checkpoint.layers:
+    if not checkpoint.layers and not checkpoint.experts:
         raise _C.Error(f"source: {folder} has no NVFP4 layer")
     others = {*checkpoint.kept.values()} | {name for name in checkpoint.skipped if name in checkpoint.tensors}
     for name, reason in checkpoint.skipped.items():
@@ -63,7 +69,15 @@ def convert(
     files = other_files(folder)
     ignore = ignored(folder, config, checkpoint)
     return checkpoint, write(
-        Path(path), format, checkpoint.all_layers, checkpoint.tensors, ignore, config, limit, files=files
+        Path(path),
+        format,
+        checkpoint.all_layers,
+        checkpoint.tensors,
+        ignore,
+        config,
+        limit,
+        files=files,
+        stacks=checkpoint.experts,
     )
 
 

@@ -73,6 +73,22 @@ def fit(checkpoint: Checkpoint, model: torch.nn.Module, unwanted: Callable[[str]
     strange = any(name not in names for name in checkpoint.all_layers)
     if is_pretrained(model) and (strange or any(name.rpartition(".")[0] not in names for name in checkpoint.tensors)):
         services("transformers").rename(model, checkpoint)
+    keep_dense(checkpoint, model)
+
+
+def keep_dense(checkpoint: Checkpoint, model: torch.nn.Module) -> None:
+    """Gives FP8 layers whose module is derived from torch.nn.Linear, and so computes something else, a dense weight:
+    DeepSeek-V4's `wo_a` is one."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name in [*checkpoint.fp8]:
+        old = modules.get(name)
+        if not isinstance(old, torch.nn.Linear) or is_plain(old) or isinstance(old, (Linear, Fp8Linear)):
+            continue
+        layer = checkpoint.fp8.pop(name)
+        checkpoint.tensors[f"{name}.weight"] = layer.dense(old.weight.dtype)
+        if layer.bias is not None:
+            checkpoint.tensors[f"{name}.bias"] = layer.bias
+        checkpoint.skipped[name] = f"is FP8 in the checkpoint and a dense {type(old).__name__} in the model"
 
 
 def check_layers(checkpoint: Checkpoint, modules: Mapping[str, torch.nn.Module]) -> None:

@@ -1,12 +1,14 @@
-"""GGUF tensors of type 40 (NVFP4) of llama.cpp.
+"""GGUF tensors of types 40 (NVFP4) and 39 (MXFP4) of llama.cpp.
 
 A row is blocks of 36 bytes for 64 values, so K is a multiple of 64:
 
     byte 0..3     e4m3 scales, one for each 16 values; 0x7F decodes as 0 here and as NaN elsewhere
     byte 4..35    four times 8 bytes: byte j has value j in the low and value j + 8 in the high nibble
 
-The tensors `.scale` and `.input_scale` beside the weight are float32 multipliers, absent if 1. Source: ggml-common.h in
-llama.cpp and quants.py in gguf 0.19.
+The tensors `.scale` and `.input_scale` beside the weight are float32 multipliers, absent if 1.
+
+A row of type 39 is blocks of 17 bytes for 32 values: an e8m0 scale, then 16 bytes with value j in the low and value
+j + 16 in the high nibble. Source: ggml-common.h in llama.cpp and quants.py in gguf 0.19.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from nvfp4.layers.packed import BLOCK, PackedLinear
 
 NAME = "GGUF"
 VALUES, BYTES = 64, 36  # of a block
+MXFP4_BYTES = 17
 NAN = 0x7F
 
 
@@ -52,15 +55,29 @@ def read(
     scales, codes = split[..., :4].reshape(rows, -1), split[..., 4:].reshape(rows, -1, BLOCK // 2)
     if bool((scales == 0xFF).any()):
         raise _C.Error("blocks: has the scale 0xFF; must be a finite e4m3 without sign")
-    values = torch.cat([codes & 15, codes >> 4], -1).reshape(rows, -1)
     return PackedLinear(
-        values[:, 0::2] | values[:, 1::2] << 4,
+        pairs(codes).reshape(rows, -1),
         torch.where(scales == NAN, 0, scales).to(torch.uint8).view(torch.float8_e4m3fn),
         torch.ones((), device=blocks.device) if scale is None else read_scalar("scale", scale),
         None if input_scale is None else read_scalar("input_scale", input_scale),
         bias,
         resolve(activations, "input_scale", {} if input_scale is None else {"input_scale": input_scale}),
     )
+
+
+def pairs(codes: Tensor) -> Tensor:
+    """Blocks [..., n], whose first n values are in the low nibbles, with the even values there."""
+    values = torch.cat([codes & 15, codes >> 4], -1)
+    return values[..., 0::2] | values[..., 1::2] << 4
+
+
+def mxfp4_tensors(blocks: Tensor) -> dict[str, Tensor]:
+    """The tensors of nvfp4.checkpoints.mxfp4 that gpt-oss has, of a tensor of type 39, [..., N, K/32 * 17] uint8."""
+    check_tensor("blocks", blocks, torch.uint8)
+    if blocks.ndim < 2 or blocks.shape[-1] == 0 or blocks.shape[-1] % MXFP4_BYTES:
+        raise _C.Error(f"blocks: shape is {list(blocks.shape)}; must be [..., N, K/32 * {MXFP4_BYTES}]")
+    split = blocks.unflatten(-1, (-1, MXFP4_BYTES))
+    return {"blocks": pairs(split[..., 1:]), "scales": split[..., 0].contiguous()}
 
 
 def write(packed: PackedLinear) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4._text import shown
+from nvfp4.checkpoints import mxfp4
 from nvfp4.checkpoints.checkpoint import Checkpoint, noted
 from nvfp4.checkpoints.patterns import MAX_NAME
 from nvfp4.layers.checks import short
@@ -25,10 +26,10 @@ from nvfp4.layers.checks import short
 EIGHT_BITS = {torch.uint8, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu}
 EIGHT_BITS |= {getattr(torch, name) for name in ("float8_e4m3fnuz", "float8_e5m2fnuz", "float4_e2m1fn_x2")}
 FP8 = {torch.float8_e4m3fn, torch.float8_e5m2}
-JOINED = re.compile(r"(.+)_(weight_packed|weight_scale|weight_scale_2|weight_scale_inv|weight_global_scale)")
+JOINED = re.compile(r"(.+)_(weight_packed|weight_scale|weight_scale_2|weight_scale_inv|weight_global_scale|blocks)")
 ENDINGS = re.compile(
     r"weight|weight_packed|weight_scale\w*|weight_global_scale|weight_zero_point|weight_shape|weight_amax"
-    r"|input_scale|input_global_scale|input_amax|output_scale|pre_quant_scale|bias|k_scale|v_scale"
+    r"|input_scale|input_global_scale|input_amax|output_scale|pre_quant_scale|bias|k_scale|v_scale|blocks|scales"
 )
 # Names of scales that no dense layer has, in any format that is known.
 SCALE = re.compile(r"(.*_)?(weight_scale\w*|weight_global_scale|input_global_scale|input_scale|output_scale)")
@@ -43,7 +44,8 @@ def grouped(tensors: Mapping[str, Tensor]) -> tuple[dict[str, dict[str, Tensor]]
     split = {name: name.rpartition(".")[::2] for name in tensors}
     stems: dict[str, set[str]] = {}
     for module, local in split.values():
-        if match := JOINED.fullmatch(local):
+        match = JOINED.fullmatch(local)
+        if match and (match[2] != "blocks" or f"{module}.{match[1]}_scales".lstrip(".") in tensors):
             stems.setdefault(module, set()).add(match[1])
     modules: dict[str, dict[str, Tensor]] = {}
     names: dict[tuple[str, str], str] = {}
@@ -76,21 +78,19 @@ def has_scale(own: Iterable[str]) -> bool:
 
 def other_kind(own: Mapping[str, Tensor]) -> str | None:
     """How a module's tensors are quantized, if they are in another way than NVFP4 that can be told from them."""
+    if mxfp4.names_of(own) is not None:
+        return "MXFP4 by its tensors"
     weight = own.get("weight", own.get("weight_packed"))
     scale = next(
         (own[name] for name in ("weight_scale", "weight_scale_inv", "scale_weight", "scale") if name in own), None
     )
     if "qweight" in own:
         return "integers in groups (qweight)"
-    if any(f"{local.removesuffix('blocks')}scales" in own for local in own if local.endswith("blocks")):
-        return "MXFP4 by its tensors (blocks and scales)"
     if weight is None or "weight_scale_2" in own or "weight_global_scale" in own:
         return None
     eight = scale is not None and scale.dtype in (torch.uint8, torch.float8_e8m0fnu)
     if weight.dtype in (torch.uint8, torch.int8) and eight and scale is not None and scale.ndim > 1:
-        return (
-            "MXFP4 by its tensors" if scale.shape[-1] * 16 == weight.shape[-1] else "MXFP8 or integers by its tensors"
-        )
+        return "MXFP8 or integers by its tensors"
     if weight.dtype in FP8:
         return f"FP8 by its tensors ({short(weight.dtype)})" + ("" if scale is not None else ", without a scale")
     if weight.dtype in (torch.int8, torch.int32) and scale is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nvfp4.checkpoints import mxfp4
 from nvfp4.checkpoints.checkpoint import Checkpoint
 from nvfp4.checkpoints.configuration import mode_of
 from nvfp4.checkpoints.files import file_errors
@@ -34,7 +35,7 @@ class LayerReport:
 
     Attributes:
         name (str): the name of the module.
-        format (str): the format of the checkpoint.
+        format (str): the format of the checkpoint; "mxfp4" of an MXFP4 layer, which is read as NVFP4.
         mode (str): "W4A4", "W4A4 dynamic" or "W4A16".
         shape (tuple of two ints): (N, K).
         scales (tuple of two floats, or None): the least and the largest block scale other than zero and NaN.
@@ -160,7 +161,8 @@ def inspect(source: str | Path | Mapping[str, Tensor], format: str | None = None
     torch.set_num_threads(1)  # a layer is too small for several, which wait for each other
     try:
         for name, packed in given.items():
-            layers.append(inspect_layer(name, packed, checkpoint.format))
+            is_mxfp4 = name in checkpoint.mxfp4 or name.rpartition("[")[0] in checkpoint.mxfp4
+            layers.append(inspect_layer(name, packed, mxfp4.NAME if is_mxfp4 else checkpoint.format))
             if not layers[-1].nan:
                 layers[-1].nibbles = nibble_order(name, packed, references)
             if layers[-1].nibbles == "reversed":

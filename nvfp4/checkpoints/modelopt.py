@@ -33,12 +33,14 @@ from nvfp4.checkpoints.compressed_tensors import (
     is_nvfp4,
 )
 from nvfp4.checkpoints.fp8 import Fp8Mode
+from nvfp4.checkpoints.mxfp4 import GROUP
 from nvfp4.checkpoints.names import EXPERT, Names
 from nvfp4.checkpoints.options import MODELOPT as KEYS
 from nvfp4.checkpoints.options import MODELOPT_LAYER, SCHEME, check_keys, check_off, unknown_keys
 from nvfp4.checkpoints.patterns import Work
 from nvfp4.checkpoints.recipe import (
     AUTO,
+    MXFP4,
     W4A4,
     W4A4_AWQ,
     W4A4_DYNAMIC,
@@ -59,9 +61,11 @@ PRE_QUANT_SCALE = "pre_quant_scale"
 KNOWN = (*REQUIRED, INPUT_SCALE, PRE_QUANT_SCALE, "bias")
 AWQ = "NVFP4_AWQ"  # which says nothing of activations
 MODES = {"NVFP4": W4A4, "W4A16_NVFP4": W4A16, AWQ: AUTO}
+MODES |= {"MXFP4": MXFP4, "mxfp4": MXFP4, "W4A8_MXFP4_FP8": MXFP4}
 MIXED = "MIXED_PRECISION"
 DYNAMIC = {W4A4: W4A4_DYNAMIC, AUTO: W4A4_DYNAMIC, fp8.STATIC: fp8.DYNAMIC}  # where a group says so
-FP8 = "fp8"  # quant_method of DeepSeek-V4, beside moe_quant_algo
+FP8 = "fp8"  # quant_method of DeepSeek-V4, beside moe_quant_algo, or its own expert_dtype
+FP4 = "fp4"  # expert_dtype: MXFP4
 
 
 def read(tensors: Mapping[str, Tensor], activations: str | None = AUTO) -> PackedLinear:
@@ -118,12 +122,12 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     """
     config = table(config, "quantization") or config
     algorithm, experts = config.get("quant_algo"), config.get("moe_quant_algo")
-    if algorithm is None and experts in [*MODES]:
+    if algorithm is None and has_nvfp4(config):
         algorithm = MIXED
     if algorithm not in [*MODES, MIXED]:
         raise _C.Error(f"quant_algo: is {shown(algorithm)}; must be one of {', '.join((*MODES, MIXED))}")
     if algorithm != MIXED:
-        check_layer("", config)
+        check_layer("", config, MODES[str(algorithm)])
     ignored = (strings(config, "ignore") or strings(config, "exclude_modules")) + strings(
         config, "modules_to_not_convert"
     )
@@ -137,7 +141,7 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
         algorithms[name] = str(own.get("quant_algo"))
         check_keys(f"quantized_layers.{name}.", own, MODELOPT_LAYER)
         if algorithms[name] in MODES:
-            check_layer(f"quantized_layers.{name}.", own)
+            check_layer(f"quantized_layers.{name}.", own, MODES[algorithms[name]])
         elif fp8.by_modelopt(algorithms[name]) in fp8.ACTIVATIONS:
             fp8.check_modelopt(f"quantized_layers.{name}.", own)
     named = Names(layers, "quantized_layers", work)
@@ -159,6 +163,8 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
             return Verdict(MODES[experts], f"moe_quant_algo is {experts}")
         if groups.groups and (found := groups.look(name)).mode is not None:
             return found
+        if config.get("expert_dtype") == FP4 and EXPERT.search(f"{name}."):
+            return Verdict(MXFP4, f"expert_dtype is {FP4}")
         if config.get("quant_method") == FP8:
             return Verdict(fp8.by_deepseek(config), f"quant_method is {FP8}")
         if groups.groups:
@@ -176,15 +182,17 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
 
 
 def has_nvfp4(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration of quant_method "fp8" has NVFP4 layers beside."""
-    return config.get("moe_quant_algo") in [*MODES] or config.get("quant_algo") in [*MODES, MIXED]
+    """Whether a configuration of quant_method "fp8" has NVFP4 or MXFP4 layers beside."""
+    four = config.get("moe_quant_algo") in [*MODES] or config.get("expert_dtype") == FP4
+    return four or config.get("quant_algo") in [*MODES, MIXED]
 
 
-def check_layer(where: str, given: Mapping[str, Any]) -> None:
-    """Rejects options of an NVFP4 layer, or of all, that change what it computes."""
-    group = given.get("group_size") or BLOCK
-    if group != BLOCK:
-        raise _C.Error(f"{where}group_size: is {shown(group)}; must be {BLOCK}")
+def check_layer(where: str, given: Mapping[str, Any], mode: str = W4A4) -> None:
+    """Rejects options of an NVFP4 or MXFP4 layer, or of all, that change what it computes."""
+    block = GROUP if mode == MXFP4 else BLOCK
+    group = given.get("group_size") or block
+    if group != block:
+        raise _C.Error(f"{where}group_size: is {shown(group)}; must be {block}")
     check_off(where, given, ("has_zero_point",), "a zero point")
     check_off(where, given, ("lora_rank",), "a product of low rank beside the layer")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -11,20 +12,20 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4._text import shown
-from nvfp4.checkpoints import compressed_tensors, fp8, kv_cache
+from nvfp4.checkpoints import compressed_tensors, fp8, kv_cache, mxfp4
 from nvfp4.checkpoints.checkpoint import Checkpoint, noted
-from nvfp4.checkpoints.configuration import FORMATS
+from nvfp4.checkpoints.configuration import READ
 from nvfp4.checkpoints.experts.container import Container
 from nvfp4.checkpoints.experts.naming import Place, place_of
 from nvfp4.checkpoints.grouping import check_unclaimed, grouped, has_scale, keep, other_kind
 from nvfp4.checkpoints.names import Modules
-from nvfp4.checkpoints.recipe import AUTO, W4A4, W4A4_DYNAMIC, W4A16, Recipe, Verdict
+from nvfp4.checkpoints.recipe import AUTO, MXFP4, MXFP4_INPUTS, W4A4, W4A4_DYNAMIC, W4A16, Recipe, Verdict
 from nvfp4.checkpoints.stacks import add_layer
 from nvfp4.checkpoints.tensors import chosen
 from nvfp4.layers.checks import prefix_errors
 
 ACTIVATIONS = {W4A4: "nvfp4", W4A4_DYNAMIC: "nvfp4", W4A16: None, AUTO: AUTO}
-NVFP4, FP8, OTHER, PLAIN = "NVFP4", "FP8", "other", "plain"
+NVFP4, FP8, OTHER, PLAIN = "NVFP4", "FP8", "other", "plain"  # and MXFP4
 
 
 def read_modules(
@@ -65,6 +66,8 @@ def read_modules(
                     checkpoint.fp8[module] = fp8.read(own, recipe.format, str(kind.mode), wanted is None)
             elif kind.name == FP8:
                 raise _C.Error(f"{module}: is FP8 and one of the experts {target} of the model; must be NVFP4")
+            elif kind.name == MXFP4:
+                read_mxfp4(checkpoint, module, own, names, kind.mode, wanted, place, target)
             elif kind.name == NVFP4 and place is not None and target is not None:
                 joined = any(names[module, local] == f"{module}_{local}" for local in own)
                 gather_layer(checkpoint, target, place, own, kind.mode, wanted, joined)
@@ -83,8 +86,8 @@ class Kind(NamedTuple):
     """How a module is quantized.
 
     Attributes:
-        name: NVFP4, FP8, OTHER or PLAIN (not at all).
-        mode: of an NVFP4 or FP8 layer its mode, by the configuration; of OTHER how it is quantized, in words.
+        name: NVFP4, MXFP4, FP8, OTHER or PLAIN (not at all).
+        mode: of a layer of the first three its mode, by the configuration; of OTHER how it is quantized, in words.
         why: the part of the configuration that says so.
     """
 
@@ -96,6 +99,11 @@ class Kind(NamedTuple):
 def kind_of(recipe: Recipe, module: str, own: Mapping[str, Tensor]) -> Kind:
     """How a module is quantized, by the configuration and its tensors."""
     verdict, other, ours = recipe.look(module), other_kind(own), is_layer(recipe.format, own)
+    if mxfp4.names_of(own) is not None:
+        mode = verdict.subtree if verdict.mode is None else verdict.mode
+        if mode is None:
+            raise _C.Error(f"{module}: the configuration leaves it unquantized, but its tensors are MXFP4")
+        return Kind(MXFP4, W4A4_DYNAMIC if MXFP4_INPUTS in (mode, *verdict.others) else W4A16, verdict.why)
     eight = fp8.chosen(own, (verdict.subtree if verdict.mode is None else verdict.mode, *verdict.others))
     if eight is not None:
         return Kind(FP8, eight, verdict.why)
@@ -112,7 +120,8 @@ def nvfp4_mode(module: str, verdict: Verdict) -> str | None:
     """The mode of a layer whose tensors are NVFP4. Where the most specific group of the configuration says FP8, another
     one must say NVFP4."""
     mode = verdict.subtree if verdict.mode is None and verdict.subtree else verdict.mode
-    if mode is None or mode in ACTIVATIONS or not (mode in fp8.ACTIVATIONS or compressed_tensors.contradicts(mode)):
+    other = mode in (*fp8.ACTIVATIONS, MXFP4, MXFP4_INPUTS) or (mode and compressed_tensors.contradicts(mode))
+    if mode in ACTIVATIONS or not other:
         return mode
     ours = next((other for other in verdict.others if other in ACTIVATIONS), None)
     if ours is None:
@@ -124,11 +133,47 @@ def read_layer(
     checkpoint: Checkpoint, module: str, own: dict[str, Tensor], mode: str | None, wanted: str | None
 ) -> None:
     """Adds an NVFP4 layer, or a stack of experts."""
-    format = FORMATS[checkpoint.format]
+    format = READ[checkpoint.format]
     check_mode(f"{module}." if module else "", own, checkpoint.format, mode, wanted)
     activations = chosen(own, format.INPUT_SCALE, ACTIVATIONS[str(mode)], wanted, mode == W4A4_DYNAMIC)
     weight = "weight_packed" if "weight_packed" in own else "weight"
     add_layer(checkpoint, module, own, weight, functools.partial(format.read, activations=activations), rows=True)
+
+
+def read_mxfp4(
+    checkpoint: Checkpoint,
+    module: str,
+    own: dict[str, Tensor],
+    names: Mapping[tuple[str, str], str],
+    mode: str | None,
+    wanted: str | None,
+    place: Place | None,
+    target: str | None,
+) -> None:
+    """Adds an MXFP4 layer, a stack of experts, or one of these to the experts of the module `target` of the model."""
+    for local in [local for local in mxfp4.INPUT_SCALES if local in own]:
+        checkpoint.skipped[names[module, local]] = "is a scale of FP8 inputs, which are not quantized here"
+        del own[local]
+    activations = "nvfp4" if wanted == "nvfp4" or (wanted == AUTO and mode == W4A4_DYNAMIC) else None
+    if place is not None and target is not None:
+        joined = any(names[module, local] == f"{module}_{local}" for local in own)
+        with prefix_errors(module):
+            mxfp4.pair(own)
+        container_of(checkpoint, target, place, mxfp4, wanted).add(place, own, activations, joined, True)
+    else:
+        mxfp4.add(checkpoint, module, own, activations)
+
+
+def container_of(
+    checkpoint: Checkpoint, target: str, place: Place, format: ModuleType, wanted: str | None
+) -> Container:
+    """The container of the experts that a module of the model takes."""
+    container = checkpoint.containers.setdefault(target, Container(place.container, format, wanted))
+    if container.name != place.container:
+        raise _C.Error(f"{place.container}: and {container.name} are both {target} of the model")
+    if container.format is not format:
+        raise _C.Error(f"{place.container}: has experts of {container.format.NAME} and of {format.NAME}; must have one")
+    return container
 
 
 def gather_layer(
@@ -141,10 +186,8 @@ def gather_layer(
     joined: bool,
 ) -> None:
     """Adds a layer of an expert, or a stack, to the experts of a module of the model. Some may lack an input scale."""
-    format = FORMATS[checkpoint.format]
-    container = checkpoint.containers.setdefault(target, Container(place.container, format, wanted))
-    if container.name != place.container:
-        raise _C.Error(f"{place.container}: and {container.name} are both {target} of the model")
+    format = READ[checkpoint.format]
+    container = container_of(checkpoint, target, place, format, wanted)
     check_mode(f"{place.container}.{place.local.format(place.expert)}.", own, checkpoint.format, mode, None)
     dynamic = mode == W4A4_DYNAMIC
     activations = chosen(own, format.INPUT_SCALE, ACTIVATIONS[str(mode)], wanted, dynamic)
@@ -171,7 +214,7 @@ def check_marks(recipe: Recipe, modules: Mapping[str, Any], errors: dict[str, st
 
 
 def check_mode(prefix: str, own: Mapping[str, Tensor], format_name: str, mode: str | None, wanted: str | None) -> None:
-    input_scale = FORMATS[format_name].INPUT_SCALE
+    input_scale = READ[format_name].INPUT_SCALE
     if mode is None:
         raise _C.Error(f"{prefix.rstrip('.')}: the configuration leaves it unquantized, but its tensors are NVFP4")
     if mode == W4A4 and wanted == AUTO and input_scale not in own:

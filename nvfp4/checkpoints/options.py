@@ -35,8 +35,11 @@ MODELOPT_LAYER = _keys(
 )
 MODELOPT = MODELOPT_LAYER + _keys(
     "quant_method moe_quant_algo kv_cache_scheme exclude_modules ignore config_groups quantized_layers producer "
-    "quantization activation_scheme fmt scale_fmt weight_block_size modules_to_not_convert version"
+    "quantization activation_scheme fmt scale_fmt weight_block_size modules_to_not_convert version expert_dtype"
 )
+
+# Mxfp4Config of transformers 5.24.
+MXFP4 = _keys("quant_method modules_to_not_convert dequantize")
 
 # prototype/mx_formats/nvfp4_tensor.py in torchao 0.18.
 TORCHAO = _keys("block_size orig_dtype is_swizzled_scales use_triton_kernel act_quant_kwargs")

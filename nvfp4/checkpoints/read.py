@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, modelopt, self_described, torchao
+from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, modelopt, mxfp4, self_described, torchao
 from nvfp4.checkpoints.checkpoint import Checkpoint
 from nvfp4.checkpoints.comfy_kitchen import swap_nibbles
 from nvfp4.checkpoints.configuration import read_recipe
@@ -107,8 +107,10 @@ def recognised(where: str, tensors: Mapping[str, Tensor]) -> str:
         return compressed_tensors.NAME
     if any(name.endswith("weight_scale_2") for name in tensors):
         return modelopt.NAME
+    if any(mxfp4.names_of(own) is not None for own in grouped(tensors)[0].values()):
+        return mxfp4.NAME
     raise _C.Error(
-        f"{where}: has neither a weight_packed (compressed-tensors) nor a weight_scale_2 (ModelOpt); "
+        f"{where}: has no weight_packed (compressed-tensors), no weight_scale_2 (ModelOpt) and no MXFP4 layer; "
         "no known format of NVFP4"
     )
 

@@ -13,6 +13,7 @@ from nvfp4.checkpoints.names import Names
 AUTO = "auto"  # of `activations`: by what tensors there are
 # How a layer is computed: activations quantized with a stored global scale, with one of their own, or left in 16 bits.
 W4A4, W4A4_DYNAMIC, W4A16 = "W4A4", "W4A4 dynamic", "W4A16"
+MXFP4, MXFP4_INPUTS = "MXFP4", "MXFP4 with MXFP4 inputs"  # read as W4A16, and as W4A4 dynamic
 W4A4_AWQ, W4A16_AWQ = "W4A4 AWQ", "W4A16 AWQ"  # with a pre_quant_scale
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4._text import shown
-from nvfp4.checkpoints import comfy_kitchen, gguf, torchao
+from nvfp4.checkpoints import comfy_kitchen, gguf, mxfp4, torchao
 from nvfp4.checkpoints.checkpoint import Checkpoint, noted
 from nvfp4.checkpoints.files import READER_ERRORS, check_file, parse_json
 from nvfp4.checkpoints.gguf_header import check_header
@@ -24,6 +24,7 @@ from nvfp4.checkpoints.shards import parts_of
 from nvfp4.checkpoints.stacks import add_layer
 from nvfp4.checkpoints.tensors import chosen
 from nvfp4.layers.buffers import round_up
+from nvfp4.layers.checks import prefix_errors
 from nvfp4.layers.packed import BLOCK, PackedLinear
 
 SPLIT = ("split.count", "split.no")  # of a GGUF file in parts
@@ -184,8 +185,8 @@ def read_blocks(own: Mapping[str, Tensor], activations: str | None = AUTO) -> Pa
 
 
 def read_gguf(path: Path, errors: Errors = None, wanted: str | None = AUTO, mmap: bool = True) -> Checkpoint:
-    """Tensors of type 40 and their `.scale` and `.input_scale`. Other tensors of 16 or 32 bits as they are, and those
-    of other types as bytes, with a reason in `skipped`."""
+    """Tensors of type 40 and their `.scale` and `.input_scale`, and of type 39 (MXFP4). Other tensors of 16 or 32 bits
+    as they are, and those of other types as bytes, with a reason in `skipped`."""
     try:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
     except ModuleNotFoundError:
@@ -206,7 +207,7 @@ def read_gguf(path: Path, errors: Errors = None, wanted: str | None = AUTO, mmap
                 "parts are named NAME-00001-of-00003.gguf"
             )
         stored += reader.tensors
-    checkpoint, tensors, packed = Checkpoint(gguf.NAME), dict[str, Tensor](), set()
+    checkpoint, tensors, packed, mx = Checkpoint(gguf.NAME), dict[str, Tensor](), set(), set()
     for entry in stored:
         if entry.name in tensors:
             raise _C.Error(f"{entry.name}: is in two parts of {path.name}")
@@ -217,6 +218,8 @@ def read_gguf(path: Path, errors: Errors = None, wanted: str | None = AUTO, mmap
             t = t.view(torch.bfloat16)
         elif entry.tensor_type == GGMLQuantizationType.NVFP4 and entry.name.endswith("weight"):
             packed.add(entry.name)
+        elif entry.tensor_type == GGMLQuantizationType.MXFP4 and entry.name.endswith("weight"):
+            mx.add(entry.name)
         elif t.dtype == torch.uint8:
             checkpoint.skipped[entry.name] = f"is quantized in another way: {entry.tensor_type.name}"
         tensors[entry.name] = t
@@ -230,6 +233,14 @@ def read_gguf(path: Path, errors: Errors = None, wanted: str | None = AUTO, mmap
             with noted(module, errors):
                 mode = chosen(mine, "input_scale", AUTO, wanted)
                 add_layer(checkpoint, module, mine, "blocks", functools.partial(read_blocks, activations=mode))
+        elif f"{prefix}weight" in mx:
+            stored = own.pop("weight")
+            bias = {"bias": own.pop("bias")} if "bias" in own else {}
+            checkpoint.why[module] = f"{prefix}weight has type 39 (MXFP4)"
+            with noted(module, errors):
+                with prefix_errors(module):
+                    mine = gguf.mxfp4_tensors(stored) | bias
+                mxfp4.add(checkpoint, module, mine, "nvfp4" if wanted == "nvfp4" else None)
         keep(checkpoint, module, own, names)
     check_unclaimed(checkpoint, errors)
     return checkpoint

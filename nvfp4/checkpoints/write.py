@@ -26,6 +26,7 @@ from nvfp4._text import shown
 from nvfp4.checkpoints import compressed_tensors, fp8, kv_cache, modelopt
 from nvfp4.checkpoints.configuration import FORMATS, mode_of, quantization_configs
 from nvfp4.checkpoints.experts.stored import stored as stored_experts
+from nvfp4.checkpoints.experts.stored import stored_stack
 from nvfp4.checkpoints.output import check_target, copy, target
 from nvfp4.checkpoints.recipe import W4A4_DYNAMIC
 from nvfp4.checkpoints.shards import INDEX
@@ -93,22 +94,29 @@ def write(
     files: Iterable[Path] = (),
     cache: kv_cache.KvCache | None = None,
     experts: Mapping[str, Experts] | None = None,
+    stacks: Mapping[str, list[PackedLinear]] | None = None,
 ) -> SaveReport:
-    """Writes a checkpoint's folder, with copies of other files and the scales of a KV cache; see save."""
+    """Writes a checkpoint's folder, with copies of other files and the scales of a KV cache; see save.
+
+    Args:
+        stacks: stacks of experts, as ModelOpt has those of gpt-oss.
+    """
     try:
         import safetensors.torch
         from safetensors import SafetensorError
     except ModuleNotFoundError:
         raise ModuleNotFoundError("nvfp4.save needs safetensors: pip install safetensors", name="safetensors") from None
     check_target(path)
-    experts = experts or {}
+    experts, stacks = experts or {}, stacks or {}
     report = SaveReport(format)
     for name, packed in layers.items():
         (report.layers if isinstance(packed, PackedLinear) else report.fp8).append(name)
-    report.layers += experts
+    report.layers += [*experts, *stacks]
     stored = dict(tensors)
     for name, mixture in experts.items():
         stored |= expert_tensors(name, mixture, report)
+    for name, stack in stacks.items():
+        stored |= stored_stack(name, stack)
     for name, packed in layers.items():
         stored |= packed_tensors(name, packed, report)
     if cache is not None and cache.format == format:
@@ -123,6 +131,7 @@ def write(
         if t.nbytes > t.untyped_storage().nbytes():
             report.expanded[name] = t.nbytes
     modes = {name: mode_of(packed) for name, packed in (*layers.items(), *experts.items())}
+    modes |= {name: mode_of(stack[0]) for name, stack in stacks.items()}
     quantization, other = quantization_configs(format, modes, ignore, experts)
     if cache is not None and cache.format == format:
         entries, more = cache.configs()

@@ -46,13 +46,16 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise show.CommandError(str(error)) from None
     if args.json:
-        print(json.dumps(dataclasses.asdict(wrote) | {"from": read.format, "skipped": read.skipped}, indent=1))
+        more = {"from": read.format, "skipped": read.skipped, "mxfp4": [*read.mxfp4]}
+        print(json.dumps(dataclasses.asdict(wrote) | more, indent=1))
         return 0
     for name, reason in read.skipped.items():
         print(show.printable(f"left out: {name}: {reason}"))
     size = show.si(sum(wrote.files.values()), "B")
     layers = f"{len(wrote.layers)} layers" + (f", {len(wrote.fp8)} FP8 layers" if wrote.fp8 else "")
     print(f"{read.format} to {wrote.format}: {layers}, {size} in {len(wrote.files)} files")
+    if read.mxfp4:
+        print(f"MXFP4 layers that became NVFP4 with equal values: {len(read.mxfp4)}")
     if wrote.rounded:
         largest = max(wrote.rounded.values())
         print(f"global scales that changed: {len(wrote.rounded)}, by at most {largest:.2g} of their value")

@@ -26,6 +26,7 @@ from nvfp4.cli import machine, show
 if TYPE_CHECKING:
     from nvfp4.checkpoints.inspect import Fp8Report, Inspection, LayerReport
 
+MXFP4 = "mxfp4"  # the format of a layer
 COLUMNS = ["<layer", "<mode", "N x K", "block scales", "0", "448", "global", "input", "<nibbles", "<odd"]
 FP8_COLUMNS = ["<layer", "<mode", "N x K", "<a scale per", "scales", "input", "<odd"]
 
@@ -64,7 +65,9 @@ def plain(value: Any) -> Any:
 
 
 def report(path: str, found: Inspection, why: bool = False) -> None:
-    show.table(f"{path}: {found.format}, {len(found.layers)} NVFP4 layers", COLUMNS, [row(x) for x in found.layers])
+    stored = sum(layer.format == MXFP4 for layer in found.layers)
+    counts = f"{len(found.layers)} NVFP4 layers" + (f", {stored} of them MXFP4 in the file" if stored else "")
+    show.table(f"{path}: {found.format}, {counts}", COLUMNS, [row(x) for x in found.layers])
     if found.fp8:
         show.table(f"{path}: {len(found.fp8)} FP8 layers", FP8_COLUMNS, [fp8_row(x) for x in found.fp8])
     for own in found.all_layers:

@@ -98,6 +98,10 @@ class Fp8Tensors:
         """Which part of the weight shares a scale: "tensor", "channel" or "block"."""
         return SCALES[self.weight_scale.ndim]
 
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """The weight [N, K], rounded once."""
+        return _dense(self.weight, _expanded(self.weight_scale, *self.weight.shape), dtype)
+
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in vars(self).values() if isinstance(t, Tensor))

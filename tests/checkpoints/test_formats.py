@@ -408,9 +408,8 @@ def test_errors_name_tensor_rule_and_value(generator: torch.Generator) -> None:
             )
             for format in (compressed_tensors, torchao, gguf, comfy_kitchen)
         },
-        "quant_algo: is 'NVFP4_SVD'; must be one of NVFP4, W4A16_NVFP4, NVFP4_AWQ, MIXED_PRECISION": lambda: (
-            modelopt.recipe({"quant_algo": "NVFP4_SVD"})
-        ),
+        "quant_algo: is 'NVFP4_SVD'; must be one of NVFP4, W4A16_NVFP4, NVFP4_AWQ, MXFP4, mxfp4, "
+        "W4A8_MXFP4_FP8, MIXED_PRECISION": lambda: modelopt.recipe({"quant_algo": "NVFP4_SVD"}),
         "group_size: is 32; must be 16": lambda: modelopt.recipe({"quant_algo": "NVFP4", "group_size": 32}),
         "config_groups.a: is 'NVFP4'; must be a table with targets and weights": lambda: compressed_tensors.recipe(
             {"config_groups": {"a": "NVFP4"}}

@@ -226,7 +226,7 @@ def test_a_source_that_is_none(tmp_path: Path) -> None:
         with pytest.raises(nvfp4.Error) as error:
             nvfp4.load(source, model)
         assert str(error.value) == message
-    with pytest.raises(nvfp4.Error, match=r"^source: has neither a weight_packed \(compressed-tensors\) nor"):
+    with pytest.raises(nvfp4.Error, match=r"^source: has no weight_packed \(compressed-tensors\), no "):
         nvfp4.load({"weight": torch.ones(2, 2)})
 
 

@@ -70,10 +70,10 @@ DAMAGE: dict[str, Callable[[Tensors, dict[str, Any]], None]] = {
     "block.up.bias: shape is [95]; must be [96]": changed(bias=lambda t: t[:95].clone()),
     "block.down.input_scale: is there, but the layer is W4A16": changed(quant_algo="W4A16_NVFP4"),
     "block.up: the configuration leaves it unquantized, but its tensors are NVFP4": changed(ignore=["block.u*"]),
-    "FOLDER/config.json: quant_algo: is 'FP8'; must be one of NVFP4, W4A16_NVFP4, NVFP4_AWQ, MIXED_PRECISION": changed(
-        quant_algo="FP8"
+    "FOLDER/config.json: quant_algo: is 'FP8'; must be one of NVFP4, ": changed(quant_algo="FP8"),
+    "FOLDER/config.json: quant_method is 'gptq'; must be one of compressed-tensors, modelopt, mxfp4": changed(
+        quant_method="gptq"
     ),
-    "FOLDER/config.json: quant_method is 'gptq'; must be compressed-tensors or modelopt": changed(quant_method="gptq"),
     "block.up.weight_scale: is nan at row 5, column 2 (1 of 384 are such); must be finite": changed(
         weight_scale=lambda t: with_byte(t, 5, 2, 0xFF)
     ),
@@ -143,7 +143,10 @@ FILES: list[tuple[str, Callable[[Path], None]]] = [
     (f"{CONFIG}is no JSON: ", text("config.json", "{")),
     (f"{CONFIG}is a list; must be an object", text("config.json", [1])),
     (f"{CONFIG}quantization_config: is 'x'; must be an object", text("config.json", {"quantization_config": "x"})),
-    (f"{CONFIG}quant_method is ['a']; must be compressed-tensors or modelopt", quantization(quant_method=["a"])),
+    (
+        f"{CONFIG}quant_method is ['a']; must be one of compressed-tensors, modelopt, mxfp4",
+        quantization(quant_method=["a"]),
+    ),
     (f"{CONFIG}ignore: is 'lm_head'; must be a list of strings", quantization(ignore="lm_head")),
     (
         f"{CONFIG}quantized_layers.a: is 'NVFP4'; must be an object",

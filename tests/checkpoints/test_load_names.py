@@ -167,7 +167,7 @@ def test_different_scales_of_gate_and_up(generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("where", ["config.json", "hf_quant_config.json", "fp8", "fp8 alone"])
 def test_quantized_layers_name_a_container(where: str, tmp_path: Path, generator: torch.Generator) -> None:
-    """DeepSeek-V4 has FP8 layers, NVFP4 experts, and an ignored subtree of another format."""
+    """DeepSeek-V4 has FP8 layers, NVFP4 experts, and an ignored subtree of MXFP4."""
     experts = {f"layers.0.ffn.experts.{i}.w{j}": packed(generator) for i in range(2) for j in (1, 2, 3)}
     tensors = {name: t for layer, x in experts.items() for name, t in named(layer, modelopt.write(x)).items()}
     tensors |= {"layers.0.attn.wq.weight": torch.ones(8, 16).to(FP8), "layers.0.attn.wq.scale": torch.ones(1, 1)}
@@ -183,15 +183,16 @@ def test_quantized_layers_name_a_container(where: str, tmp_path: Path, generator
         (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
         (tmp_path / where).write_text(json.dumps({"quantization": config}))
     checkpoint = nvfp4.load(folder)
-    assert all(same(checkpoint.layers.pop(name), x) for name, x in experts.items()) and not checkpoint.layers
-    other = {"mtp.0.ffn.experts.0.w1": "is quantized in another way: MXFP4 by its tensors"}
+    assert all(same(checkpoint.layers.pop(name), x) for name, x in experts.items())
+    assert [*checkpoint.layers] == [*checkpoint.mxfp4] == ["mtp.0.ffn.experts.0.w1"]
+    other = {}
     if where.startswith("fp8"):  # which says how layers beside the experts are quantized
         assert [mode_of(checkpoint.fp8.pop("layers.0.attn.wq")).mode] == ["FP8 W8A8 per block"]
     else:
         other["layers.0.attn.wq"] = "is quantized in another way: FP8 by its tensors (float8_e4m3fn)"
     assert checkpoint.skipped == other and not checkpoint.fp8
     found = inspect(folder)
-    assert not found.damaged and len(found.layers) == 6
+    assert not found.damaged and len(found.layers) == 7
     assert found.why["layers.0.ffn.experts.1.w2"] == (
         "moe_quant_algo is NVFP4" if where == "fp8 alone" else "quantized_layers has 'layers.0.ffn.experts' by parent"
     )
@@ -279,7 +280,6 @@ def test_layers_of_other_formats_are_named(tmp_path: Path, generator: torch.Gene
         "blocks": {"weight": torch.ones(8, 16).to(FP8), "weight_scale_inv": torch.ones(1, 1)},
         "int8": {"weight": torch.ones(8, 16, dtype=torch.int8), "weight_scale": torch.ones(8, 1)},
         "gptq": {"qweight": torch.ones(8, 16, dtype=torch.int32), "scales": torch.ones(1, 16)},
-        "mx": {"weight": torch.ones(8, 32, dtype=torch.uint8), "weight_scale": torch.ones(8, 2, dtype=torch.uint8)},
     }
     tensors = {name: t for layer, own in others.items() for name, t in named(layer, own).items()}
     tensors |= named("a", modelopt.write(packed(generator)))

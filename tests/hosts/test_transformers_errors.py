@@ -60,7 +60,8 @@ def mxfp8(tensors: Tensors) -> None:
 
 MIXED = {"quantized_layers": {UP: {"quant_algo": "MXFP8"}}, "quant_algo": "MIXED_PRECISION"}
 DAMAGE: dict[str, tuple[Callable[[Tensors], None], dict[str, Any]]] = {
-    "quantization_config.quant_algo: is 'FP8'; must be one of NVFP4, W4A16_NVFP4, NVFP4_AWQ, MIXED_PRECISION": (
+    "quantization_config.quant_algo: is 'FP8'; must be one of NVFP4, W4A16_NVFP4, NVFP4_AWQ, MXFP4, mxfp4, "
+    "W4A8_MXFP4_FP8, MIXED_PRECISION": (
         without("none"),
         {"quant_algo": "FP8"},
     ),
@@ -167,7 +168,9 @@ def test_other_rejected_calls(source: Callable[..., Source], tmp_path: Path) -> 
     with pytest.raises(nvfp4.Error, match=r"pytorch_model.bin: is no \*.safetensors file$"):
         load(folder, use_safetensors=False)
     other = own.write(tmp_path / "other", "modelopt", quant_method="gptq")
-    with pytest.raises(nvfp4.Error, match="other: quant_method is 'gptq'; must be compressed-tensors or modelopt$"):
+    with pytest.raises(
+        nvfp4.Error, match="other: quant_method is 'gptq'; must be one of compressed-tensors, modelopt, mxfp4$"
+    ):
         nvfp4.transformers.load(other)
     with pytest.raises(ValueError, match="does require the model to be pre-quantized"):
         own.base.save_pretrained(tmp_path / "dense")

@@ -29,6 +29,8 @@ CONFIGURATIONS: list[tuple[bool, dict[str, Any]]] = [
     (True, {"config_groups": {"a": {"weights": EIGHT, "format": NAIVE}, "b": {"format": PACKED}}, "format": "mixed"}),
     (True, {"config_groups": {"a": {"weights": EIGHT}}, "format": PACKED}),  # contradicts itself, and is reported
     (True, {"config_groups": None, "format": PACKED}),
+    (True, {"config_groups": {"a": {"weights": FOUR | {"group_size": 32, "scale_dtype": "torch.uint8"}}}}),
+    (True, {"config_groups": {"a": {"weights": FOUR | {"group_size": 32}}}, "format": "mxfp4-pack-quantized"}),
     (False, {"config_groups": {"a": {"weights": EIGHT}}}),
     (False, {"config_groups": {"a": {"weights": EIGHT}}, "format": NAIVE}),
     (False, {"config_groups": {"a": {"weights": FOUR | {"group_size": 32}}}}),

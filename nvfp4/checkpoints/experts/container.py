@@ -6,19 +6,20 @@ The stacks are filled expert by expert. Beside them exist one expert's tensors a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4.checkpoints import modelopt
-from nvfp4.checkpoints.experts.naming import DOWN, GATE, GATE_UP, UP, Naming, Place
+from nvfp4.checkpoints import modelopt, mxfp4
+from nvfp4.checkpoints.experts.naming import DOWN, GATE, GATE_UP, UP, Naming, Place, naming_of
 from nvfp4.checkpoints.recipe import AUTO, W4A4, W4A4_DYNAMIC, W4A16
 from nvfp4.checkpoints.stacks import upright
 from nvfp4.checkpoints.tensors import check_names
 from nvfp4.layers.checks import check_tensor, prefix_errors, short
+from nvfp4.layers.experts.mixture import of_experts
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.experts.stack import Stack, swizzled
 from nvfp4.layers.packed import BLOCK, PackedLinear, check_block_scales
@@ -56,12 +57,10 @@ class Container:
             activations: "nvfp4", None, or AUTO: by the input scale.
         """
         name = place.local.format(place.expert)
-        try:
-            check_names(
-                self.format.NAME, own, self.format.REQUIRED, (*self.format.REQUIRED, self.format.INPUT_SCALE, "bias")
-            )
-        except _C.Error as error:
-            raise _C.Error(f"{self.name}.{name}.{error}") from None
+        if self.format is not mxfp4:
+            with prefix_errors(f"{self.name}.{name}"):
+                required = self.format.REQUIRED
+                check_names(self.format.NAME, own, required, (*required, self.format.INPUT_SCALE, "bias"))
         if self.locals.setdefault(place.role, place.local) != place.local:
             raise _C.Error(f"{self.name}.{name}: is named in another way than {self.locals[place.role].format(0)}")
         self.layers.setdefault(place.role, {})[place.expert] = own
@@ -91,6 +90,11 @@ class Container:
             nvfp4.Error: a layer is missing or has another shape or dtype, a scale is not positive and finite, or no
                 expert of W4A4 has an input scale.
         """
+        if self.format is mxfp4:
+            self._as_modelopt().fill(experts, interleaved, device)
+            if experts.naming is not None and experts.naming.stacked:  # in which ModelOpt has K before N
+                experts.naming = naming_of(of_experts(experts))
+            return experts
         first = self.check(experts.gated, experts.num_experts)
         shapes: dict[tuple[str, str], tuple[int, ...]] = {}
         turned = False
@@ -110,6 +114,27 @@ class Container:
         alternate = interleaved and None in self.layers[first[0]]
         experts.naming = Naming(dict(self.locals), self.joined, turned, alternate, shapes)
         return experts
+
+    def _as_modelopt(self) -> Container:
+        """These experts of MXFP4 with ModelOpt's tensors. Scales are new, values are not copied."""
+        layers: dict[str, dict[int | None, Mapping[str, Tensor]]] = {}
+        for role, stored in self.layers.items():
+            one: dict[int | None, PackedLinear] = {}
+            for e, own in stored.items():
+                if e is None:
+                    one |= enumerate(mxfp4.read_stack(f"{self.name}.{self.locals[role]}", own))
+                else:
+                    with prefix_errors(self._name(role, e)):
+                        one[e] = mxfp4.read(own)
+            layers[role] = {}
+            for e, packed in one.items():
+                if packed.weight_global_scale.ndim:
+                    raise _C.Error(
+                        f"{self._name(role, e or 0)}: exponents span more than {mxfp4.SPAN} octaves, which takes a "
+                        "global scale for each row; must span fewer in experts, which have one"
+                    )
+                layers[role][e] = modelopt.write(packed)
+        return replace(self, format=modelopt, layers=layers)
 
     def check(self, gated: bool, experts: int) -> list[str]:
         """Rejects layers that are missing or too many. Returns the roles of the first product."""

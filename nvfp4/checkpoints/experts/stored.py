@@ -8,10 +8,13 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from nvfp4 import _C
 from nvfp4.checkpoints import modelopt
-from nvfp4.checkpoints.experts.naming import DOWN, GATE, GATE_UP, UP, Naming, naming_of
+from nvfp4.checkpoints.experts.naming import DOWN, GATE, GATE_UP, UP, Naming, naming_of, place_of
+from nvfp4.layers.checks import prefix_errors
 from nvfp4.layers.experts.mixture import of_experts
 from nvfp4.layers.experts.module import Experts
+from nvfp4.layers.packed import PackedLinear
 
 
 def stored(experts: Experts, format: ModuleType) -> dict[str, Tensor]:
@@ -70,6 +73,20 @@ def whole(naming: Naming, role: str, each: list[dict[str, Tensor]], scales: Mapp
     for key, t in scales.items():
         result[naming.name(role, key)] = one_of(t, naming.shapes.get((role, key), tuple(t.shape))).clone()
     return result
+
+
+def stored_stack(name: str, layers: list[PackedLinear]) -> dict[str, Tensor]:
+    """The layers of a stack as ModelOpt stores those of gpt-oss, [E, K/2, N], by their full names."""
+    place, each = place_of(name), []
+    if place is None or not layers:
+        raise _C.Error(f"{name}: cannot be written: is a stack of experts whose place in a model is not known")
+    for i, packed in enumerate(layers):
+        with prefix_errors(f"{name}[{i}]"):
+            each.append(modelopt.write(packed))
+    scales = {"weight_scale_2": torch.stack([one.pop("weight_scale_2") for one in each])[:, None]}
+    naming = Naming({place.role: place.local}, True, True, False, {(place.role, "weight_scale_2"): ()})
+    tensors = whole(naming, place.role, each, scales)
+    return {f"{place.container}.{key}": t for key, t in tensors.items()}
 
 
 def one_of(scales: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -7,12 +7,14 @@ from types import ModuleType
 from typing import Any
 
 from nvfp4 import _C
-from nvfp4.checkpoints import compressed_tensors, modelopt
+from nvfp4.checkpoints import compressed_tensors, modelopt, mxfp4
 from nvfp4.checkpoints.recipe import AUTO, Recipe
-from nvfp4.hosts.transformers.library import OriginalConfig, QuantizationConfigMixin
+from nvfp4.hosts.transformers.library import OriginalConfig, OriginalMxfp4Config, QuantizationConfigMixin
 
-# The name of the quantizer in transformers' registry, in which "compressed-tensors" is taken.
+# The names of quantizers in transformers' registry, in which "compressed-tensors" and "mxfp4" are taken.
 COMPRESSED_TENSORS = "nvfp4-compressed-tensors"
+MXFP4 = "nvfp4-mxfp4"
+REGISTERED = {compressed_tensors.NAME: COMPRESSED_TENSORS, mxfp4.NAME: MXFP4}
 ACTIVATIONS = "nvfp4_activations"  # load's argument, beside what the checkpoint's configuration has
 
 
@@ -47,25 +49,15 @@ class ModelOptConfig(QuantizationConfigMixin):
         return copy.deepcopy(self.content) | {"quant_method": self.format.NAME}
 
 
-class CompressedTensorsConfig(ModelOptConfig, OriginalConfig):
-    """`quantization_config` of a compressed-tensors checkpoint, kept as it is in config.json.
+class Replacement(ModelOptConfig):
+    """A configuration in place of one of transformers' own, with its name and base class. from_pretrained then takes
+    one of those beside it, and sets the loading options of that one here.
 
-    It has the name and the base class of transformers' own. from_pretrained then takes one of those beside it, and sets
-    the loading options of that one here.
+    Attributes:
+        original: transformers' own class.
     """
 
-    format = compressed_tensors
-
-    def __init__(self, **content: Any) -> None:
-        super().__init__(**content | {"quant_method": COMPRESSED_TENSORS})
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """Makes a configuration of this class if the method is ours or a group of layers is NVFP4, else one of
-        transformers' own class."""
-        ours = config_dict.get("quant_method") == COMPRESSED_TENSORS or compressed_tensors.has_nvfp4(config_dict)
-        make = super().from_dict if ours else OriginalConfig.from_dict
-        return make(config_dict, return_unused_kwargs, **kwargs)
+    original: Any
 
     def get_loading_attributes(self) -> dict[str, Any]:
         return {}
@@ -78,8 +70,34 @@ class CompressedTensorsConfig(ModelOptConfig, OriginalConfig):
     def dequantize(self, value: bool) -> None:
         """Turns this object into one of transformers' own class, with its quantizer. from_pretrained sets the option
         only if the caller passes a configuration of that class."""
-        original = OriginalConfig.from_dict(self.to_dict())
-        self.__class__, self.__dict__ = OriginalConfig, vars(original)
+        original = self.original.from_dict(self.to_dict())
+        self.__class__, self.__dict__ = self.original, vars(original)
         self.dequantize = value
 
     to_diff_dict = ModelOptConfig.to_dict
+
+
+class CompressedTensorsConfig(Replacement, OriginalConfig):
+    """`quantization_config` of a compressed-tensors checkpoint, kept as it is in config.json."""
+
+    format, original = compressed_tensors, OriginalConfig
+
+    def __init__(self, **content: Any) -> None:
+        super().__init__(**content | {"quant_method": COMPRESSED_TENSORS})
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """Makes a configuration of this class if the method is ours or a group of layers is NVFP4, else one of
+        transformers' own class."""
+        ours = config_dict.get("quant_method") == COMPRESSED_TENSORS or compressed_tensors.has_nvfp4(config_dict)
+        make = super().from_dict if ours else OriginalConfig.from_dict
+        return make(config_dict, return_unused_kwargs, **kwargs)
+
+
+class Mxfp4Config(Replacement, OriginalMxfp4Config):
+    """`quantization_config` of gpt-oss, which says that experts are MXFP4."""
+
+    format, original = mxfp4, OriginalMxfp4Config
+
+    def __init__(self, **content: Any) -> None:
+        super().__init__(**content | {"quant_method": MXFP4})

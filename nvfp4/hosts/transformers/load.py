@@ -10,11 +10,11 @@ from typing import Any
 
 from nvfp4 import _C
 from nvfp4.checkpoints import modelopt
-from nvfp4.checkpoints.configuration import FORMATS
+from nvfp4.checkpoints.configuration import READ
 from nvfp4.checkpoints.files import read_json
 from nvfp4.checkpoints.recipe import AUTO, strings, table
 from nvfp4.checkpoints.tensors import check_activations
-from nvfp4.hosts.transformers.configs import ACTIVATIONS, COMPRESSED_TENSORS
+from nvfp4.hosts.transformers.configs import ACTIVATIONS, REGISTERED
 from nvfp4.hosts.transformers.library import AutoConfig, AutoModelForCausalLM, cached_file
 from nvfp4.layers.checks import check_type
 from nvfp4.layers.invariance import set_batch_invariant
@@ -76,9 +76,9 @@ def load(
         config = copy.deepcopy(config)
     quantization = _quantization(config, path, hub)
     method = quantization.get("quant_method")
-    if method not in FORMATS:
-        raise _C.Error(f"{path}: quant_method is {method!r}; must be {' or '.join(FORMATS)}")
-    registered = modelopt.NAME if method == modelopt.NAME else COMPRESSED_TENSORS
+    if method not in READ:
+        raise _C.Error(f"{path}: quant_method is {method!r}; must be one of {', '.join(READ)}")
+    registered = REGISTERED.get(str(method), method)
     config.quantization_config = quantization | {"quant_method": registered, ACTIVATIONS: activations}
     model = auto_class.from_pretrained(path, config=config, **kwargs)
     if batch_invariant:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4.checkpoints import compressed_tensors, fp8, kv_cache, modelopt
+from nvfp4.checkpoints import compressed_tensors, fp8, kv_cache, modelopt, mxfp4
 from nvfp4.checkpoints.checkpoint import Checkpoint, check_scales
 from nvfp4.checkpoints.configuration import Mode, mode_of, quantization_configs
 from nvfp4.checkpoints.experts.container import Container
@@ -34,7 +34,13 @@ from nvfp4.checkpoints.recipe import AUTO, W4A4, W4A4_DYNAMIC, W4A16
 from nvfp4.checkpoints.save import is_under, routers
 from nvfp4.checkpoints.shards import read_tensors
 from nvfp4.checkpoints.write import SaveReport, expert_tensors, packed_tensors
-from nvfp4.hosts.transformers.configs import COMPRESSED_TENSORS, CompressedTensorsConfig, ModelOptConfig
+from nvfp4.hosts.transformers.configs import (
+    COMPRESSED_TENSORS,
+    MXFP4,
+    CompressedTensorsConfig,
+    ModelOptConfig,
+    Mxfp4Config,
+)
 from nvfp4.hosts.transformers.library import (
     HfQuantizer,
     transformers,
@@ -47,7 +53,7 @@ from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.experts.stack import left_out_of_state
 from nvfp4.layers.fp8 import Fp8Linear
 from nvfp4.layers.fused import FusedPart
-from nvfp4.layers.hosts import prepare_adapters
+from nvfp4.layers.hosts import layers_replaced, prepare_adapters
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.packed import PackedLinear
 from nvfp4.layers.traversal import find_layers
@@ -113,7 +119,9 @@ class ModelOptQuantizer(HfQuantizer):
             if activations == AUTO:  # else the configuration describes other modes
                 self.modes[names[name]] = mode_of(packed)
             if isinstance(packed, PackedLinear):
-                stored[id(old)] = _Stored(packed, self.quantization_config.format, old)
+                own = checkpoint.mxfp4.get(name)
+                format = self.quantization_config.format if own is None else mxfp4
+                stored[id(old)] = _Stored(packed, format, old, own)
             else:
                 stored[id(old)] = fp8.StoredFp8(packed, self.quantization_config.format.NAME, old)
             # The configuration ties this weight, but the checkpoint has one of its own, which can be no Parameter.
@@ -123,6 +131,8 @@ class ModelOptQuantizer(HfQuantizer):
             for key, child in module._modules.items():
                 if id(child) in stored:
                     setattr(module, key, stored[id(child)])
+        if checkpoint.mxfp4 or any(container.format is mxfp4 for container, _ in self.experts.values()):
+            self.modes = {}  # the configuration describes MXFP4, and NVFP4 is saved
         self.skipped = checkpoint.skipped
         cache = [name for name in self.skipped if name.rpartition(".")[2] in kv_cache.NAMES]
         for name in self.skipped.keys() - {*cache}:
@@ -270,25 +280,41 @@ class CompressedTensorsQuantizer(ModelOptQuantizer):
     """Loads and saves compressed-tensors' `nvfp4-pack-quantized`."""
 
 
+class Mxfp4Quantizer(ModelOptQuantizer):
+    """Loads gpt-oss in MXFP4. The model, whose layers are NVFP4, is saved as after quantize_model."""
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        model = super()._process_model_after_weight_loading(model, **kwargs)
+        model.hf_quantizer = None
+        del model.config.quantization_config
+        layers_replaced(model)
+        model.quantization_method = model.hf_quantizer.quantization_config.quant_method
+        model.hf_quantizer.skipped = self.skipped
+        return model
+
+
 class _Stored(Linear):
     """A layer with its checkpoint's tensors as buffers of their names, on the meta device until transformers loads
-    them.
+    them: `stored` of an MXFP4 layer.
 
     `finish` turns it into an nvfp4.Linear in place: hooks that accelerate adds to a module stay where they are.
     """
 
-    def __init__(self, packed: PackedLinear, format: ModuleType, old: torch.nn.Linear) -> None:
+    def __init__(
+        self, packed: PackedLinear, format: ModuleType, old: torch.nn.Linear, stored: Mapping[str, Tensor] | None = None
+    ) -> None:
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features = packed.in_features, packed.out_features
         self.activations, self.format, self.dtype = packed.activations, format, old.weight.dtype
-        for key, t in format.write(packed).items():
+        for key, t in (format.write(packed) if stored is None else stored).items():
             dtype = old.bias.dtype if key == "bias" else t.dtype
             self.register_buffer(key, torch.empty(t.shape, dtype=dtype, device="meta"))
 
     def finish(self, name: str) -> None:
         tensors = loaded(self, name)
         # A model may keep modules in fp32, which holds e4m3 exactly.
-        tensors["weight_scale"] = tensors["weight_scale"].to(torch.float8_e4m3fn)
+        if self.format is not mxfp4:
+            tensors["weight_scale"] = tensors["weight_scale"].to(torch.float8_e4m3fn)
         try:
             packed = self.format.read(tensors, self.activations)
         except _C.Error as error:
@@ -343,3 +369,4 @@ def attach(model: Any, wanted: str | None = None) -> None:
 
 register(modelopt.NAME, ModelOptConfig, ModelOptQuantizer)
 register(COMPRESSED_TENSORS, CompressedTensorsConfig, CompressedTensorsQuantizer)
+register(MXFP4, Mxfp4Config, Mxfp4Quantizer)

@@ -1,20 +1,19 @@
 """How classes of nvfp4 come into transformers' registries.
 
-transformers knows "compressed-tensors", and decompresses the weights to bf16. Once a user has imported
-nvfp4.transformers, its registry of configurations has CompressedTensorsConfig instead, whose from_dict returns
-transformers' own configuration if no layer is NVFP4. transformers' quantizer stays registered: ours is registered as
-nvfp4-compressed-tensors.
+transformers knows "compressed-tensors" and "mxfp4". It decompresses the weights to bf16, those of MXFP4 where it has no
+kernels. Once a user has imported nvfp4.transformers, its registry of configurations has CompressedTensorsConfig and
+Mxfp4Config of nvfp4 instead. The first one's from_dict returns transformers' own configuration if no layer is NVFP4 or
+MXFP4. transformers' quantizers stay registered: ours are registered as nvfp4-compressed-tensors and nvfp4-mxfp4.
 """
 
 from __future__ import annotations
 
-from nvfp4.checkpoints import compressed_tensors
-from nvfp4.hosts.transformers.configs import CompressedTensorsConfig
+from nvfp4.checkpoints import compressed_tensors, mxfp4
+from nvfp4.hosts.transformers.configs import CompressedTensorsConfig, Mxfp4Config
 from nvfp4.hosts.transformers.library import (
     AUTO_QUANTIZATION_CONFIG_MAPPING,
     AUTO_QUANTIZER_MAPPING,
     HfQuantizer,
-    OriginalConfig,
     QuantizationConfigMixin,
     register_quantization_config,
     register_quantizer,
@@ -32,7 +31,8 @@ def register(method: str, config: type[QuantizationConfigMixin], quantizer: type
 
 
 def replace_original() -> None:
-    """Lets from_pretrained ask CompressedTensorsConfig first, unless another package has replaced transformers' own."""
-    current = AUTO_QUANTIZATION_CONFIG_MAPPING.get(compressed_tensors.NAME)
-    if current is OriginalConfig or getattr(current, "__module__", None) == CompressedTensorsConfig.__module__:
-        AUTO_QUANTIZATION_CONFIG_MAPPING[compressed_tensors.NAME] = CompressedTensorsConfig
+    """Lets from_pretrained ask nvfp4's configurations first, unless another package has replaced transformers' own."""
+    for name, ours in ((compressed_tensors.NAME, CompressedTensorsConfig), (mxfp4.NAME, Mxfp4Config)):
+        current = AUTO_QUANTIZATION_CONFIG_MAPPING.get(name)
+        if current is ours.original or getattr(current, "__module__", None) == ours.__module__:
+            AUTO_QUANTIZATION_CONFIG_MAPPING[name] = ours

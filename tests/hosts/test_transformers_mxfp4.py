@@ -1,0 +1,102 @@
+"""MXFP4 checkpoints in transformers: gpt-oss, ModelOpt and compressed-tensors; saved as NVFP4."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mxfp4_files import GPT_OSS, MODELOPT, compressed_tensors, quantized
+from tiny_models import SIZES
+
+import nvfp4
+
+transformers = pytest.importorskip("transformers")
+from transformers import AutoModelForCausalLM, Mxfp4Config  # noqa: E402
+
+import nvfp4.transformers  # noqa: E402
+
+IDS = (torch.arange(24) * 37 % SIZES["vocab_size"]).view(2, 12)
+
+
+def gpt_oss() -> Any:
+    sizes = SIZES | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+    config = transformers.GptOssConfig(**sizes, sliding_window=8, architectures=["GptOssForCausalLM"])
+    torch.manual_seed(0)
+    return transformers.GptOssForCausalLM(config)
+
+
+def llama() -> Any:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"]))
+
+
+def generated(model: Any) -> torch.Tensor:
+    return model.generate(IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=16, do_sample=False)
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+def test_gpt_oss_generates_the_same_tokens(generator: torch.Generator, tmp_path: Path) -> None:
+    """Beside the model that transformers dequantizes, which a user gets who asks for it."""
+    model = quantized(gpt_oss(), tmp_path / "in", GPT_OSS, generator)
+    dequantize = Mxfp4Config(dequantize=True)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "in", quantization_config=dequantize, dtype=torch.float32)
+    assert torch.equal(logits(theirs), logits(model))
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "in", dtype=torch.float32)
+    experts = ours.model.layers[0].mlp.experts
+    assert type(experts) is nvfp4.Experts and experts.mode == "W4A16"
+    assert torch.equal(generated(ours), generated(theirs))
+    torch.testing.assert_close(logits(ours), logits(model), rtol=1e-5, atol=1e-5)
+
+    ours.save_pretrained(tmp_path / "out")
+    config = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "modelopt" and config["quant_algo"] == "W4A16_NVFP4"
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert torch.equal(logits(again), logits(ours))
+
+    four = nvfp4.transformers.load(tmp_path / "in", activations="nvfp4", dtype=torch.float32)
+    assert four.model.layers[0].mlp.experts.mode == "W4A4 dynamic"
+    assert logits(four).isfinite().all() and not torch.equal(logits(four), logits(ours))
+
+
+@pytest.mark.parametrize("kind", ["modelopt", "compressed-tensors", "compressed-tensors, MXFP4 inputs"])
+def test_dense_models(kind: str, generator: torch.Generator, tmp_path: Path) -> None:
+    config = MODELOPT if kind == "modelopt" else compressed_tensors(inputs="inputs" in kind)
+    model = quantized(llama(), tmp_path / "in", config, generator)
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "in", dtype=torch.float32)
+    layer = ours.model.layers[0].mlp.up_proj
+    assert type(layer) is nvfp4.Linear and layer.activations == ("nvfp4" if "inputs" in kind else None)
+    if layer.activations is None:
+        torch.testing.assert_close(logits(ours), logits(model), rtol=1e-5, atol=1e-5)
+    ours.save_pretrained(tmp_path / "out")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert torch.equal(logits(again), logits(ours))
+    content = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
+    assert "mxfp4" not in json.dumps(content).lower()
+
+
+def test_adapters_train(generator: torch.Generator, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    import nvfp4.peft  # noqa: F401, PLC0415
+
+    quantized(gpt_oss(), tmp_path, GPT_OSS, generator)
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    before = logits(ours)
+    targets = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], target_parameters=targets, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(ours, config)
+    assert torch.equal(logits(model), before)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1.0)
+    first = None
+    for _ in range(4):
+        loss = model(IDS, labels=IDS).loss
+        first = loss.item() if first is None else first
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert model(IDS, labels=IDS).loss.item() < first
