@@ -41,16 +41,17 @@ def logits(model: Any) -> torch.Tensor:
         return model(IDS).logits
 
 
-def test_gpt_oss_generates_the_same_tokens(generator: torch.Generator, tmp_path: Path) -> None:
+def test_gpt_oss_generates_the_same_tokens(tmp_path: Path) -> None:
     """Beside the model that transformers dequantizes, which a user gets who asks for it."""
-    model = quantized(gpt_oss(), tmp_path / "in", GPT_OSS, generator)
+    # Always the same weights: with others, two logits may be so near that rounding chooses the token.
+    model = quantized(gpt_oss(), tmp_path / "in", GPT_OSS, torch.Generator().manual_seed(0))
     dequantize = Mxfp4Config(dequantize=True)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "in", quantization_config=dequantize, dtype=torch.float32)
-    assert torch.equal(logits(theirs), logits(model))
+    torch.testing.assert_close(logits(theirs), logits(model), rtol=0, atol=1e-3)  # transformers 5.17 rounds to bf16
     ours = AutoModelForCausalLM.from_pretrained(tmp_path / "in", dtype=torch.float32)
     experts = ours.model.layers[0].mlp.experts
     assert type(experts) is nvfp4.Experts and experts.mode == "W4A16"
-    assert torch.equal(generated(ours), generated(theirs))
+    assert torch.equal(generated(ours), generated(model)) and torch.equal(generated(ours), generated(theirs))
     torch.testing.assert_close(logits(ours), logits(model), rtol=1e-5, atol=1e-5)
 
     ours.save_pretrained(tmp_path / "out")
