@@ -9,15 +9,27 @@ load(folder, activations=None)                   an NVFP4 checkpoint, in another
 Saving a model that quantize_model or nvfp4.load changed needs no import: the model's quantizer comes with its layers.
 """
 
-from nvfp4.hosts.transformers.configs import CompressedTensorsConfig, ModelOptConfig, Mxfp4Config
+from nvfp4.hosts.transformers.configs import (
+    CompressedTensorsConfig,
+    FineGrainedFP8Config,
+    ModelOptConfig,
+    Mxfp4Config,
+)
 from nvfp4.hosts.transformers.load import load
 from nvfp4.hosts.transformers.on_load import NVFP4Config, NVFP4Quantizer
-from nvfp4.hosts.transformers.quantizers import CompressedTensorsQuantizer, ModelOptQuantizer, Mxfp4Quantizer
+from nvfp4.hosts.transformers.quantizers import (
+    CompressedTensorsQuantizer,
+    FineGrainedFP8Quantizer,
+    ModelOptQuantizer,
+    Mxfp4Quantizer,
+)
 from nvfp4.hosts.transformers.registry import replace_original
 
 __all__ = [
     "CompressedTensorsConfig",
     "CompressedTensorsQuantizer",
+    "FineGrainedFP8Config",
+    "FineGrainedFP8Quantizer",
     "ModelOptConfig",
     "ModelOptQuantizer",
     "Mxfp4Config",

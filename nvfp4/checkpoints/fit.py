@@ -27,7 +27,7 @@ def check_layer(name: str, packed: PackedLinear | Fp8Tensors, modules: Mapping[s
             kind = type(modules[stack]).__name__
             raise _C.Error(f"{name}: is one of the experts of a {kind} in the model, which nvfp4 does not know")
         raise _C.Error(f"{name}: is a layer of the checkpoint but no module of the model")
-    if not is_plain(old) and type(old) not in (Linear, Fp8Linear):
+    if not is_replaced(old):
         raise _C.Error(f"{name}: is a {type(old).__name__} in the model; must be a torch.nn.Linear")
     if not name:
         kind = "Linear" if isinstance(packed, PackedLinear) else "Fp8Linear"
@@ -76,19 +76,28 @@ def fit(checkpoint: Checkpoint, model: torch.nn.Module, unwanted: Callable[[str]
     keep_dense(checkpoint, model)
 
 
+def is_replaced(old: torch.nn.Module) -> bool:
+    """Whether a quantized layer can take a module's place."""
+    return is_plain(old) or type(old) in (Linear, Fp8Linear)
+
+
+def dense_instead(old: torch.nn.Module) -> str:
+    return f"is FP8 in the checkpoint and a dense {type(old).__name__} in the model"
+
+
 def keep_dense(checkpoint: Checkpoint, model: torch.nn.Module) -> None:
     """Gives FP8 layers whose module is derived from torch.nn.Linear, and so computes something else, a dense weight:
     DeepSeek-V4's `wo_a` is one."""
     modules = dict(model.named_modules(remove_duplicate=False))
     for name in [*checkpoint.fp8]:
         old = modules.get(name)
-        if not isinstance(old, torch.nn.Linear) or is_plain(old) or isinstance(old, (Linear, Fp8Linear)):
+        if not isinstance(old, torch.nn.Linear) or is_replaced(old):
             continue
         layer = checkpoint.fp8.pop(name)
         checkpoint.tensors[f"{name}.weight"] = layer.dense(old.weight.dtype)
         if layer.bias is not None:
             checkpoint.tensors[f"{name}.bias"] = layer.bias
-        checkpoint.skipped[name] = f"is FP8 in the checkpoint and a dense {type(old).__name__} in the model"
+        checkpoint.skipped[name] = dense_instead(old)
 
 
 def check_layers(checkpoint: Checkpoint, modules: Mapping[str, torch.nn.Module]) -> None:

@@ -50,7 +50,8 @@ PAIRS = (
     ("weight", "weight_scale"),
     ("weight", "scale"),
 )
-INPUT_SCALES = ("input_scale", "input_global_scale")  # of FP8 inputs; MXFP4 inputs have none
+INPUT_SCALE = "input_scale"  # which MXFP4 inputs do not have
+INPUT_SCALES = (INPUT_SCALE, "input_global_scale")  # of FP8 inputs
 VALUES = {torch.uint8, torch.int8, getattr(torch, "float4_e2m1fn_x2", torch.uint8)}
 EXPONENTS = {torch.uint8, torch.float8_e8m0fnu}
 # The codes of 2^-9 to 2^8 in e4m3, of which the first three are subnormal.

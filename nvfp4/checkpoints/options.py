@@ -23,7 +23,8 @@ ARGUMENTS = _keys(
 )
 COMPRESSED_TENSORS = _keys(
     "config_groups quant_method kv_cache_scheme format quantization_status ignore global_compression_ratio "
-    "moe_sparsity_config sparsity_config transform_config version run_compressed dequantize producer"
+    "moe_sparsity_config sparsity_config transform_config version run_compressed dequantize producer "
+    "expert_dtype"  # DeepseekV4Config of transformers puts it into any configuration
 )
 TRANSFORM = _keys("type apply randomize requires_grad head_dim precision")
 TRANSFORM_ARGUMENTS = _keys("targets location inverse ignore")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from mxfp4_files import GPT_OSS, MODELOPT, compressed_tensors, quantized
+from mxfp4_files import GPT_OSS, MODELOPT, compressed_tensors, deepseek_v4, quantized
 from tiny_models import SIZES
 
 import nvfp4
@@ -79,6 +80,32 @@ def test_dense_models(kind: str, generator: torch.Generator, tmp_path: Path) -> 
     assert torch.equal(logits(again), logits(ours))
     content = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
     assert "mxfp4" not in json.dumps(content).lower()
+
+
+def test_deepseek_v4(generator: torch.Generator, tmp_path: Path) -> None:
+    """FP8 layers of blocks beside MXFP4 experts; `wo_a`, whose module is no plain linear layer, is dense."""
+    model = deepseek_v4(tmp_path, generator)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours = nvfp4.transformers.load(tmp_path, activations=None, dtype=torch.float32)
+    assert sum("is FP8 in the checkpoint and a dense DeepseekV4GroupedL" in str(x.message) for x in caught) == 2
+    read = transformers.DeepseekV4ForCausalLM(model.config).eval()
+    checkpoint = nvfp4.load(tmp_path, read, activations=None)
+    assert len(checkpoint.fp8) == 14 and len(checkpoint.mixtures) == 2 and len(checkpoint.skipped) == 2
+    for own in (ours, read):
+        layer = own.model.layers[0]
+        assert type(layer.mlp.experts) is nvfp4.Experts and layer.mlp.experts.mode == "W4A16"
+        assert type(layer.self_attn.q_a_proj) is nvfp4.Fp8Linear
+        assert type(layer.self_attn.o_a_proj).__name__ == "DeepseekV4GroupedLinear"
+        torch.testing.assert_close(logits(own), logits(model), rtol=1e-5, atol=1e-5)
+
+    plain = nvfp4.transformers.load(tmp_path, dtype=torch.float32)
+    assert plain.model.layers[0].self_attn.q_a_proj.activations == "block"
+    plain.save_pretrained(tmp_path / "out")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert torch.equal(logits(again), logits(plain))
+    config = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "compressed-tensors" and not again.hf_quantizer.skipped
 
 
 def test_adapters_train(generator: torch.Generator, tmp_path: Path) -> None:

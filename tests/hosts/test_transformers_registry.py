@@ -48,6 +48,14 @@ def test_which_configurations_are_nvfp4(case: int) -> None:
     assert compressed_tensors.has_nvfp4(config) == ours
 
 
+def test_fp8_without_experts_of_four_bits_stays_with_transformers() -> None:
+    config = AUTO_QUANTIZATION_CONFIG_MAPPING["fp8"]
+    for given, ours in (({}, False), ({"expert_dtype": "fp4"}, True), ({"moe_quant_algo": "NVFP4"}, True)):
+        made = config.from_dict({"quant_method": "fp8", "weight_block_size": [128, 128]} | given)
+        assert type(made).__name__ == "FineGrainedFP8Config"
+        assert isinstance(made, nvfp4.transformers.FineGrainedFP8Config) == ours
+
+
 def test_other_checkpoints_of_compressed_tensors_stay_with_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import mxfp4_files
 import pytest
 import torch
 from torch import Tensor
 from vllm_host import (
     FOUR,
+    SIZES,
     Cuda,
     check_probabilities,
     check_tokens,
@@ -72,6 +74,22 @@ def test_tokens_of_transformers(case: str, engine: Callable[..., Any], tmp_path:
     format_name, activations, architecture = CASES[case]
     folder = dense_checkpoint(tmp_path / "model", format_name, activations, architecture, head="ModelOpt" in case)
     check_tokens(engine(folder, "float32"), nvfp4.transformers.load(folder, dtype="float32"), PROMPTS)
+
+
+@pytest.mark.parametrize("inputs", [False, True])
+def test_mxfp4_of_compressed_tensors(inputs: bool, engine: Callable[..., Any], tmp_path: Path) -> None:
+    """With MXFP4 inputs the layers are W4A4, whose input scale is that of all sequences of a step."""
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"]))
+    config, generator = mxfp4_files.compressed_tensors(inputs), torch.Generator().manual_seed(0)
+    folder = tmp_path / "model"
+    mxfp4_files.quantized(model, folder, config, generator)
+    llm = engine(folder, "float32")
+    modules = llm.apply_model(lambda model: [*model.modules()])[0]
+    layers = [module for module in modules if isinstance(module, nvfp4.Linear)]
+    assert layers and {layer.activations for layer in layers} == {"nvfp4" if inputs else None}
+    if not inputs:
+        check_tokens(llm, nvfp4.transformers.load(folder, dtype="float32"), PROMPTS)
 
 
 @pytest.mark.parametrize(("case", "bound"), [("compressed-tensors W4A16", 0.125), ("ModelOpt W4A4", 1.0)])

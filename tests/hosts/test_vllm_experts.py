@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import mxfp4_files
 import pytest
 import torch
 from torch import Tensor
@@ -82,6 +83,15 @@ def test_tokens_of_transformers(case: str, engine: Callable[..., Any], tmp_path:
     assert len(experts_of(llm)) == own.mixtures
     assert {module.mode for module in experts_of(llm)} == {mode}
     model = own.dense if mode == "W4A16" else nvfp4.transformers.load(folder, dtype="float32")
+    check_tokens(llm, model, PROMPTS)
+
+
+def test_gpt_oss_in_mxfp4(engine: Callable[..., Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    own = Mixture("gpt-oss", "W4A16", tmp_path, **SMALL, hidden_size=64, intermediate_size=96)
+    model = mxfp4_files.quantized(own.dense, tmp_path / "mx", mxfp4_files.GPT_OSS, torch.Generator().manual_seed(0))
+    llm = engine(tmp_path / "mx", "float32")
+    assert len(experts_of(llm)) == own.mixtures and {module.mode for module in experts_of(llm)} == {"W4A16"}
     check_tokens(llm, model, PROMPTS)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nvfp4.layers.packed import PackedLinear
@@ -19,6 +19,32 @@ MODELOPT = {"quant_method": "modelopt", "quant_algo": "mxfp4", "ignore": ["lm_he
 # The numbers of llm-compressor 0.14.0.1's schemes MXFP4 and MXFP4A16, without what is null.
 FOUR = {"dynamic": False, "group_size": 32, "num_bits": 4, "scale_dtype": "torch.uint8", "strategy": "group"}
 FOUR |= {"symmetric": True, "type": "float"}
+DEEPSEEK_SIZES = {
+    "vocab_size": 128,
+    "hidden_size": 128,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "head_dim": 64,
+    "qk_rope_head_dim": 16,
+    "q_lora_rank": 64,
+    "o_lora_rank": 32,
+    "o_groups": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "index_n_heads": 4,
+    "index_head_dim": 32,
+    "index_topk": 8,
+    "max_position_embeddings": 128,
+}
+DEEPSEEK = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "scale_fmt": "ue8m0",
+    "weight_block_size": [128, 128],
+}
 GPT_OSS = {
     "modules_to_not_convert": [
         "model.layers.*.self_attn",
@@ -104,3 +130,34 @@ def quantized(
     content = model.config.to_dict() | {"quantization_config": config}
     (folder / "config.json").write_text(json.dumps(content))
     return model.eval()
+
+
+def deepseek_v4(folder: Path, generator: torch.Generator) -> Any:
+    """Writes a tiny DeepSeek-V4 as it is published: attention and shared experts in FP8 blocks of 128 x 128, experts in
+    MXFP4, both with e8m0 scales, by the names that transformers saves. Returns the dense model of these values."""
+    import transformers  # here: a test of gguf's files needs none
+
+    config = transformers.DeepseekV4Config(**DEEPSEEK_SIZES, architectures=["DeepseekV4ForCausalLM"])
+    transformers.DeepseekV4ForCausalLM(config).save_pretrained(folder / "dense")
+    dense, tensors = {}, {}
+    for name, t in load_file(folder / "dense" / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        dense[name] = tensors[name] = t
+        if module == name or t.ndim != 2:
+            continue
+        if ".ffn.experts." in name:
+            values, exponents = random_layer(generator, *t.shape)
+            tensors |= {name: values.view(torch.int8), f"{module}.scale": exponents.view(torch.float8_e8m0fnu)}
+            dense[name] = definition(values, exponents).float()
+        elif ".attn.w" in name or "shared_experts" in name:
+            n, k = t.shape
+            values = (torch.randn(n, k, generator=generator) * 4).to(torch.float8_e4m3fn)
+            exponents = torch.randint(118, 121, (-(-n // 128), -(-k // 128)), dtype=torch.uint8, generator=generator)
+            tensors |= {name: values, f"{module}.scale": exponents.view(torch.float8_e8m0fnu)}
+            scales = torch.exp2(exponents.float() - 127).repeat_interleave(128, 0).repeat_interleave(128, 1)
+            dense[name] = values.float() * scales[:n, :k]
+    save_file(dense, folder / "dense" / "model.safetensors", {"format": "pt"})
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    content = json.loads((folder / "dense" / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | {"expert_dtype": "fp4", "quantization_config": DEEPSEEK}))
+    return transformers.DeepseekV4ForCausalLM.from_pretrained(folder / "dense", dtype=torch.float32).eval()

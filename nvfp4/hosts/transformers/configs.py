@@ -9,12 +9,16 @@ from typing import Any
 from nvfp4 import _C
 from nvfp4.checkpoints import compressed_tensors, modelopt, mxfp4
 from nvfp4.checkpoints.recipe import AUTO, Recipe
-from nvfp4.hosts.transformers.library import OriginalConfig, OriginalMxfp4Config, QuantizationConfigMixin
+from nvfp4.hosts.transformers.library import (
+    OriginalConfig,
+    OriginalFp8Config,
+    OriginalMxfp4Config,
+    QuantizationConfigMixin,
+)
 
-# The names of quantizers in transformers' registry, in which "compressed-tensors" and "mxfp4" are taken.
-COMPRESSED_TENSORS = "nvfp4-compressed-tensors"
-MXFP4 = "nvfp4-mxfp4"
-REGISTERED = {compressed_tensors.NAME: COMPRESSED_TENSORS, mxfp4.NAME: MXFP4}
+# The names of quantizers in transformers' registry, in which theirs are taken.
+COMPRESSED_TENSORS, MXFP4, FP8 = "nvfp4-compressed-tensors", "nvfp4-mxfp4", "nvfp4-fp8"
+REGISTERED = {compressed_tensors.NAME: COMPRESSED_TENSORS, mxfp4.NAME: MXFP4, modelopt.FP8: FP8}
 ACTIVATIONS = "nvfp4_activations"  # load's argument, beside what the checkpoint's configuration has
 
 
@@ -92,6 +96,25 @@ class CompressedTensorsConfig(Replacement, OriginalConfig):
         ours = config_dict.get("quant_method") == COMPRESSED_TENSORS or compressed_tensors.has_nvfp4(config_dict)
         make = super().from_dict if ours else OriginalConfig.from_dict
         return make(config_dict, return_unused_kwargs, **kwargs)
+
+
+class FineGrainedFP8Config(Replacement, OriginalFp8Config):
+    """`quantization_config` of FP8 layers beside experts in NVFP4 or MXFP4, as DeepSeek-V4 has them."""
+
+    original = OriginalFp8Config
+
+    def __init__(self, **content: Any) -> None:
+        super().__init__(**content | {"quant_method": FP8})
+        self.content = content | {"quant_method": modelopt.FP8}
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """Makes a configuration of this class if experts are NVFP4 or MXFP4, else one of transformers' own class."""
+        make = super().from_dict if modelopt.has_nvfp4(config_dict) else OriginalFp8Config.from_dict
+        return make(config_dict, return_unused_kwargs, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        return copy.deepcopy(self.content)
 
 
 class Mxfp4Config(Replacement, OriginalMxfp4Config):

@@ -13,6 +13,7 @@ except ModuleNotFoundError as error:
 try:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers import CompressedTensorsConfig as OriginalConfig
+    from transformers import FineGrainedFP8Config as OriginalFp8Config
     from transformers import Mxfp4Config as OriginalMxfp4Config
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
@@ -40,6 +41,7 @@ __all__ = [
     "ConversionOps",
     "HfQuantizer",
     "OriginalConfig",
+    "OriginalFp8Config",
     "OriginalMxfp4Config",
     "QuantizationConfigMixin",
     "WeightConverter",

@@ -76,7 +76,7 @@ def load(
         config = copy.deepcopy(config)
     quantization = _quantization(config, path, hub)
     method = quantization.get("quant_method")
-    if method not in READ:
+    if method not in READ and not (method == modelopt.FP8 and modelopt.has_nvfp4(quantization)):
         raise _C.Error(f"{path}: quant_method is {method!r}; must be one of {', '.join(READ)}")
     registered = REGISTERED.get(str(method), method)
     config.quantization_config = quantization | {"quant_method": registered, ACTIVATIONS: activations}
@@ -91,7 +91,9 @@ def _quantization(config: Any, path: str | os.PathLike[str], hub: Mapping[str, A
     for own in (config, config.get_text_config(decoder=True)):
         given = getattr(own, "quantization_config", None)
         if given is not None:
-            return dict(given if isinstance(given, Mapping) else given.to_dict())
+            beside = getattr(config, "expert_dtype", None)  # of DeepSeek-V4, which transformers 5.24 moves
+            more = {} if beside is None else {"expert_dtype": beside}
+            return more | dict(given if isinstance(given, Mapping) else given.to_dict())
     file = cached_file(path, "hf_quant_config.json", _raise_exceptions_for_missing_entries=False, **hub)
     if file is None:
         raise _C.Error(f"{path}: has no quantization_config in config.json and no hf_quant_config.json")

@@ -27,7 +27,7 @@ from nvfp4.checkpoints.experts.container import Container
 from nvfp4.checkpoints.experts.naming import Place
 from nvfp4.checkpoints.experts.targets import described, gatherer, placeholder
 from nvfp4.checkpoints.files import check_file
-from nvfp4.checkpoints.fit import check_layer
+from nvfp4.checkpoints.fit import check_layer, dense_instead, is_replaced
 from nvfp4.checkpoints.left_out import is_head, left_out
 from nvfp4.checkpoints.modules import read_modules
 from nvfp4.checkpoints.recipe import AUTO, W4A4, W4A4_DYNAMIC, W4A16
@@ -36,8 +36,10 @@ from nvfp4.checkpoints.shards import read_tensors
 from nvfp4.checkpoints.write import SaveReport, expert_tensors, packed_tensors
 from nvfp4.hosts.transformers.configs import (
     COMPRESSED_TENSORS,
+    FP8,
     MXFP4,
     CompressedTensorsConfig,
+    FineGrainedFP8Config,
     ModelOptConfig,
     Mxfp4Config,
 )
@@ -51,9 +53,9 @@ from nvfp4.layers.buffers import loaded
 from nvfp4.layers.checks import short
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.experts.stack import left_out_of_state
-from nvfp4.layers.fp8 import Fp8Linear
+from nvfp4.layers.fp8 import Fp8Linear, Fp8Tensors
 from nvfp4.layers.fused import FusedPart
-from nvfp4.layers.hosts import layers_replaced, prepare_adapters
+from nvfp4.layers.hosts import prepare_adapters
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.packed import PackedLinear
 from nvfp4.layers.traversal import find_layers
@@ -79,6 +81,7 @@ class ModelOptQuantizer(HfQuantizer):
         self.skipped: dict[str, str] = {}
         self.attached = False  # whether it belongs to a model that was not loaded with it
         self.experts: dict[str, tuple[Container, bool]] = {}  # to load, and whether gate and up alternate
+        self.dense: dict[str, Fp8Tensors] = {}  # FP8 layers of the checkpoint that are dense in the model
         self.modes: dict[str, Mode] = {}  # the mode of each layer that the configuration describes, by its name here
         self.dtypes: dict[str, torch.dtype] = {}  # those that the parameters of the model should have
 
@@ -100,6 +103,7 @@ class ModelOptQuantizer(HfQuantizer):
         self._await_experts(model, checkpoint)
         names, given = names_in(model, checkpoint)
         modules = dict(model.named_modules(remove_duplicate=False))
+        self._await_dense(model, checkpoint, names, modules)
         for name, packed in checkpoint.all_layers.items():
             check_layer(name, packed, {name: modules[names[name]]} if names[name] in modules else {})
         mode = self.quantization_config.recipe().mode
@@ -167,6 +171,24 @@ class ModelOptQuantizer(HfQuantizer):
                 self.modes[name] = container.mode
         checkpoint.containers = {}
 
+    def _await_dense(
+        self, model: Any, checkpoint: Checkpoint, names: dict[str, str], modules: dict[str, torch.nn.Module]
+    ) -> None:
+        """Notes FP8 layers whose modules compute something else than a linear layer: they get their dense weight at the
+        end, from the mapped files."""
+        for name in [*checkpoint.fp8]:
+            old = modules.get(names[name])
+            if isinstance(old, torch.nn.Linear) and not is_replaced(old):
+                self.dense[names[name]] = checkpoint.fp8.pop(name)
+                checkpoint.skipped[name] = dense_instead(old)
+        if self.dense:
+            unused_names = "|".join(map(re.escape, self.dense))
+            scales = "|".join(fp8.SCALE_NAMES)
+            model._keys_to_ignore_on_load_unexpected = {
+                *(model._keys_to_ignore_on_load_unexpected or ()),
+                rf"(^|\.)({unused_names})\.({scales})$",
+            }
+
     def _read(
         self,
         files: list[str] | None,
@@ -198,6 +220,10 @@ class ModelOptQuantizer(HfQuantizer):
                 stack._non_persistent_buffers_set.clear()
         self.experts = {}
         self._cast(model)
+        for name, tensors in self.dense.items():
+            weight = model.get_submodule(name).weight
+            weight.data.copy_(tensors.dense(weight.dtype))
+        self.dense = {}
         prepare_adapters(model)
         return model
 
@@ -283,14 +309,23 @@ class CompressedTensorsQuantizer(ModelOptQuantizer):
 class Mxfp4Quantizer(ModelOptQuantizer):
     """Loads gpt-oss in MXFP4. The model, whose layers are NVFP4, is saved as after quantize_model."""
 
+    saved: str | None = None  # the format; None: as `attach` has it
+
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         model = super()._process_model_after_weight_loading(model, **kwargs)
         model.hf_quantizer = None
         del model.config.quantization_config
-        layers_replaced(model)
+        attach(model, self.saved)
         model.quantization_method = model.hf_quantizer.quantization_config.quant_method
         model.hf_quantizer.skipped = self.skipped
         return model
+
+
+class FineGrainedFP8Quantizer(Mxfp4Quantizer):
+    """Loads FP8 layers beside experts in NVFP4 or MXFP4. Scales of blocks are computed at each call, which
+    compressed-tensors stores alone."""
+
+    saved = compressed_tensors.NAME
 
 
 class _Stored(Linear):
@@ -370,3 +405,4 @@ def attach(model: Any, wanted: str | None = None) -> None:
 register(modelopt.NAME, ModelOptConfig, ModelOptQuantizer)
 register(COMPRESSED_TENSORS, CompressedTensorsConfig, CompressedTensorsQuantizer)
 register(MXFP4, Mxfp4Config, Mxfp4Quantizer)
+register(FP8, FineGrainedFP8Config, FineGrainedFP8Quantizer)

@@ -8,8 +8,13 @@ MXFP4. transformers' quantizers stay registered: ours are registered as nvfp4-co
 
 from __future__ import annotations
 
-from nvfp4.checkpoints import compressed_tensors, mxfp4
-from nvfp4.hosts.transformers.configs import CompressedTensorsConfig, Mxfp4Config
+from nvfp4.checkpoints import compressed_tensors, modelopt, mxfp4
+from nvfp4.hosts.transformers.configs import (
+    CompressedTensorsConfig,
+    FineGrainedFP8Config,
+    Mxfp4Config,
+    Replacement,
+)
 from nvfp4.hosts.transformers.library import (
     AUTO_QUANTIZATION_CONFIG_MAPPING,
     AUTO_QUANTIZER_MAPPING,
@@ -17,6 +22,12 @@ from nvfp4.hosts.transformers.library import (
     QuantizationConfigMixin,
     register_quantization_config,
     register_quantizer,
+)
+
+REPLACEMENTS: tuple[tuple[str, type[Replacement]], ...] = (
+    (compressed_tensors.NAME, CompressedTensorsConfig),
+    (mxfp4.NAME, Mxfp4Config),
+    (modelopt.FP8, FineGrainedFP8Config),
 )
 
 
@@ -32,7 +43,7 @@ def register(method: str, config: type[QuantizationConfigMixin], quantizer: type
 
 def replace_original() -> None:
     """Lets from_pretrained ask nvfp4's configurations first, unless another package has replaced transformers' own."""
-    for name, ours in ((compressed_tensors.NAME, CompressedTensorsConfig), (mxfp4.NAME, Mxfp4Config)):
+    for name, ours in REPLACEMENTS:
         current = AUTO_QUANTIZATION_CONFIG_MAPPING.get(name)
         if current is ours.original or getattr(current, "__module__", None) == ours.__module__:
             AUTO_QUANTIZATION_CONFIG_MAPPING[name] = ours

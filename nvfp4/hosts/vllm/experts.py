@@ -28,7 +28,7 @@ from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 
 from nvfp4 import _C
-from nvfp4.checkpoints import compressed_tensors, modelopt
+from nvfp4.checkpoints import compressed_tensors, modelopt, mxfp4
 from nvfp4.checkpoints.experts.container import Container
 from nvfp4.checkpoints.experts.naming import DOWN, GATE_UP, UP
 from nvfp4.checkpoints.recipe import W4A4, W4A16
@@ -49,6 +49,13 @@ ACTIVATIONS = {
 OAI_LIMIT, OAI_ALPHA = 7.0, 1.702  # vLLM's SWIGLUOAI has no others
 
 logger = init_logger("vllm.plugins.nvfp4")
+
+
+def takes_mxfp4(layer: RoutedExperts, name: str, least: int) -> bool:
+    """Whether vLLM's settings give MXFP4 experts to nvfp4: on a CPU, where vLLM has no kernel for them, and elsewhere
+    with NVFP4_VLLM_MOE=1, since ours were not measured beside vLLM's."""
+    asked = current_platform.is_cpu() or os.environ.get(SWITCH) == "1"
+    return asked and takes(layer, name, W4A16, least)
 
 
 def takes(layer: RoutedExperts, name: str, mode: str, least: int) -> bool:
@@ -155,18 +162,9 @@ class _Experts(FusedMoEMethodBase):
             is_transposed=False,
             interleaved=interleaved,
         )
-        weight_key, scale_key, global_key = self.format.REQUIRED
         parts = 2 if gated else 1
         for stem, count, n, k in (("w13", (parts,), parts * inner, hidden_size), ("w2", (), hidden_size, inner)):
-            # A scale or a bias that is not loaded stays NaN, and is found afterwards.
-            scale = torch.full((num_experts, n, k // BLOCK), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)
-            tensors = {
-                weight_key: (torch.empty(num_experts, n, k // 2, dtype=torch.uint8), None),
-                scale_key: (scale, FusedMoeWeightScaleSupported.BLOCK),
-            }
-            for key in (global_key, self.format.INPUT_SCALE):
-                data = torch.full((num_experts, *count), torch.nan, dtype=torch.float32)
-                tensors[key] = (data, FusedMoeWeightScaleSupported.TENSOR)
+            tensors = self._tensors(num_experts, count, n, k)
             if self.moe.has_bias:
                 tensors["bias"] = (torch.full((num_experts, n), torch.nan, dtype=params_dtype), None)
             for key, (data, kind) in tensors.items():
@@ -174,10 +172,24 @@ class _Experts(FusedMoEMethodBase):
                 layer.register_parameter(f"{stem}_{key}", parameter)
                 set_weight_attrs(parameter, {"weight_loader": loader} | ({"quant_method": kind.value} if kind else {}))
 
+    def _tensors(self, experts: int, count: tuple[int, ...], n: int, k: int) -> dict[str, tuple[Tensor, Any]]:
+        """The format's tensors of one product, and how vLLM's loader cuts them. A scale or a bias that is not loaded
+        stays NaN, and is found afterwards."""
+        weight_key, scale_key, global_key = self.format.REQUIRED
+        scale = torch.full((experts, n, k // BLOCK), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        tensors: dict[str, tuple[Tensor, Any]] = {
+            weight_key: (torch.empty(experts, n, k // 2, dtype=torch.uint8), None),
+            scale_key: (scale, FusedMoeWeightScaleSupported.BLOCK),
+        }
+        for key in (global_key, self.format.INPUT_SCALE):
+            data = torch.full((experts, *count), torch.nan, dtype=torch.float32)
+            tensors[key] = (data, FusedMoeWeightScaleSupported.TENSOR)
+        return tensors
+
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
         """Moves the tensors into nvfp4.Experts, as stacks, which vLLM's compiled code can take."""
         container = Container(self.name, self.format, modes={self.mode})
-        device = layer.get_parameter(f"w13_{self.format.REQUIRED[0]}").device
+        device = next(layer.parameters()).device
         for role, stem in ((GATE_UP if self.about.gated else UP, "w13"), (DOWN, "w2")):
             stacks = self._taken(layer, stem)
             scales = stacks.get(self.format.INPUT_SCALE)  # some lack it, which no sample has reached
@@ -195,14 +207,17 @@ class _Experts(FusedMoEMethodBase):
             stack.gather(device)
             stack.settle()
 
+    def _keys(self) -> tuple[str, ...]:
+        return (*self.format.REQUIRED, self.format.INPUT_SCALE)
+
     def _taken(self, layer: RoutedExperts, stem: str) -> dict[str, Tensor]:
         """The tensors [E, ...] of one product, by their names in the format, which leave the layer."""
-        keys = (*self.format.REQUIRED, self.format.INPUT_SCALE, *(["bias"] if self.about.bias else []))
+        keys = (*self._keys(), *(["bias"] if self.about.bias else []))
         tensors = {key: layer.get_parameter(f"{stem}_{key}").data for key in keys}
         for key in (*keys, "scale"):  # "scale" is of take_stacks
             layer._parameters.pop(f"{stem}_{key}", None)
         if self.mode != W4A4:
-            del tensors[self.format.INPUT_SCALE]
+            tensors.pop(self.format.INPUT_SCALE, None)
         if self.about.bias:
             if bool(tensors["bias"].isnan().any()):
                 raise _C.Error(f"{self.name}.{stem}_bias: is NaN; the checkpoint lacks it")
@@ -241,6 +256,22 @@ class ExactCompressedTensorsExperts(_Experts):
     """NVFP4 experts of compressed-tensors' format."""
 
     format = compressed_tensors
+
+
+class ExactMxfp4Experts(_Experts):
+    """MXFP4 experts of gpt-oss, which vLLM's loader cuts as its own method has them."""
+
+    format = mxfp4
+
+    def _keys(self) -> tuple[str, ...]:
+        return ("weight", "weight_scale")
+
+    def _tensors(self, experts: int, count: tuple[int, ...], n: int, k: int) -> dict[str, tuple[Tensor, Any]]:
+        if k % mxfp4.GROUP:
+            raise _C.Error(f"{self.name}: K is {k} on each device; must be a multiple of {mxfp4.GROUP}")
+        scale = torch.full((experts, n, k // mxfp4.GROUP), mxfp4.NAN, dtype=torch.uint8)
+        weight = torch.empty(experts, n, k // 2, dtype=torch.uint8)
+        return {"weight": (weight, None), "weight_scale": (scale, FusedMoeWeightScaleSupported.BLOCK)}
 
 
 def take_stacks(layer: RoutedExperts, name: str) -> None:

@@ -3,13 +3,13 @@
 vLLM calls `register` through the entry point `vllm.general_plugins`. Registered are:
 
 - ExactNvFp4LinearKernel, a kernel for W4A4: the only one on a CPU; on CUDA the first for compute capability 8.0 to 9.0.
-- vLLM's configurations "compressed-tensors", "modelopt_fp4" and "modelopt_mixed", each as a subclass. vLLM reduces the
-  global scales of a fused layer (q, k, v) to the largest before a kernel sees them, which changes weights. The
-  subclasses give NVFP4 layers a Scheme, which keeps one for each part. They run W4A16 on a CPU, where vLLM has
-  nothing, and on CUDA 9.0, where ours was measured to be faster than Marlin; with NVFP4_VLLM_W4A16=1 on CUDA 8.0
-  to 9.0, with 0 nowhere. They also give NVFP4 experts to nvfp4.Experts, likewise by NVFP4_VLLM_MOE (experts.py);
-  those in W4A4, whose steps of decoding were measured to be slower than Marlin's, on CUDA only with 1 or
-  VLLM_BATCH_INVARIANT=1.
+- vLLM's configurations "compressed-tensors", "modelopt_fp4", "modelopt_mixed" and "gpt_oss_mxfp4", each as a
+  subclass. vLLM reduces the global scales of a fused layer (q, k, v) to the largest before a kernel sees them, which
+  changes weights. The subclasses give NVFP4 layers a Scheme, which keeps one for each part. They run W4A16 on a CPU,
+  where vLLM has nothing, and on CUDA 9.0, where ours was measured to be faster than Marlin; with NVFP4_VLLM_W4A16=1 on
+  CUDA 8.0 to 9.0, with 0 nowhere. They also give NVFP4 experts to nvfp4.Experts, likewise by NVFP4_VLLM_MOE
+  (experts.py); those in W4A4, whose steps of decoding were measured to be slower than Marlin's, on CUDA only with 1 or
+  VLLM_BATCH_INVARIANT=1. MXFP4 layers and experts run on a CPU, and on CUDA with these variables alone.
 
 Which kernel runs W4A4 is vLLM's choice, logged as "Using ... for NVFP4 GEMM". These leave a layer to vLLM:
 VLLM_DISABLED_KERNELS=ExactNvFp4LinearKernel, --linear-backend with the name of another kernel. NVFP4_VLLM=0 registers
@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C, _api
-from nvfp4.checkpoints import compressed_tensors, modelopt
-from nvfp4.checkpoints.recipe import W4A4, W4A4_DYNAMIC, W4A16
+from nvfp4.checkpoints import compressed_tensors, modelopt, mxfp4
+from nvfp4.checkpoints.recipe import MXFP4, MXFP4_INPUTS, W4A4, W4A4_DYNAMIC, W4A16
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.packed import BLOCK, PackedLinear
 
@@ -60,6 +60,7 @@ try:
         ModelOptMixedPrecisionConfig,
         ModelOptNvFp4Config,
     )
+    from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
     from vllm.model_executor.layers.quantization.utils.quant_utils import kNvfp4Static
     from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScaleParameter
     from vllm.platforms import PlatformEnum, current_platform
@@ -75,7 +76,9 @@ __all__ = ["ExactNvFp4LinearKernel", "register"]
 MIN_CAPABILITY = min(row["min_capability"] for row in _C.backends() if row["min_capability"])
 MAX_CAPABILITY = 90  # compute capability: above, vLLM has kernels for tensor cores with NVFP4
 ACTIVATIONS = {W4A4: "nvfp4", W4A4_DYNAMIC: "nvfp4", W4A16: None}
-WEIGHTS = {compressed_tensors: "weight_packed", modelopt: "weight"}
+WEIGHTS = {compressed_tensors: "weight_packed", modelopt: "weight", mxfp4: "weight_packed"}
+# How MXFP4 layers of compressed-tensors run here.
+MXFP4_MODES = {MXFP4: W4A16, MXFP4_INPUTS: W4A4_DYNAMIC}
 W4A16_SWITCH = "NVFP4_VLLM_W4A16"
 GLOBAL_SCALES = {compressed_tensors: "weight_global_scale", modelopt: "weight_scale_2"}
 
@@ -230,12 +233,19 @@ def chosen(mode: str, layer_name: str) -> bool:
     return True
 
 
+def chosen_mxfp4(layer_name: str) -> bool:
+    """Whether vLLM's settings give an MXFP4 layer to nvfp4: on a CPU, where vLLM has no kernel for it, and elsewhere
+    with NVFP4_VLLM_W4A16=1, since ours were not measured beside vLLM's."""
+    asked = current_platform.is_cpu() or os.environ.get(W4A16_SWITCH) == "1"
+    return asked and chosen(W4A16, layer_name)
+
+
 class Scheme(CompressedTensorsScheme):
     """Loads and runs an NVFP4 layer of either format. It has the checkpoint's tensors as parameters until they are
     loaded.
 
     Args:
-        format (module): nvfp4.checkpoints.compressed_tensors or .modelopt.
+        format (module): nvfp4.checkpoints.compressed_tensors, .modelopt or .mxfp4.
         mode (str): "W4A4", "W4A4 dynamic" or "W4A16".
         name (str): the name of the layer, for error messages.
     """
@@ -257,12 +267,16 @@ class Scheme(CompressedTensorsScheme):
     ) -> None:
         """Registers the format's tensors: values [N, K/2], block scales [N, K/16], global scales [parts]."""
         n, k = sum(output_partition_sizes), input_size_per_partition
-        if k % BLOCK:
-            raise _C.Error(f"{self.name}: K is {k} on each device; must be a multiple of {BLOCK}")
+        group = mxfp4.GROUP if self.format is mxfp4 else BLOCK
+        if k % group:
+            raise _C.Error(f"{self.name}: K is {k} on each device; must be a multiple of {group}")
         layer.logical_widths = output_partition_sizes
         layer.input_size_per_partition, layer.output_size_per_partition = k, n
         # A scale that is not loaded stays NaN, and is found afterwards.
-        scale = torch.full((n, k // BLOCK), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        if self.format is mxfp4:
+            scale = torch.full((n, k // group), mxfp4.NAN, dtype=torch.uint8)
+        else:
+            scale = torch.full((n, k // group), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)
         weight = torch.empty(n, k // 2, dtype=torch.uint8)
         for name, data in {WEIGHTS[self.format]: weight, "weight_scale": scale}.items():
             parameter = ModelWeightParameter(data=data, input_dim=1, output_dim=0, weight_loader=weight_loader)
@@ -272,6 +286,8 @@ class Scheme(CompressedTensorsScheme):
             layer.register_parameter(name, PerTensorScaleParameter(data=data, weight_loader=weight_loader))
 
     def _global_scales(self) -> list[str]:
+        if self.format is mxfp4:
+            return []
         return [GLOBAL_SCALES[self.format], *([self.format.INPUT_SCALE] if self.mode == W4A4 else [])]
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
@@ -282,7 +298,8 @@ class Scheme(CompressedTensorsScheme):
         rows = itertools.accumulate(layer.logical_widths, initial=0)
         parts = []
         with self._named():
-            if bool((tensors["weight_scale"].view(torch.uint8) & 0x7F == 0x7F).any()):
+            nan = tensors["weight_scale"].view(torch.uint8) & 0x7F == 0x7F
+            if self.format is not mxfp4 and bool(nan.any()):
                 raise _C.Error("weight_scale: is NaN; the checkpoint lacks it, or has the layer in another format")
             for i, (first, last) in enumerate(itertools.pairwise(rows)):
                 own = {name: t[first:last] for name, t in tensors.items()}
@@ -336,7 +353,9 @@ class ExactCompressedTensorsConfig(CompressedTensorsConfig):
 
     def get_scheme(self, layer: torch.nn.Module, layer_name: str | None = None) -> CompressedTensorsScheme | None:
         mode = self._mode(layer, layer_name)
-        if mode is not None and chosen(mode, layer_name or ""):
+        if mode in MXFP4_MODES and chosen_mxfp4(layer_name or ""):
+            return Scheme(mxfp4, MXFP4_MODES[mode], layer_name or "")
+        if mode in ACTIVATIONS and chosen(mode, layer_name or ""):
             return Scheme(compressed_tensors, mode, layer_name or "")
         return super().get_scheme(layer, layer_name)
 
@@ -346,18 +365,18 @@ class ExactCompressedTensorsConfig(CompressedTensorsConfig):
             projections = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
             modes = {self._mode(layer, f"{prefix}.0.{name}") for name in projections if name is not None}
             mode = modes.pop()  # vLLM rejects layers whose projections differ
-            if not modes and mode is not None and experts.takes(layer, prefix, mode, MIN_CAPABILITY):
+            if not modes and mode in ACTIVATIONS and experts.takes(layer, prefix, mode, MIN_CAPABILITY):
                 return experts.ExactCompressedTensorsExperts(layer, mode, prefix)
         return super().get_quant_method(layer, prefix)
 
     def _mode(self, layer: torch.nn.Module, name: str | None) -> str | None:
-        """The mode of an NVFP4 layer; None of any other."""
+        """The mode of an NVFP4 or MXFP4 layer; None of any other."""
         found = self.get_scheme_dict(layer, name) or {}
         weights, inputs = found.get("weights"), found.get("input_activations")
         if weights is None:
             return None
         mode = compressed_tensors.group_mode(weights.model_dump(), inputs.model_dump() if inputs else {})
-        return mode if mode in ACTIVATIONS else None
+        return mode if mode in (*ACTIVATIONS, *MXFP4_MODES) else None
 
 
 class _ModelOpt:
@@ -402,8 +421,22 @@ class ExactModelOptMixedConfig(_ModelOpt, ModelOptMixedPrecisionConfig):
         return configs.get(self._resolve_quant_algo(prefix) or "")
 
 
+class ExactGptOssConfig(GptOssMxfp4Config):
+    """vLLM's configuration for gpt-oss in MXFP4, with a method for experts."""
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        if isinstance(layer, RoutedExperts) and experts.takes_mxfp4(layer, prefix, MIN_CAPABILITY):
+            return experts.ExactMxfp4Experts(layer, W4A16, prefix)
+        return super().get_quant_method(layer, prefix)
+
+    @classmethod
+    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
+        return [*super().get_supported_act_dtypes(), torch.float16, torch.float32]
+
+
 CONFIGS = {
     "compressed-tensors": ExactCompressedTensorsConfig,
     "modelopt_fp4": ExactModelOptConfig,
     "modelopt_mixed": ExactModelOptMixedConfig,
+    "gpt_oss_mxfp4": ExactGptOssConfig,
 }
