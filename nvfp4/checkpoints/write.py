@@ -219,6 +219,11 @@ def expert_tensors(name: str, experts: Experts, report: SaveReport) -> dict[str,
             f"{compressed_tensors.NAME}"
         )
     for key, stack in (("gate_up", experts.gate_up), ("down", experts.down)):
+        if stack.weight_global_scale.ndim == 3:
+            shape = list(stack.weight_global_scale.shape)
+            raise _C.Error(
+                f"{name}.{key}.weight_global_scale: shape is {shape}; {report.format} stores one of a matrix"
+            )
         for scale in ("weight_global_scale", "input_global_scale"):
             before = getattr(stack, scale)
             if before is None or before.is_meta or report.format == modelopt.NAME:

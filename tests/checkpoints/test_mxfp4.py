@@ -287,18 +287,41 @@ def test_gpt_oss_as_modelopt_has_it(generator: torch.Generator, tmp_path: Path) 
         assert torch.equal(logits(again), logits(ours))
 
 
-def test_experts_beyond_17_octaves(generator: torch.Generator, tmp_path: Path) -> None:
-    """An expert of a module has one global scale."""
-    quantized(gpt_oss(), tmp_path, GPT_OSS, generator)
+@pytest.mark.parametrize("activations", [None, "nvfp4"])
+def test_experts_beyond_17_octaves(activations: str | None, generator: torch.Generator, tmp_path: Path) -> None:
+    """Their rows have a global scale each: results, gradients, a state dict; formats store none."""
+    model = quantized(gpt_oss(), tmp_path, GPT_OSS, generator)
     tensors = safetensors.load_file(tmp_path / "model.safetensors")
-    blocks, scales = (tensors[f"model.layers.0.mlp.experts.down_proj_{name}"] for name in ("blocks", "scales"))
-    blocks[1, 2:4, 0], scales[1, 2, 0], scales[1, 3, 0] = 0x11, 90, 120
-    scales[1, 2, 1:], scales[1, 3, 1:] = 90, 120
+    for name in ("gate_up_proj", "down_proj"):
+        stack = f"model.layers.0.mlp.experts.{name}"
+        blocks, scales = tensors[f"{stack}_blocks"], tensors[f"{stack}_scales"]
+        blocks[1, 2:4, 0], scales[1, 2], scales[1, 3] = 0x11, 100, 121
+        model.load_state_dict({stack: definition(blocks.flatten(-2), scales).float().transpose(1, 2)}, strict=False)
     safetensors.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(
-        nvfp4.Error, match=r"^model.layers.0.mlp.experts.down_proj\[1\]: exponents span more than 17 oct"
-    ):
-        nvfp4.load(tmp_path, gpt_oss())
+    ours, again = gpt_oss().eval(), gpt_oss().eval()
+    nvfp4.load(tmp_path, ours, activations=activations)
+    nvfp4.load(tmp_path, again, activations=activations)
+    experts = ours.model.layers[0].mlp.experts
+    shapes = [tuple(stack.weight_global_scale.shape) for stack in (experts.gate_up, experts.down)]
+    assert shapes == [(4, 2, 96), (4, 1, 64)]
+    again.load_state_dict(ours.state_dict())
+    assert torch.equal(logits(again), logits(ours))
+    if activations is None:
+        torch.testing.assert_close(logits(ours), logits(model), rtol=1e-5, atol=1e-5)
+        x = torch.randn(12, 64, generator=generator)
+        index, weights = torch.arange(24).view(12, 2) % 4, torch.rand(12, 2, generator=generator)
+        found = []
+        for own in (ours, model):
+            found.append(x.clone().requires_grad_())
+            own.model.layers[0].mlp.experts(found[-1], index, weights).square().sum().backward()
+        largest = float(found[1].grad.abs().max())
+        torch.testing.assert_close(found[0].grad, found[1].grad, rtol=0, atol=1e-5 * largest)
+    for format in ("modelopt", "compressed-tensors")[activations is not None :]:
+        with pytest.raises(nvfp4.Error, match=r"^model.layers.0.mlp.experts.gate_up.weight_global_scale: shape is \[4"):
+            nvfp4.save(ours, tmp_path / "out", format)
+    with pytest.raises(nvfp4.Error, match=r"^model.layers.0.mlp.experts.\w+\[1\].weight_global_scale: shape is"):
+        convert(tmp_path, tmp_path / "out", "modelopt")
+    assert not (tmp_path / "out").exists()
 
 
 def test_memory_of_loading(generator: torch.Generator) -> None:

@@ -37,6 +37,7 @@ class Container:
         modes: of its layers.
         layers: by role and expert (None: a stack), the tensors by their names in the layer.
         locals, joined: as of Naming.
+        by_rows: whether a matrix may have a global scale for each row, as MXFP4 of a large span takes it.
         wanted: load's `activations`, which come before the checkpoint's; AUTO: none.
     """
 
@@ -47,6 +48,7 @@ class Container:
     layers: dict[str, dict[int | None, Mapping[str, Tensor]]] = field(default_factory=dict)
     locals: dict[str, str] = field(default_factory=dict)
     joined: bool = False
+    by_rows: bool = False
 
     def add(
         self, place: Place, own: Mapping[str, Tensor], activations: str | None, joined: bool, dynamic: bool
@@ -128,13 +130,10 @@ class Container:
                         one[e] = mxfp4.read(own)
             layers[role] = {}
             for e, packed in one.items():
-                if packed.weight_global_scale.ndim:
-                    raise _C.Error(
-                        f"{self._name(role, e or 0)}: exponents span more than {mxfp4.SPAN} octaves, which takes a "
-                        "global scale for each row; must span fewer in experts, which have one"
-                    )
-                layers[role][e] = modelopt.write(packed)
-        return replace(self, format=modelopt, layers=layers)
+                tensors = {"weight": packed.weight, "weight_scale": packed.weight_scale, "bias": packed.bias}
+                tensors["weight_scale_2"] = packed.weight_global_scale
+                layers[role][e] = {key: t for key, t in tensors.items() if t is not None}
+        return replace(self, format=modelopt, layers=layers, by_rows=True)
 
     def check(self, gated: bool, experts: int) -> list[str]:
         """Rejects layers that are missing or too many. Returns the roles of the first product."""
@@ -191,8 +190,13 @@ class Container:
             self._check(torch.stack([t.view(torch.uint8) for t in scales]), weights, role)
         indices = slice(parts.start, parts.stop)
         given = [layers[e].get(self.format.INPUT_SCALE) for e in range(experts)]
-        globals_of = self._scalars(role, global_key, [layers[e][global_key] for e in range(experts)], count, shapes)
-        stack.weight_global_scale[:, indices] = globals_of.to(stack.weight_global_scale.device)
+        scales_of = [layers[e][global_key] for e in range(experts)]
+        if self.by_rows and any(t.ndim for t in scales_of):
+            fill_row_scales(stack, parts, scales_of, interleaved)
+        else:
+            factors = self._scalars(role, global_key, scales_of, count, shapes).to(stack.weight_global_scale.device)
+            own = stack.weight_global_scale
+            own[:, indices] = factors if own.ndim == 2 else factors.unsqueeze(-1)
         if any(t is not None for t in given):
             if stack.input_global_scale is None:
                 stack.input_global_scale = torch.full_like(stack.weight_global_scale, float("nan"))
@@ -266,6 +270,16 @@ def prepare(stack: Stack, device: torch.device | None) -> None:
         if t is not None and t.is_meta:
             place = "cpu" if device is None or device.type == "meta" else device
             stack._buffers[name] = torch.empty_like(t, device=place)
+
+
+def fill_row_scales(stack: Stack, parts: range, scales: list[Tensor], interleaved: bool) -> None:
+    """Gives some parts of a stack a global scale for each row, from an expert's [] or [rows of these parts]."""
+    if stack.weight_global_scale.ndim == 2:
+        stack.weight_global_scale = stack.weight_global_scale.unsqueeze(-1).repeat(1, 1, stack.shape[2])
+    for e, t in enumerate(scales):
+        rows = t.expand(len(parts) * stack.shape[2])
+        for p, part in enumerate(parts):
+            stack.weight_global_scale[e, part] = divided(rows, len(parts), p, interleaved)
 
 
 def fill_matrices(stack: Stack, parts: list[tuple[list[Tensor], list[Tensor]]]) -> None:

@@ -30,7 +30,7 @@ class Stack(FixedBuffers):
     Buffers:
         weight: [E, P, N, K/2] uint8, or None.
         weight_scale: [E, P, N rounded up to 128, K/16 rounded up to 4] float8_e4m3fn in the 128x4 layout, or None.
-        weight_global_scale: float32 [E, P], multipliers.
+        weight_global_scale: float32 [E, P], multipliers; or [E, P, N], one for each row.
         input_global_scale: float32 [E, P], multipliers, NaN for an expert without one; or None.
         bias: [E, P, N], or None.
 
@@ -163,6 +163,9 @@ class Stack(FixedBuffers):
                 self.input_global_scale = None
             elif self.input_global_scale is None:
                 self.input_global_scale = torch.empty_like(self.weight_global_scale)
+            shape = state_dict[prefix + "weight_global_scale"].shape
+            if shape in (self.shape[:2], self.shape[:3]):
+                self.weight_global_scale = self.weight_global_scale.new_empty(shape)
             if self.kept is not None:
                 self._buffers.update(self.blank("cpu"))
                 self.kept = None
@@ -187,9 +190,10 @@ class Stack(FixedBuffers):
     # ---- the products ----
 
     def input_scales(self) -> tuple[Tensor | None, Tensor]:
-        """The global scale of each expert's quantized input, [E], or None without one, and alpha with it, [E, P]. The
-        parts of an expert share their input, and the largest of their scales; an expert without one takes the largest
-        of all. A CUDA graph keeps the values from before it was made; a state dict that is loaded renews them there."""
+        """The global scale of each expert's quantized input, [E], or None without one, and alpha with it, in the shape
+        of weight_global_scale. The parts of an expert share their input, and the largest of their scales; an expert
+        without one takes the largest of all. A CUDA graph keeps the values from before it was made; a state dict that
+        is loaded renews them there."""
         given, own = self.input_global_scale, self.weight_global_scale
         if given is None:
             return None, own
@@ -235,7 +239,7 @@ def computed_scales(given: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
     """Stack.input_scales of its buffers input_global_scale and weight_global_scale."""
     largest = given.nan_to_num(0.0).amax(1)
     scales = torch.where(largest > 0, largest, largest.amax())
-    return scales, own * scales[:, None]
+    return scales, own * scales.reshape(-1, *[1] * (own.ndim - 1))
 
 
 def is_captured(t: Tensor) -> bool:

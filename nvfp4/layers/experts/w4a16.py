@@ -108,18 +108,22 @@ def transposed(stack: Stack, dy: Tensor, ends: Tensor, batch_invariant: bool) ->
     follow one another: those of gate, then those of up.
     """
     experts, parts, size, _ = stack.shape
+    if stack.weight_global_scale.ndim == 3:  # factors of the rows of a matrix are not factors of its product here
+        slot = torch.arange(dy.shape[0], device=dy.device, dtype=torch.int32)
+        expert = torch.searchsorted(ends, slot, right=True).clamp(max=experts - 1)
+        dy = dy.float() * stack.weight_global_scale.flatten(1)[expert]
     if stack.kept is not None:
         used, ends = stack.used(ends)
         total = None
         for p, each in enumerate(dy.split(size, 1)):
             values, scales = ([tensors[e] for e in used] for tensors in stack.kept[p])
-            alpha = stack.weight_global_scale[used, p]
+            alpha = factors_of(stack)[used, p]
             dx = _gradient(each.contiguous(), values, scales, alpha, ends, None, batch_invariant)
             total = dx if total is None else total + dx
         assert total is not None
         return total
     assert stack.weight is not None
-    weight, alpha = stack.weight.flatten(0, 1), stack.weight_global_scale.flatten()
+    weight, alpha = stack.weight.flatten(0, 1), factors_of(stack).flatten()
     if parts == 1:
         return _gradient(dy, weight, stack.weight_scale, alpha, ends, None, batch_invariant)
     slots = dy.shape[0]
@@ -133,6 +137,12 @@ def transposed(stack: Stack, dy: Tensor, ends: Tensor, batch_invariant: bool) ->
     ends = torch.stack((starts[:-2] + ends, 2 * ends), 1).flatten()
     dx = _gradient(dy, weight, stack.weight_scale, alpha, ends, rows, batch_invariant)
     return dx[first] + dx[second]
+
+
+def factors_of(stack: Stack) -> Tensor:
+    """The global scale of each matrix, [E, P]; ones where its rows have one each."""
+    scales = stack.weight_global_scale
+    return scales if scales.ndim == 2 else torch.ones_like(scales[..., 0])
 
 
 def _gradient(
