@@ -164,7 +164,7 @@ class Stack(FixedBuffers):
             elif self.input_global_scale is None:
                 self.input_global_scale = torch.empty_like(self.weight_global_scale)
             shape = state_dict[prefix + "weight_global_scale"].shape
-            if shape in (self.shape[:2], self.shape[:3]):
+            if shape != self.weight_global_scale.shape and shape in (self.shape[:2], self.shape[:3]):
                 self.weight_global_scale = self.weight_global_scale.new_empty(shape)
             if self.kept is not None:
                 self._buffers.update(self.blank("cpu"))
