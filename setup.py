@@ -42,6 +42,19 @@ CFLAGS = ["-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden", "-fexceptions",
 CFLAGS += ["-O1", "-g1", "-fno-wrapv", "-fno-sanitize-recover=all"] if SANITIZERS else ["-O3", "-g0"]
 
 
+# Flags under which the compiler changes results, or a program starts with subnormal numbers flushed.
+UNSAFE = ("-ffast-math", "-Ofast", "-funsafe-math-optimizations", "-ffinite-math-only", "-fassociative-math")
+UNSAFE += ("-freciprocal-math", "-fno-signed-zeros", "-mdaz-ftz", "-ffp-model=fast")
+
+
+def check_flags() -> None:
+    """Stops a build with flags of the environment that would change results."""
+    for name in ("CC", "CFLAGS", "CPPFLAGS", "LDFLAGS"):
+        for flag in os.environ.get(name, "").split():
+            if flag in UNSAFE:
+                sys.exit(f"nvfp4: {name} has {flag}, which changes results; must not have it.")
+
+
 def version() -> str:
     return re.search(r'#define NVFP4_VERSION\s+"(.+)"', (ROOT / "csrc/nvfp4.h").read_text())[1]
 

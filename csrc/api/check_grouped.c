@@ -10,11 +10,11 @@ static int is_nn(const nvfp4_grouped_gemm_args *args) {
 
 /* ---- stacks with parts ---- */
 
-/* Joins the first two dimensions of a stack, [E, P, ..] to [E * P, ..]. b: the stack of the matrices. */
-static nvfp4_status join(const char *name, nvfp4_tensor *t, const nvfp4_tensor *b) {
-    if (t->shape[0] != b->shape[0] || t->shape[1] != b->shape[1])
+/* Joins the first two dimensions of a stack, [E, P, ..] to [E * P, ..]. */
+static nvfp4_status join(const char *name, nvfp4_tensor *t, int64_t experts, int64_t parts) {
+    if (t->shape[0] != experts || t->shape[1] != parts)
         return REJECT(name, ("begins with %lld x %lld", (long long)t->shape[0], (long long)t->shape[1]),
-                      ("must begin with E x P = %lld x %lld", (long long)b->shape[0], (long long)b->shape[1]));
+                      ("must begin with E x P = %lld x %lld", (long long)experts, (long long)parts));
     if (t->shape[0] > 1 && t->shape[1] > 1 && element_count(t) && t->stride[0] != t->shape[1] * t->stride[1])
         return REJECT(
             name, ("parts are %lld elements apart and experts %lld", (long long)t->stride[1], (long long)t->stride[0]),
@@ -31,12 +31,16 @@ nvfp4_status join_parts(operation_args *all) {
     nvfp4_grouped_gemm_args *args = &all->grouped_gemm;
     nvfp4_tensor *alpha = &args->alpha, *bias = &args->bias, *scale_b = &args->scale_b;
     if (args->b.ndim != 4) return NVFP4_OK;
-    args->parts = args->b.shape[1] > INT32_MAX ? INT32_MAX : (int32_t)args->b.shape[1];
-    const nvfp4_tensor b = args->b;
-    nvfp4_status status = join("b", &args->b, &b);
-    if (!status && args->scale_layout == NVFP4_LINEAR && scale_b->ndim == 4) status = join("scale_b", scale_b, &b);
-    if (!status && !absent(alpha) && alpha->ndim > 1 && element_count(alpha) != 1) status = join("alpha", alpha, &b);
-    if (!status && !absent(bias) && bias->ndim == 3) status = join("bias", bias, &b);
+    if (alpha->ndim > NVFP4_MAX_DIMS) return NVFP4_OK; /* which check_arguments rejects */
+    const int64_t matrices = args->b.shape[0], parts = args->b.shape[1];
+    const int64_t experts = args->b_list ? args->groups : matrices; /* a list's b is that of one expert */
+    args->parts = parts > INT32_MAX ? INT32_MAX : (int32_t)parts;
+    nvfp4_status status = join("b", &args->b, matrices, parts);
+    if (!status && args->scale_layout == NVFP4_LINEAR && scale_b->ndim == 4)
+        status = join("scale_b", scale_b, matrices, parts);
+    if (!status && !absent(alpha) && alpha->ndim > 1 && element_count(alpha) != 1)
+        status = join("alpha", alpha, experts, parts);
+    if (!status && !absent(bias) && bias->ndim == 3) status = join("bias", bias, experts, parts);
     return status;
 }
 
@@ -49,6 +53,8 @@ static nvfp4_status check_lists(const nvfp4_grouped_gemm_args *args) {
         return CONTRADICTS("b", ("is a list but a is on a GPU; must be one tensor there"));
     for (int32_t e = 0; e < args->groups; e++) {
         const uintptr_t b = (uintptr_t)args->b_list[e], scale = (uintptr_t)args->scale_b_list[e];
+        if ((!b && element_count(&args->b)) || (!scale && element_count(&args->scale_b)))
+            return REJECT(b ? "scale_b" : "b", ("data of matrix %d is NULL", e), ("must be an address"));
         if (b % 8)
             return REJECT("b", ("data of matrix %d is at address %p", e, args->b_list[e]),
                           ("must be aligned to 8 bytes"));

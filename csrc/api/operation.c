@@ -5,6 +5,7 @@
 
 #include "api/rules.h"
 #include "common/error.h"
+#include "common/float_mode.h"
 
 nvfp4_status operation_check(const checked_call *c, prepared_call *call) {
     nvfp4_status status = check_arguments(c);
@@ -24,9 +25,18 @@ nvfp4_status operation_run(nvfp4_context *context, const checked_call *c, prepar
     return c->op->run(context, c, call);
 }
 
+/* Tensors of an operation that are absent and yet have a rank: what a caller left there must not be read. */
+static int has_garbage(const operation *op, const void *args) {
+    for (int32_t i = 0; i < op->tensor_count; i++) {
+        const nvfp4_tensor *t = tensor_at(op, i, args);
+        if (absent(t) && (t->ndim || t->data)) return 1;
+    }
+    return 0;
+}
+
 const void *complete_args(const operation *op, const void *args, operation_args *own) {
     const size_t size = ((const nvfp4_call *)args)->size;
-    if (size == op->args_bytes) return args;
+    if (size == op->args_bytes && !has_garbage(op, args)) return args;
     if (size < op->min_bytes || size > op->args_bytes) {
         REJECT("size", ("is %zu", size),
                ("must be that of the arguments of %s, %zu bytes at least and %zu at most: begin with their defaults",
@@ -36,6 +46,10 @@ const void *complete_args(const operation *op, const void *args, operation_args 
     op->defaults(own);
     memcpy(own, args, size);
     own->call.size = op->args_bytes;
+    for (int32_t i = 0; i < op->tensor_count; i++) {
+        nvfp4_tensor *t = tensor_to_fill(op, i, own);
+        if (absent(t)) *t = (nvfp4_tensor){.dtype = NVFP4_NONE};
+    }
     return own;
 }
 
@@ -44,8 +58,11 @@ nvfp4_status operation_call(nvfp4_context *context, const operation *op, const v
     prepared_call call;
     const checked_call c = {op, complete_args(op, args, &own)};
     if (!c.args) return NVFP4_INVALID;
+    const float_mode before = set_float_mode(OWN_FLOAT_MODE);
     nvfp4_status status = operation_prepare(context, &c, &call);
-    return status ? status : operation_run(context, &c, &call);
+    if (!status) status = operation_run(context, &c, &call);
+    set_float_mode(before);
+    return status;
 }
 
 nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args) {

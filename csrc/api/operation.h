@@ -196,8 +196,8 @@ nvfp4_status operation_prepare(nvfp4_context *context, const checked_call *c, pr
 nvfp4_status operation_run(nvfp4_context *context, const checked_call *c, prepared_call *call);
 /* Prepares and runs a call: the body of each function of nvfp4.h. Arguments of an older program are completed. */
 nvfp4_status operation_call(nvfp4_context *context, const operation *op, const void *args);
-/* Completes the args of an older program in `own`; returns these, or args themselves. NULL with an error message if
- * their size is wrong. */
+/* Completes the args of an older program in `own`, and clears what absent tensors hold; returns these, or args
+ * themselves. NULL with an error message if their size is wrong. */
 const void *complete_args(const operation *op, const void *args, operation_args *own);
 
 #endif

@@ -167,6 +167,9 @@ static nvfp4_status choose(nvfp4_context *context, uint32_t flags, prepared_call
     const target *where = &call->where;
     call->candidates = call->is_fused = 0;
     if (!where->on_gpu) return choose_on_host(context, flags, call);
+    const int is_grouped = call->problem.gemm.product_kind >= PRODUCT_GROUPED;
+    if (is_grouped && call->problem.grouped.b_list)
+        return CONTRADICTS("b", ("is a list but the backend runs on a GPU; must be one tensor there"));
     if (call->is_empty) {
         call->candidate = no_launch(where);
         return NVFP4_OK;

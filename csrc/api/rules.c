@@ -185,10 +185,18 @@ nvfp4_status check_overlap(const checked_call *c) {
     return NVFP4_OK;
 }
 
+/* Whether a list of addresses stands for a tensor, whose own data is not read then. */
+static int is_listed(const checked_call *c, int32_t tensor) {
+    for (int32_t i = 0; i < c->op->list_count; i++)
+        if (c->op->lists[i].tensor == tensor)
+            return *(const void *const *const *)((const char *)c->args + c->op->lists[i].offset) != NULL;
+    return 0;
+}
+
 nvfp4_status check_data_present(const checked_call *c) {
     for (int32_t i = 0; i < c->op->tensor_count; i++) {
         const nvfp4_tensor *t = tensor_at(c->op, i, c->args);
-        if (!absent(t) && !t->data && element_count(t) != 0)
+        if (!absent(t) && !t->data && element_count(t) != 0 && !is_listed(c, i))
             return REJECT(c->op->tensors[i].name, ("has no data"), ("must not be a fake or meta tensor"));
     }
     return NVFP4_OK;
@@ -298,7 +306,8 @@ nvfp4_status check_vector(const checked_call *c, const nvfp4_tensor *t, char siz
     if (one_allowed && count == 1) return check_alignment(c, t, dtype_bytes(t->dtype));
     if (t->ndim != 1 || count != length)
         return REJECT(
-            argument_name(c, t), ("has %lld elements in %d dimensions", (long long)count, t->ndim),
+            argument_name(c, t),
+            ("has %lld elements in %d dimension%s", (long long)count, t->ndim, t->ndim == 1 ? "" : "s"),
             ("must be a vector of %slength %c = %lld", one_allowed ? "length 1 or of " : "", size, (long long)length));
     if (!is_contiguous(t))
         return REJECT(argument_name(c, t), ("stride is %lld", (long long)t->stride[0]),
@@ -308,8 +317,10 @@ nvfp4_status check_vector(const checked_call *c, const nvfp4_tensor *t, char siz
 
 nvfp4_status check_written_vector(const checked_call *c, const nvfp4_tensor *t, const char *size, int64_t length) {
     if (t->ndim != 1 || t->shape[0] != length)
-        return REJECT(argument_name(c, t), ("has %lld elements in %d dimensions", (long long)element_count(t), t->ndim),
-                      ("must be a vector of length %s = %lld", size, (long long)length));
+        return REJECT(
+            argument_name(c, t),
+            ("has %lld elements in %d dimension%s", (long long)element_count(t), t->ndim, t->ndim == 1 ? "" : "s"),
+            ("must be a vector of length %s = %lld", size, (long long)length));
     if (!is_contiguous(t)) return REJECT(argument_name(c, t), ("is not contiguous"), ("must be"));
     return check_alignment(c, t, dtype_bytes(t->dtype));
 }

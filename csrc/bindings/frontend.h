@@ -57,6 +57,7 @@ typedef struct front_call {
     int64_t sizes[OPERATION_MAX_SIZES];      /* scalars of SCALAR_SIZE */
     int32_t out_dtype;                       /* nvfp4_dtype; NVFP4_NONE: the caller names none */
     const void **lists[OPERATION_MAX_LISTS]; /* addresses of tensors that a caller gave in lists, to be freed */
+    void *elements[OPERATION_MAX_LISTS];     /* what keeps these tensors, to be released; of the Python module alone */
 } front_call;
 
 /* The address at which a scalar of a call is stored. */

@@ -18,6 +18,7 @@ enum {
 typedef struct group {
     int64_t first, rows; /* in the order of groups */
     int32_t index;
+    int32_t scale_row; /* of its first row, where scale_rows says it; read once */
 } group;
 
 typedef struct grouped {
@@ -38,7 +39,7 @@ static int find_groups(const grouped_problem *p, group *found) {
     for (int32_t e = 0; e < p->groups; e++) {
         const int64_t first = end;
         if (p->ends[e] > end) end = min_int(p->ends[e], p->g.m);
-        if (end > first) found[count++] = (group){first, end - first, e};
+        if (end > first) found[count++] = (group){first, end - first, e, 0};
     }
     return count;
 }
@@ -50,16 +51,16 @@ static int64_t row_of_a(const grouped_problem *p, int64_t i) {
 }
 
 /* How many of a group's rows have scales, from its first on; all where a has none, or its scales lie as its rows do. */
-static int64_t rows_with_scales(const grouped_problem *p, const group *one) {
+static int64_t rows_with_scales(const grouped_problem *p, group *one) {
     if (!p->scale_rows) return one->rows;
-    const int64_t first = p->scale_rows[one->index];
+    const int64_t first = one->scale_row = p->scale_rows[one->index];
     if (first < 0 || first % 128 || first >= p->scale_a_rows) return 0;
     return min_int(one->rows, p->scale_a_rows - first);
 }
 
 /* The offset in bytes from g.scale_a at which the scales of a group's first row begin. */
 static int64_t scale_offset_of_group(const grouped_problem *p, const group *one) {
-    if (p->scale_rows) return p->scale_rows[one->index] / 128 * p->g.scale_a_pitch;
+    if (p->scale_rows) return one->scale_row / 128 * p->g.scale_a_pitch;
     return p->g.scale_a ? one->first * p->g.scale_a_pitch : 0;
 }
 
@@ -101,8 +102,10 @@ static grouped_problem problem_of_group(const grouped *x, const group *one) {
     g->m = one->rows;
     g->l = p.parts;
     g->product_kind = g->product_kind == PRODUCT_GROUPED_NN ? PRODUCT_GEMM_NN : PRODUCT_GEMM;
-    g->a += one->first * g->a_pitch;
-    if (g->scale_a) g->scale_a += scale_offset_of_group(x->problem, one);
+    if (!p.rows) { /* else the rows are gathered */
+        g->a += one->first * g->a_pitch;
+        if (g->scale_a) g->scale_a += scale_offset_of_group(x->problem, one);
+    }
     if (p.b_list) {
         g->b = p.b_list[one->index];
         g->scale_b = p.scale_b_list[one->index];
@@ -174,8 +177,9 @@ static nvfp4_status run_few(grouped *x, int count, int64_t *packed_first, int th
     parallel_for((int)min_int(threads, packers), count, pack, x);
     /* Reading bounds this: a thread is worth waking for some 40 us of it, which cpu_grouped_gemm's rule, made for
      * arithmetic, would give to fewer threads. */
-    const int64_t readers = 1 + count * p->parts * p->g.n * p->g.k / READ_BY_ONE;
-    parallel_for((int)min_int(available, readers), count * p->parts * x->tasks, run_task, x);
+    const int64_t matrices = (int64_t)count * p->parts;
+    const double readers = 1 + (double)matrices * (double)p->g.n * (double)p->g.k / READ_BY_ONE;
+    parallel_for(readers < available ? (int)readers : available, matrices * x->tasks, run_task, x);
     return NVFP4_OK;
 }
 
@@ -186,7 +190,7 @@ static void gather(const grouped_problem *p, const group *one, const uint8_t *fr
                    size_t bytes) {
     for (int64_t i = 0; i < one->rows; i++, to += bytes) {
         const int64_t row = row_of_a(p, one->first + i);
-        if (row < 0)
+        if (row < 0 || !bytes)
             memset(to, 0, bytes);
         else
             memcpy(to, from + row * pitch, bytes);
@@ -210,7 +214,7 @@ static nvfp4_status run_many(const grouped *x, const group *one, char *gathered,
         char *gathered_scales = gathered + (size_t)one->rows * values;
         gather(x->problem, one, all->a, all->a_pitch, gathered, values);
         p.g.a = (const uint8_t *)gathered, p.g.a_pitch = (int64_t)values;
-        if (all->scale_a) {
+        if (all->a_type == VALUES_E2M1) { /* scale_a may be NULL where a has no rows */
             gather(x->problem, one, all->scale_a, all->scale_a_pitch, gathered_scales, scales);
             p.g.scale_a = (const uint8_t *)gathered_scales, p.g.scale_a_pitch = (int64_t)scales;
         }

@@ -61,7 +61,7 @@ static inline int32_t expert_of(const moe_route_problem *p, int64_t token, int64
  * wake others. */
 void cpu_moe_route(const moe_route_problem *p, int threads) {
     const int64_t tokens = p->per_token ? p->choices / p->per_token : 0;
-    int32_t next[NVFP4_MOE_MAX_EXPERTS] = {0}, total = 0, *places = p->places;
+    int32_t next[NVFP4_MOE_MAX_EXPERTS] = {0}, last[NVFP4_MOE_MAX_EXPERTS], total = 0, *places = p->places;
     (void)threads;
     for (int64_t token = 0; token < tokens; token++)
         for (int64_t j = 0; j < p->per_token; j++) {
@@ -72,11 +72,13 @@ void cpu_moe_route(const moe_route_problem *p, int threads) {
         const int32_t count = next[e];
         next[e] = total;
         total += count;
-        p->ends[e] = total;
+        p->ends[e] = last[e] = total;
     }
     for (int64_t token = 0; token < tokens; token++)
         for (int64_t j = 0; j < p->per_token; j++) {
-            const int32_t expert = expert_of(p, token, j), place = expert < 0 ? -1 : next[expert]++;
+            /* Another thread may have changed an id since it was counted: its expert has no place left then. */
+            const int32_t expert = expert_of(p, token, j);
+            const int32_t place = expert < 0 || next[expert] == last[expert] ? -1 : next[expert]++;
             *places++ = place;
             if (place >= 0) p->rows[place] = (int32_t)token;
         }

@@ -239,7 +239,7 @@ static void check_grouped_quantize(nvfp4_context *context) {
     expect_error(nvfp4_amax_scale(context, &amax), "by_row: is 2; must be 0 or 1");
     amax.by_row = 1, amax.scale.shape[0] = R - 1;
     expect_error(nvfp4_amax_scale(context, &amax),
-                 "scale: has 2 elements in 1 dimensions; must be a vector of length R = 3");
+                 "scale: has 2 elements in 1 dimension; must be a vector of length R = 3");
     amax.scale.shape[0] = R;
     expect(nvfp4_amax_scale(context, &amax) == NVFP4_OK && found[0] == 6.0f / 2688.0f && found[2] == found[0],
            "a scale for each row");

@@ -133,6 +133,17 @@ def test_no_rows_are_no_launch(fake_driver: Path, tmp_path: Path) -> None:
     assert launched(code, fake_driver, tmp_path / "log") == []
 
 
+def test_lists_of_matrices_run_on_the_cpu_alone(fake_driver: Path, tmp_path: Path) -> None:
+    """Also where the GPU reads host memory, as GH200 does."""
+    code = """
+    a, b, scale = np.zeros((4, 64), np.float16), np.zeros((7, 32), np.uint8), np.zeros((7, 4), np.uint8)
+    nvfp4.grouped_gemm(a, [b, b], None, [scale, scale], np.int32([1, 4]), scale_layout="linear", backend="sm80")
+    """
+    said = run(code.strip(), fake_driver, FAKE_LOG=str(tmp_path / "log"))
+    assert said == "b: is a list but the backend runs on a GPU; must be one tensor there"
+    assert not (tmp_path / "log").exists()
+
+
 def test_a_backend_without_such_a_kernel(fake_driver: Path) -> None:
     code = CALL.strip().replace('"sm80"', '"sm100"') + "\n    call(5, 7, 64, 3)"
     said = run(code, fake_driver, FAKE_CC="100")

@@ -77,7 +77,7 @@ static void check_way(nvfp4_context *context) {
     route.rows.shape[0]--;
     expect(
         nvfp4_moe_route(context, &route) == NVFP4_INVALID &&
-            !strcmp(nvfp4_last_error(), "rows: has 14 elements in 1 dimensions; must be a vector of length S * k = 15"),
+            !strcmp(nvfp4_last_error(), "rows: has 14 elements in 1 dimension; must be a vector of length S * k = 15"),
         "rows are S * k");
     route.rows = vector(rows, S * K);
     route.places.stride[0] = 1;

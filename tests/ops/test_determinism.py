@@ -5,8 +5,10 @@ The data are such that fp32 rounds every sum, so that another order of summation
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -136,3 +138,46 @@ def test_streams_at_once(cuda: Backend, generator: torch.Generator) -> None:
                 results[i].append(product(args[i], cuda))
     torch.cuda.synchronize()
     assert all(torch.equal(got, want) for found, want in zip(results, expected, strict=True) for got in found)
+
+
+ROUNDING = {"x86_64": (0, 0x400, 0x800, 0xC00), "aarch64": (0, 0x400000, 0x800000, 0xC00000)}  # of fenv.h
+
+
+@pytest.fixture
+def set_rounding() -> Iterator[Callable[[int], int]]:
+    """Sets this thread's rounding mode: 0 to nearest, 1 to 3 otherwise. Returns the mode as the C library has it."""
+    library, modes = ctypes.CDLL("libm.so.6"), ROUNDING.get(platform.machine())
+    if modes is None:
+        pytest.skip(f"the rounding modes of {platform.machine()} are not known")
+
+    def set_to(mode: int) -> int:
+        library.fesetround(modes[mode])
+        return int(library.fegetround())
+
+    yield set_to
+    set_to(0)
+
+
+def test_the_floating_point_mode_of_the_caller(
+    set_rounding: Callable[[int], int], threads_restored: None, generator: torch.Generator
+) -> None:
+    """Neither rounding nor flushed subnormal numbers change a result, on the calling thread and on workers; the mode is
+    the caller's again afterwards."""
+    torch.set_num_threads(4)
+    x = torch.randn(512, 1024, generator=generator) * 1e-38
+    gate, up = (torch.randn(64, 512, generator=generator) for _ in range(2))
+
+    def results() -> list[torch.Tensor]:
+        data, scale, *_ = nvfp4.quantize(x, global_scale=1e-38)
+        return [data, scale.view(torch.uint8), nvfp4.gated(gate, up, "swiglu", alpha=1.702)]
+
+    expected = results()
+    for mode in (1, 2, 3):
+        now = set_rounding(mode)
+        found = results()
+        assert now == set_rounding(mode) != set_rounding(0)
+        assert all(torch.equal(*pair) for pair in zip(expected, found))
+    if torch.set_flush_denormal(True):
+        found = results()
+        torch.set_flush_denormal(False)
+        assert all(torch.equal(*pair) for pair in zip(expected, found))

@@ -152,7 +152,7 @@ def test_errors() -> None:
     calls = {
         "x: is missing; must be a tensor": lambda: rms(None, w, EPS),
         "weight: is missing; must be a tensor": lambda: rms(x, None, EPS),
-        "weight: has 16 elements in 1 dimensions; must be a vector of length K = 32": lambda: rms(x, w[:16], EPS),
+        "weight: has 16 elements in 1 dimension; must be a vector of length K = 32": lambda: rms(x, w[:16], EPS),
         "weight: stride is 2; must be 1: pass a copy, .contiguous()": lambda: rms(x, torch.ones(64)[::2], EPS),
         "weight: dtype is bfloat16; must be float32 or that of x, float32": lambda: rms(x, w.bfloat16(), EPS),
         "eps: is -1; must be finite and not negative": lambda: rms(x, w, -1),

@@ -138,8 +138,8 @@ BAD: dict[str, Arguments] = {
     "row_scale: has 2 dimensions; must be a vector of length T": {"row_scale": torch.ones(T, 1)},
     "row_scale: stride is 2; must be 1: pass a copy, .contiguous()": {"row_scale": torch.ones(2 * T)[::2]},
     # alpha and bias
-    f"alpha: has 3 elements in 1 dimensions; {BY_MATRIX}": {"alpha": torch.ones(E)},
-    f"alpha: has 7 elements in 1 dimensions; {BY_MATRIX}": {"alpha": torch.ones(N)},
+    f"alpha: has 3 elements in 1 dimension; {BY_MATRIX}": {"alpha": torch.ones(E)},
+    f"alpha: has 7 elements in 1 dimension; {BY_MATRIX}": {"alpha": torch.ones(N)},
     f"alpha: has 48 elements in 2 dimensions; {BY_MATRIX}": {"alpha": torch.ones(E, P, N + 1)},
     "alpha: begins with 2 x 3; must begin with E x P = 3 x 2": {"alpha": torch.ones(P, E)},
     "alpha: begins with 6 x 7; must begin with E x P = 3 x 2": {"alpha": torch.ones(E * P, N)},
@@ -148,7 +148,7 @@ BAD: dict[str, Arguments] = {
     "alpha: is not contiguous; must be, with a row for each batch": {"alpha": torch.ones(E, P, 2 * N)[..., ::2]},
     "alpha: has 192 elements; must have 1 a batch where transpose_b is False, since N is summed over": TURNED
     | {"alpha": torch.ones(E, K)},
-    "bias: has 7 elements in 1 dimensions; must have 6 x 7, a row for each batch": {"bias": torch.ones(N)},
+    "bias: has 7 elements in 1 dimension; must have 6 x 7, a row for each batch": {"bias": torch.ones(N)},
     "bias: has 21 elements in 2 dimensions; must have 6 x 7, a row for each batch": {"bias": torch.ones(E, N)},
     "bias: has 21 elements in 2 dimensions; must have 3 x 64, a row for each batch": TURNED
     | {"bias": torch.ones(E, N)},

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -367,3 +368,69 @@ def test_every_tensor_is_guarded(name: str, target: str, workers: Workers) -> No
         case = replace(case, a="nvfp4", rows=None)
     verdict = workers.ask(target, "generated_grouped_gemm.without", target, name, case)
     assert "which it may not access, of " + name in verdict and ("a fault" in verdict or "not mapped" in verdict)
+
+
+# ---- lists of matrices ----
+
+
+def matrices(generator: torch.Generator, count: int, *parts: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Values [*parts, 32, 32] and linear scales [*parts, 32, 4] of random matrices."""
+    values = [torch.randint(0, 256, (*parts, 32, 32), dtype=torch.uint8, generator=generator) for _ in range(count)]
+    scales = [torch.randint(0x20, 0x40, (*parts, 32, 4), dtype=torch.uint8, generator=generator) for _ in range(count)]
+    return values, scales
+
+
+class Lazy(list):  # type: ignore[type-arg]
+    """Makes each element when it is asked for, and keeps none."""
+
+    def __init__(self, made: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.made = made
+
+    def __len__(self) -> int:
+        return len(self.made)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.made[i].clone()
+
+
+def test_a_list_that_makes_its_elements(generator: torch.Generator) -> None:
+    values, scales = matrices(generator, 5)
+    a, ends = torch.randn(40, 64, generator=generator).half(), torch.tensor([3, 10, 22, 30, 40], dtype=torch.int32)
+    expected = nvfp4.grouped_gemm(a, values, None, scales, ends, scale_layout="linear")
+    for _ in range(20):
+        y = nvfp4.grouped_gemm(a, Lazy(values), None, Lazy(scales), ends, scale_layout="linear")
+        assert torch.equal(y, expected)
+
+
+def test_a_list_that_is_shorter_than_it_says(generator: torch.Generator) -> None:
+    values, scales = matrices(generator, 2)
+
+    class Short(Lazy):
+        def __len__(self) -> int:
+            return 3
+
+    a, ends = torch.zeros(3, 64).half(), torch.tensor([1, 2, 3], dtype=torch.int32)
+    with pytest.raises(IndexError):
+        nvfp4.grouped_gemm(a, Short(values), None, Short(scales), ends, scale_layout="linear")
+
+
+def test_alpha_and_bias_of_a_list_with_parts(generator: torch.Generator) -> None:
+    values, scales = matrices(generator, 3, 2)
+    a, ends = torch.randn(9, 64, generator=generator).half(), torch.tensor([2, 5, 9], dtype=torch.int32)
+    stacks = torch.stack(values), torch.stack(scales)
+    for shape in ((3, 2), (3, 2, 32)):
+        alpha, bias = (torch.randn(size, generator=generator) for size in (shape, (3, 2, 32)))
+        given = {"alpha": alpha, "bias": bias, "scale_layout": "linear"}
+        y = nvfp4.grouped_gemm(a, values, None, scales, ends, **given)
+        assert torch.equal(y, nvfp4.grouped_gemm(a, stacks[0], None, stacks[1], ends, **given))
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_rows_of_an_a_without_rows(rows: int, generator: torch.Generator) -> None:
+    """An NVFP4 a with linear scales, which has no memory then: all results are NaN."""
+    values, scales = (torch.stack(made) for made in matrices(generator, 2))
+    a, scale_a = torch.empty(0, 32, dtype=torch.uint8), torch.empty(0, 4, dtype=torch.uint8)
+    index, ends = torch.zeros(rows, dtype=torch.int32), torch.tensor([rows // 2, rows], dtype=torch.int32)
+    given = {"rows": index, "scale_layout": "linear", "out_dtype": torch.float32}
+    assert nvfp4.grouped_gemm(a, values, scale_a, scales, ends, **given).isnan().all()

@@ -400,13 +400,13 @@ ERRORS = {
     "scale: has 8 bytes; the 128x4 layout of 256 rows and K = 32 needs L * ceil(rows/128) * ceil(K/64) * 512 = 1024": (
         lambda: raw(layout="128x4")
     ),
-    "scale_rows: has 3 elements in 1 dimensions; must be a vector of length E = 2": lambda: raw(
+    "scale_rows: has 3 elements in 1 dimension; must be a vector of length E = 2": lambda: raw(
         out=(DATA, SCALE, int32(0, 0, 0))
     ),
-    "global_scale: has 3 elements in 1 dimensions; must have 1, be [E] = [2], or [R, 1] = [4, 1] for rows": (
+    "global_scale: has 3 elements in 1 dimension; must have 1, be [E] = [2], or [R, 1] = [4, 1] for rows": (
         lambda: raw(g=torch.ones(3))
     ),
-    "global_scale: has 4 elements in 1 dimensions; must have 1, be [E] = [2], or [R, 1] = [4, 1] for rows": (
+    "global_scale: has 4 elements in 1 dimension; must have 1, be [E] = [2], or [R, 1] = [4, 1] for rows": (
         lambda: raw(g=torch.ones(4))
     ),
     "global_scale: has 2 elements; must have 1, or one a row: 4": lambda: nvfp4.quantize(X, global_scale=torch.ones(2)),

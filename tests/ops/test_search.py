@@ -217,7 +217,7 @@ x, w, eye = torch.ones(2, 32), torch.ones(32), torch.eye(16)
     [
         ("importance: is given but block_scale is 'amax6'; must be None, or it 'search'", {"block_scale": "amax6"}),
         ("importance: is given with ends, rows or out; must be None then", {"ends": torch.tensor([2]).int()}),
-        ("importance: has 16 elements in 1 dimensions; must be a vector of length K = 32", {"importance": w[:16]}),
+        ("importance: has 16 elements in 1 dimension; must be a vector of length K = 32", {"importance": w[:16]}),
         ("importance: dtype is torch.float64; must be float32", {"importance": w.double()}),
         ("importance: stride is 2; must be 1: pass a copy, .contiguous()", {"importance": torch.ones(64)[::2]}),
         *(

@@ -56,7 +56,7 @@ BAD: dict[str, dict[str, Any]] = {
     "c: is 5 x 7; must be M x K = 5 x 64": {"c": torch.zeros(M, N).bfloat16(), "beta": 1.0},
     "alpha: has 7 elements; must have 1 where transpose_b is False, since N is summed over": {"alpha": torch.ones(N)},
     "alpha: has 64 elements; must have 1 where transpose_b is False, since N is summed over": {"alpha": torch.ones(K)},
-    "bias: has 7 elements in 1 dimensions; must be a vector of length K = 64": {"bias": torch.zeros(N)},
+    "bias: has 7 elements in 1 dimension; must be a vector of length K = 64": {"bias": torch.zeros(N)},
 }
 
 

@@ -10,6 +10,7 @@
 #include "bindings/frontend.h"
 #include "bindings/python/module.h"
 #include "bindings/python/tensor.h"
+#include "common/float_mode.h"
 
 /* ---- reading ---- */
 
@@ -59,16 +60,26 @@ static int same_layout(const nvfp4_tensor *x, const nvfp4_tensor *y) {
            !memcmp(x->stride, y->stride, bytes);
 }
 
-/* Torch tensors or NumPy arrays of one dtype, shape and layout: their memory needs no export that keeps it alive. */
-static int read_elements(arrays *tensors, PyObject *list, const operation_tensor *row, const void **addresses,
-                         nvfp4_tensor *first) {
+/* The elements of a list as a tuple, a new reference: the list may make them when they are asked for, and another
+ * thread may change it during the call. */
+static PyObject *snapshot(PyObject *list) {
     const Py_ssize_t count = PySequence_Size(list);
+    PyObject *elements = count < 0 ? NULL : PyTuple_New(count);
+    for (Py_ssize_t i = 0; i < count && elements; i++) {
+        PyObject *element = PySequence_GetItem(list, i);
+        if (!element || PyTuple_SetItem(elements, i, element)) Py_CLEAR(elements);
+    }
+    return elements;
+}
+
+/* Torch tensors or NumPy arrays of one dtype, shape and layout: their memory needs no export that keeps it alive. */
+static int read_elements(arrays *tensors, PyObject *elements, const operation_tensor *row, const void **addresses,
+                         nvfp4_tensor *first) {
+    const Py_ssize_t count = PyTuple_Size(elements);
     for (Py_ssize_t i = 0; i < count; i++) {
         nvfp4_tensor t = {.dtype = NVFP4_NONE};
-        PyObject *element = PySequence_GetItem(list, i);
         const int exports = tensors->count;
-        const reading done = element ? read_tensor(tensors, element, row, use_of(row), &t) : READ_FAILED;
-        Py_XDECREF(element);
+        const reading done = read_tensor(tensors, PyTuple_GetItem(elements, i), row, use_of(row), &t);
         if (done == READ_FAILED) return 0;
         if (done == READ_BY_TORCH || tensors->count != exports || t.dtype == NVFP4_NONE) {
             CONTRADICTS(row->name, ("element %zd of the list is no plain torch.Tensor or numpy.ndarray", i));
@@ -96,9 +107,11 @@ static reading read_list(arrays *tensors, PyObject *list, const operation *op, i
     const operation_list *where = &op->lists[which];
     const operation_tensor *row = &op->tensors[where->tensor];
     nvfp4_tensor *tensor = tensor_to_fill(op, where->tensor, &call->args);
-    const Py_ssize_t count = PySequence_Size(list);
     nvfp4_tensor first = {.dtype = NVFP4_NONE};
     const void **addresses = NULL;
+    PyObject *elements = call->elements[which] = snapshot(list);
+    if (!elements) return READ_FAILED;
+    const Py_ssize_t count = PyTuple_Size(elements);
     if (count < 1 || count > MAX_IN_LIST) {
         REJECT(row->name, ("is a list of %zd tensors", count), ("must have between 1 and %d", MAX_IN_LIST));
         return READ_FAILED;
@@ -116,7 +129,7 @@ static reading read_list(arrays *tensors, PyObject *list, const operation *op, i
         return READ_FAILED;
     }
     call->lists[which] = addresses;
-    if (!read_elements(tensors, list, row, addresses, &first)) return READ_FAILED;
+    if (!read_elements(tensors, elements, row, addresses, &first)) return READ_FAILED;
     if (first.ndim >= NVFP4_MAX_DIMS) {
         REJECT(row->name, ("has %d dimensions", first.ndim), ("must have fewer in a list"));
         return READ_FAILED;
@@ -258,6 +271,7 @@ static reading prepare(arrays *tensors, const operation *op, arguments a, front_
     op->defaults(&call->args);
     call->out_dtype = NVFP4_NONE;
     memset(call->lists, 0, sizeof call->lists);
+    memset(call->elements, 0, sizeof call->elements);
     reading done = read_inputs(tensors, op, a, call, &next);
     if (done == READ_FAILED) return done;
     PyObject *out = op->given == RESULTS_NEW_OR_GIVEN ? a[next++] : Py_None;
@@ -285,7 +299,7 @@ static PyObject *run_with_tensors(arrays *tensors, const operation *op, argument
             result = op->given == RESULTS_GIVEN ? Py_NewRef(tensors->leader) : finish_results(tensors, op, &r);
     }
     release_results(&r, op->result_count);
-    for (int i = 0; i < OPERATION_MAX_LISTS; i++) free(call.lists[i]);
+    for (int i = 0; i < OPERATION_MAX_LISTS; i++) free(call.lists[i]), Py_XDECREF(call.elements[i]);
     if (done == READ_BY_TORCH) return call_torch_op(op->name, a, count);
     return result ? result : raise_error();
 }
@@ -311,7 +325,9 @@ static Py_ssize_t argument_count(const operation *op) {
 static PyObject *call_operation(const operation *op, arguments a, Py_ssize_t count) {
     if (!check_count(op->name, count, argument_count(op))) return NULL;
     arrays tensors = {.leader = leader_of(op, a, count)};
+    const float_mode before = set_float_mode(OWN_FLOAT_MODE);
     PyObject *result = run_with_tensors(&tensors, op, a, count);
+    set_float_mode(before);
     release_arrays(&tensors);
     return result;
 }
@@ -328,7 +344,7 @@ FRONT_OPERATIONS(X)
 
 /* (dtype, device, shape, stride), or None. A tensor without memory gets an address of its own, far from any other, so
  * that the rules about addresses hold. */
-static int read_described(PyObject *object, int index, nvfp4_tensor *t) {
+static int read_described(PyObject *object, const operation *op, int index, nvfp4_tensor *t) {
     const char *dtype;
     PyObject *shape, *stride;
     if (object == Py_None) return 1;
@@ -339,8 +355,13 @@ static int read_described(PyObject *object, int index, nvfp4_tensor *t) {
     if (t->dtype == NVFP4_NONE)
         t->dtype = (nvfp4_dtype)(NVFP4_INT64 + 1); /* present, and of no dtype that a rule allows */
     t->data = (void *)((uintptr_t)(index + 1) << 59);
+    if (PyTuple_Size(shape) > NVFP4_MAX_DIMS) {
+        REJECT(op->tensors[index].name, ("has %zd dimensions", PyTuple_Size(shape)),
+               ("must have at most %d", NVFP4_MAX_DIMS));
+        return 0;
+    }
     t->ndim = (int32_t)PyTuple_Size(shape);
-    for (int i = 0; i < t->ndim && i < NVFP4_MAX_DIMS; i++) {
+    for (int i = 0; i < t->ndim; i++) {
         t->shape[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
         t->stride[i] = PyLong_AsLongLong(PyTuple_GetItem(stride, i));
     }
@@ -354,7 +375,7 @@ static int read_described_call(const operation *op, arguments a, front_call *cal
     for (int32_t t = 0; t < op->tensor_count; t++) {
         nvfp4_tensor *tensor = tensor_to_fill(op, t, &call->args);
         if (!is_front_input(op, t)) continue;
-        if (!read_described(a[at++], t, tensor)) return 0;
+        if (!read_described(a[at++], op, t, tensor)) return 0;
         if (op->tensors[t].allows & READS_BY_CHECK) tensor->data = NULL;
     }
     for (int32_t i = 0; i < op->scalar_count; i++) {
@@ -364,7 +385,7 @@ static int read_described_call(const operation *op, arguments a, front_call *cal
         if (scalar->stands_for) tensor_to_fill(op, scalar->stands_for - 1, &call->args)->data = NULL;
     }
     for (int32_t t = 0; t < op->tensor_count; t++)
-        if (!is_front_input(op, t) && !read_described(a[at++], t, tensor_to_fill(op, t, &call->args))) return 0;
+        if (!is_front_input(op, t) && !read_described(a[at++], op, t, tensor_to_fill(op, t, &call->args))) return 0;
     return 1;
 }
 

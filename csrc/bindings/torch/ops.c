@@ -14,6 +14,7 @@
 #include "bindings/frontend.h"
 #include "bindings/torch/shim.h"
 #include "common/error.h"
+#include "common/float_mode.h"
 
 static struct {
 #define X(result, name, arguments) result(*name) arguments;
@@ -217,7 +218,9 @@ static nvfp4_status run(const operation *op, int results_are_given, const torch_
 static void call_operation(const operation *op, int results_are_given, torch_value *stack) {
     torch_value results[OPERATION_MAX_TENSORS] = {0};
     const int count = results_are_given ? 0 : op->result_count;
+    const float_mode before = set_float_mode(OWN_FLOAT_MODE);
     nvfp4_status status = run(op, results_are_given, stack, results);
+    set_float_mode(before);
     delete_arguments(op, results_are_given, stack);
     for (int i = 0; i < count; i++) {
         if (status) delete_tensor(results[i]);
