@@ -142,6 +142,7 @@ def why_it_stays() -> str:
     return "it has GPU code, and this build has none" if GPU in note and not nvfp4_cuda.wanted() else ""
 
 
+check_flags()
 setup(
     version=version(),
     ext_modules=[

@@ -24,7 +24,7 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4._text import shown
 from nvfp4.checkpoints.options import check_off
-from nvfp4.layers.buffers import loaded
+from nvfp4.layers.buffers import loaded, remove_stand_ins, stand_in
 from nvfp4.layers.checks import prefix_errors, short
 from nvfp4.layers.fp8 import BLOCK, FP8, Fp8Linear, Fp8Tensors, StoredScales, blocks_of
 
@@ -306,6 +306,7 @@ class StoredFp8(Fp8Linear):
             buffers["bias"] = (tuple(tensors.bias.shape), old.bias.dtype)
         for key, (shape, dtype) in buffers.items():
             self.register_buffer(key, torch.empty(shape, dtype=dtype, device="meta"))
+        stand_in(self)
 
     def finish(self, name: str) -> None:
         own = loaded(self, name)
@@ -313,6 +314,7 @@ class StoredFp8(Fp8Linear):
         with prefix_errors(name):
             layer = Fp8Linear.from_packed(read(own, self.format, self.mode))
         del self.format, self.mode
+        remove_stand_ins(self)
         self._buffers, self._non_persistent_buffers_set = layer._buffers, layer._non_persistent_buffers_set
         self.__class__ = Fp8Linear  # in place: hooks that accelerate adds stay where they are
 

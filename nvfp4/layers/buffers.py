@@ -103,3 +103,19 @@ def aligned(t: Tensor, to: int = 8) -> Tensor:
 
 def round_up(x: int, multiple: int) -> int:
     return math.ceil(x / multiple) * multiple
+
+
+def stand_in(module: torch.nn.Module) -> None:
+    """Gives a layer that holds a checkpoint's tensors what a class's _init_weights reads of a linear layer: a weight
+    that counts as initialized, and a bias."""
+    if "weight" not in module._buffers:
+        weight: Any = torch.empty(0)
+        weight._is_hf_initialized = True
+        module.__dict__["weight"] = weight
+    if "bias" not in module._buffers:
+        module.__dict__["bias"] = None
+
+
+def remove_stand_ins(module: torch.nn.Module) -> None:
+    for name in ("weight", "bias"):
+        module.__dict__.pop(name, None)

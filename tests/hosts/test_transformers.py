@@ -603,3 +603,21 @@ def test_on_a_gpu(format_name: str, mode: str, source: Callable[..., Source], tm
             warnings.simplefilter("ignore")  # transformers' of offloaded modules
             model.save_pretrained(tmp_path / "second")
         assert torch.equal(logits(load(tmp_path / "second").to("cuda")), logits(expected))
+
+
+@pytest.mark.parametrize("activations", [None, "nvfp4"])  # saved as ModelOpt and as compressed-tensors
+@pytest.mark.parametrize("head", ["SequenceClassification", "MaskedLM"])
+def test_a_class_that_initializes_its_layers_itself(head: str, activations: str | None, tmp_path: Path) -> None:
+    """ModernBERT's _init_weights takes weight and bias of the layers of each module, also of those that are loaded."""
+    ids = {f"{name}_token_id": i for i, name in enumerate(("pad", "bos", "eos", "cls", "sep"))}
+    config = transformers.ModernBertConfig(**SIZES | ids)
+    model = getattr(transformers, f"ModernBertFor{head}")(config).eval()
+    nvfp4.quantize_model(model, activations=activations)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, dtype=torch.float32)
+    format_name = again.config.quantization_config.format.NAME
+    assert format_name == ("modelopt" if activations is None else "compressed-tensors")
+    expected, found = model.state_dict(), again.state_dict()
+    assert expected.keys() == found.keys()
+    for name, t in expected.items():
+        assert torch.equal(t.reshape(-1).view(torch.uint8), found[name].reshape(-1).view(torch.uint8)), name

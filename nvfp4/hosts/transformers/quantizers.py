@@ -49,7 +49,7 @@ from nvfp4.hosts.transformers.library import (
 )
 from nvfp4.hosts.transformers.names import names_in, renamer, saved_name, saved_names
 from nvfp4.hosts.transformers.registry import register
-from nvfp4.layers.buffers import loaded
+from nvfp4.layers.buffers import loaded, remove_stand_ins, stand_in
 from nvfp4.layers.checks import short
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.experts.stack import left_out_of_state
@@ -344,6 +344,7 @@ class _Stored(Linear):
         for key, t in (format.write(packed) if stored is None else stored).items():
             dtype = old.bias.dtype if key == "bias" else t.dtype
             self.register_buffer(key, torch.empty(t.shape, dtype=dtype, device="meta"))
+        stand_in(self)
 
     def finish(self, name: str) -> None:
         tensors = loaded(self, name)
@@ -357,6 +358,7 @@ class _Stored(Linear):
         layer = Linear.from_packed(packed, dtype=self.dtype)
         self.activations = layer.activations
         del self.format
+        remove_stand_ins(self)
         self._buffers, self._non_persistent_buffers_set = layer._buffers, layer._non_persistent_buffers_set
         self.__class__ = Linear
 
