@@ -27,7 +27,8 @@ from nvfp4.layers.packed import BLOCK, PackedLinear
 NAME, NVFP4 = "comfy-kitchen", "nvfp4"
 REQUIRED = ("weight", "weight_scale", "weight_scale_2")
 INPUT_SCALE, MARK, METADATA = "input_scale", "comfy_quant", "_quantization_metadata"
-KNOWN = (*REQUIRED, INPUT_SCALE, "bias")
+PRE_QUANT_SCALE = "pre_quant_scale"  # [K]: the input is multiplied by it
+KNOWN = (*REQUIRED, INPUT_SCALE, PRE_QUANT_SCALE, "bias")
 MAX_MARK = 2**16  # bytes
 ROWS = 16  # to a multiple of which the weight is padded with rows of zeros
 
@@ -87,6 +88,7 @@ def read(
         read_scalar(INPUT_SCALE, tensors[INPUT_SCALE]) if INPUT_SCALE in tensors else None,
         bias=bias,
         activations=activations,
+        pre_quant_scale=tensors.get(PRE_QUANT_SCALE),
     )
 
 
@@ -101,7 +103,8 @@ def write(packed: PackedLinear, hi_first: bool = True) -> dict[str, Tensor]:
     tensors = {
         "weight": swap_nibbles(weight) if hi_first else weight,
         "weight_scale": _api.swizzle(packed.weight_scale.contiguous()),
-        "weight_scale_2": one_scale(NAME, packed),
+        "weight_scale_2": one_scale(NAME, packed, pre_quant_scale=True),
+        PRE_QUANT_SCALE: packed.pre_quant_scale,
         "bias": packed.bias,
     }
     return {name: t for name, t in tensors.items() if t is not None}

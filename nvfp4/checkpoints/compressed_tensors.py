@@ -1,7 +1,7 @@
 """The format `nvfp4-pack-quantized` of compressed-tensors (llm-compressor, vLLM).
 
     weight_packed         [N, K/2] uint8, the even element in the low nibble
-    weight_scale          [N, K/16] float8_e4m3fn
+    weight_scale          [N, K/16] float8_e4m3fn, or [N, K/32]: each scale counts for two blocks
     weight_global_scale   [1] float32, a divisor: 448 * 6 / amax
     input_global_scale    [1] float32, a divisor; layers with static activations alone
     bias                  [N]
@@ -35,12 +35,13 @@ from nvfp4.checkpoints.recipe import (
     strings,
     table,
 )
-from nvfp4.checkpoints.tensors import check_names, one_scale, read_scalar, reciprocal, resolve
-from nvfp4.layers.packed import PackedLinear
+from nvfp4.checkpoints.tensors import check_names, of_blocks, one_scale, read_scalar, reciprocal, resolve
+from nvfp4.layers.packed import BLOCK, PackedLinear
 
 NAME = "compressed-tensors"
 LINEAR = "Linear"  # the class of modules that are meant where no name is
 FORMAT, MXFP4_FORMAT = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
+MODES_OF_FORMATS = {FORMAT: AUTO, MXFP4_FORMAT: MXFP4}  # of a configuration without groups
 INPUT_SCALE = "input_global_scale"
 REQUIRED = ("weight_packed", "weight_scale", "weight_global_scale")
 KNOWN = (*REQUIRED, INPUT_SCALE, "bias")
@@ -65,7 +66,7 @@ def read(tensors: Mapping[str, Tensor], activations: str | None = AUTO) -> Packe
     }
     return PackedLinear(
         tensors["weight_packed"],
-        tensors["weight_scale"],
+        of_blocks(tensors["weight_packed"], tensors["weight_scale"]),
         scales["weight_global_scale"],
         scales.get("input_global_scale"),
         tensors.get("bias"),
@@ -123,9 +124,13 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
             check_group(where, group, numbers)
         groups.add(key, strings(group, "targets", where), mode)
 
+    of_all = MODES_OF_FORMATS.get(str(config.get("format"))) if not found else None
+
     def look(name: str) -> Verdict:
         match = ignore.find(name)
         if match is None and not ignores_all:
+            if of_all is not None:
+                return Verdict(of_all, f"format is {config['format']}, and there are no config_groups")
             return groups.look(name)
         mode = groups.look(name).mode or AUTO
         subtree = mode if match is not None and match.subtree else None
@@ -254,7 +259,9 @@ def is_nvfp4(numbers: Mapping[str, Any]) -> bool:
     scale = numbers.get("scale_dtype")
     if scale is not None and not str(scale).endswith("float8_e4m3fn"):
         return False
-    return numbers.get("num_bits") == 4 and numbers.get("type") == "float" and numbers.get("group_size") == 16
+    group = numbers.get("group_size")
+    right = group == BLOCK or (group == 2 * BLOCK and scale is not None)
+    return right and numbers.get("num_bits") == 4 and numbers.get("type") == "float"
 
 
 def is_mxfp4(numbers: Mapping[str, Any]) -> bool:

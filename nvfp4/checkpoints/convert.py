@@ -63,7 +63,7 @@ def convert(
         raise _C.Error(f"source: {folder} has no NVFP4 layer")
     others = {*checkpoint.kept.values()} | {name for name in checkpoint.skipped if name in checkpoint.tensors}
     for name, reason in checkpoint.skipped.items():
-        if name in others or name.startswith("quantization_config."):
+        if name in others:
             raise _C.Error(f"{name}: cannot be converted: {reason}")
     config = read_json(folder / "config.json", folder) if is_there(folder / "config.json") else {}
     files = other_files(folder)

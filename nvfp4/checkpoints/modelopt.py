@@ -2,7 +2,7 @@
 MIXED_PRECISION.
 
     weight           [N, K/2] uint8, the even element in the low nibble
-    weight_scale     [N, K/16] float8_e4m3fn
+    weight_scale     [N, K/16] float8_e4m3fn, or [N, K/32]: each scale counts for two blocks
     weight_scale_2   [] float32, a multiplier: amax / (448 * 6)
     input_scale      [] float32, a multiplier; W4A4 alone
     pre_quant_scale  [K], the dtype of the model: the input is multiplied by it; NVFP4_AWQ alone, where it is not folded
@@ -51,7 +51,7 @@ from nvfp4.checkpoints.recipe import (
     strings,
     table,
 )
-from nvfp4.checkpoints.tensors import check_names, one_scale, read_scalar, resolve
+from nvfp4.checkpoints.tensors import check_names, of_blocks, one_scale, read_scalar, resolve
 from nvfp4.layers.packed import BLOCK, PackedLinear
 
 NAME = "modelopt"
@@ -83,7 +83,7 @@ def read(tensors: Mapping[str, Tensor], activations: str | None = AUTO) -> Packe
     scale = tensors.get("input_scale")
     return PackedLinear(
         tensors["weight"],
-        tensors["weight_scale"],
+        of_blocks(tensors["weight"], tensors["weight_scale"]),
         read_scalar("weight_scale_2", tensors["weight_scale_2"]),
         None if scale is None else read_scalar("input_scale", scale),
         tensors.get("bias"),
@@ -189,10 +189,10 @@ def has_nvfp4(config: Mapping[str, Any]) -> bool:
 
 def check_layer(where: str, given: Mapping[str, Any], mode: str = W4A4) -> None:
     """Rejects options of an NVFP4 or MXFP4 layer, or of all, that change what it computes."""
-    block = GROUP if mode == MXFP4 else BLOCK
-    group = given.get("group_size") or block
-    if group != block:
-        raise _C.Error(f"{where}group_size: is {shown(group)}; must be {block}")
+    allowed = (GROUP,) if mode == MXFP4 else (BLOCK, GROUP)
+    group = given.get("group_size") or allowed[0]
+    if group not in allowed:
+        raise _C.Error(f"{where}group_size: is {shown(group)}; must be {' or '.join(map(str, allowed))}")
     check_off(where, given, ("has_zero_point",), "a zero point")
     check_off(where, given, ("lora_rank",), "a product of low rank beside the layer")
 

@@ -21,7 +21,7 @@ from nvfp4.checkpoints.grouping import check_unclaimed, grouped, has_scale, keep
 from nvfp4.checkpoints.names import Modules
 from nvfp4.checkpoints.recipe import AUTO, MXFP4, MXFP4_INPUTS, W4A4, W4A4_DYNAMIC, W4A16, Recipe, Verdict
 from nvfp4.checkpoints.stacks import add_layer
-from nvfp4.checkpoints.tensors import chosen
+from nvfp4.checkpoints.tensors import chosen, is_coarse
 from nvfp4.layers.checks import prefix_errors
 
 ACTIVATIONS = {W4A4: "nvfp4", W4A4_DYNAMIC: "nvfp4", W4A16: None, AUTO: AUTO}
@@ -137,6 +137,8 @@ def read_layer(
     check_mode(f"{module}." if module else "", own, checkpoint.format, mode, wanted)
     activations = chosen(own, format.INPUT_SCALE, ACTIVATIONS[str(mode)], wanted, mode == W4A4_DYNAMIC)
     weight = "weight_packed" if "weight_packed" in own else "weight"
+    if weight in own and "weight_scale" in own and is_coarse(own[weight], own["weight_scale"]):
+        checkpoint.coarse[module] = dict(own)
     add_layer(checkpoint, module, own, weight, functools.partial(format.read, activations=activations), rows=True)
 
 
@@ -218,7 +220,10 @@ def check_mode(prefix: str, own: Mapping[str, Tensor], format_name: str, mode: s
     if mode is None:
         raise _C.Error(f"{prefix.rstrip('.')}: the configuration leaves it unquantized, but its tensors are NVFP4")
     if mode == W4A4 and wanted == AUTO and input_scale not in own:
-        raise _C.Error(f"{prefix}{input_scale}: is missing; the configuration says {mode}")
+        raise _C.Error(
+            f"{prefix}{input_scale}: is missing; the configuration says {mode}; activations=None reads the layer "
+            'without it, and activations="nvfp4" with a scale that each call computes'
+        )
 
 
 def is_layer(format_name: str, own: Mapping[str, Tensor]) -> bool:

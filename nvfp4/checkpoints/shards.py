@@ -3,6 +3,7 @@
 an index                            model.safetensors.index.json, or the only *.safetensors.index.json: its files
 parts                               NAME-00001-of-00003.safetensors or .gguf; one of them stands for all
 a second variant                    NAME.fp16.safetensors beside NAME.safetensors: not read
+other names                         Mistral's consolidated*.safetensors beside model*.safetensors: not read
 """
 
 from __future__ import annotations
@@ -65,7 +66,11 @@ def files_of(folder: Path) -> tuple[list[Path], dict[str, str]]:
     stems = {match[1] if (match := PART.fullmatch(name)) else name.removesuffix(".safetensors") for name in names}
     totals: dict[str, str] = {}
     chosen: dict[Path, None] = {}
+    has_model = any(name.startswith("model") for name in names)
     for file in files:
+        if has_model and file.name.startswith("consolidated"):
+            unread[file.name] = "has the tensors of model.safetensors by other names; name the file to read it"
+            continue
         match = PART.fullmatch(file.name)
         stem = match[1] if match else file.name.removesuffix(".safetensors")
         whole, _, variant = stem.rpartition(".")

@@ -10,7 +10,7 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4.checkpoints.recipe import AUTO
 from nvfp4.layers.checks import check_positive, short
-from nvfp4.layers.packed import ACTIVATIONS, PackedLinear
+from nvfp4.layers.packed import ACTIVATIONS, BLOCK, PackedLinear
 
 
 def check_names(format_name: str, tensors: Mapping[str, Tensor], required: Sequence[str], known: Sequence[str]) -> None:
@@ -31,6 +31,18 @@ def read_scalar(name: str, t: Tensor) -> Tensor:
         raise _C.Error(f"{name}: shape is {list(t.shape)}; must have 1 element")
     check_positive(name, t)
     return t.reshape(())
+
+
+def is_coarse(weight: Tensor, scale: Tensor) -> bool:
+    """Whether block scales [..., K/32] are for 32 values each, of a weight [..., K/2]."""
+    return weight.ndim > 0 and scale.ndim == weight.ndim and 0 < weight.shape[-1] == scale.shape[-1] * BLOCK
+
+
+def of_blocks(weight: Tensor, scale: Tensor) -> Tensor:
+    """Block scales [..., K/16]: those of groups of 32 count for two blocks each."""
+    if not is_coarse(weight, scale) or scale.element_size() != 1:
+        return scale
+    return scale.view(torch.uint8).repeat_interleave(2, -1).view(scale.dtype)
 
 
 def reciprocal(name: str, t: Tensor) -> Tensor:

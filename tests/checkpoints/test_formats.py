@@ -406,11 +406,11 @@ def test_errors_name_tensor_rule_and_value(generator: torch.Generator) -> None:
             f"pre_quant_scale: is there, but {format.NAME} cannot store it: write modelopt": functools.partial(
                 format.write, awq
             )
-            for format in (compressed_tensors, torchao, gguf, comfy_kitchen)
+            for format in (compressed_tensors, torchao, gguf)
         },
         "quant_algo: is 'NVFP4_SVD'; must be one of NVFP4, W4A16_NVFP4, NVFP4_AWQ, MXFP4, mxfp4, "
         "W4A8_MXFP4_FP8, MIXED_PRECISION": lambda: modelopt.recipe({"quant_algo": "NVFP4_SVD"}),
-        "group_size: is 32; must be 16": lambda: modelopt.recipe({"quant_algo": "NVFP4", "group_size": 32}),
+        "group_size: is 64; must be 16 or 32": lambda: modelopt.recipe({"quant_algo": "NVFP4", "group_size": 64}),
         "config_groups.a: is 'NVFP4'; must be a table with targets and weights": lambda: compressed_tensors.recipe(
             {"config_groups": {"a": "NVFP4"}}
         ),

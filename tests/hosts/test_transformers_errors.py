@@ -70,7 +70,8 @@ DAMAGE: dict[str, tuple[Callable[[Tensors], None], dict[str, Any]]] = {
         lambda tensors: tensors.pop(f"{UP}.weight_scale"),
         {},
     ),
-    f"{UP}.input_scale: is missing; the configuration says W4A4": (without(f"{UP}.input_scale"), {}),
+    f"{UP}.input_scale: is missing; the configuration says W4A4; activations=None reads the layer without it, and "
+    'activations="nvfp4" with a scale that each call computes': (without(f"{UP}.input_scale"), {}),
     f"{UP}: is 96 x 32 (N x K); must be 96 x 64 for the model": (
         lambda tensors: (
             changed("weight", lambda t: t[:, :16])(tensors),

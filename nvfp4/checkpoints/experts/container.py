@@ -17,7 +17,7 @@ from nvfp4.checkpoints import modelopt, mxfp4
 from nvfp4.checkpoints.experts.naming import DOWN, GATE, GATE_UP, UP, Naming, Place, naming_of
 from nvfp4.checkpoints.recipe import AUTO, W4A4, W4A4_DYNAMIC, W4A16
 from nvfp4.checkpoints.stacks import upright
-from nvfp4.checkpoints.tensors import check_names
+from nvfp4.checkpoints.tensors import check_names, is_coarse, of_blocks
 from nvfp4.layers.checks import check_tensor, prefix_errors, short
 from nvfp4.layers.experts.mixture import of_experts
 from nvfp4.layers.experts.module import Experts
@@ -37,6 +37,7 @@ class Container:
         modes: of its layers.
         layers: by role and expert (None: a stack), the tensors by their names in the layer.
         locals, joined: as of Naming.
+        coarse: whether a layer's block scales are for 32 values in the source.
         by_rows: whether a matrix may have a global scale for each row, as MXFP4 of a large span takes it.
         wanted: load's `activations`, which come before the checkpoint's; AUTO: none.
     """
@@ -49,6 +50,7 @@ class Container:
     locals: dict[str, str] = field(default_factory=dict)
     joined: bool = False
     by_rows: bool = False
+    coarse: bool = False
 
     def add(
         self, place: Place, own: Mapping[str, Tensor], activations: str | None, joined: bool, dynamic: bool
@@ -63,6 +65,8 @@ class Container:
             with prefix_errors(f"{self.name}.{name}"):
                 required = self.format.REQUIRED
                 check_names(self.format.NAME, own, required, (*required, self.format.INPUT_SCALE, "bias"))
+            self.coarse |= is_coarse(own[required[0]], own[required[1]])
+            own = {**own, required[1]: of_blocks(own[required[0]], own[required[1]])}
         if self.locals.setdefault(place.role, place.local) != place.local:
             raise _C.Error(f"{self.name}.{name}: is named in another way than {self.locals[place.role].format(0)}")
         self.layers.setdefault(place.role, {})[place.expert] = own

@@ -123,8 +123,8 @@ class ModelOptQuantizer(HfQuantizer):
             if activations == AUTO:  # else the configuration describes other modes
                 self.modes[names[name]] = mode_of(packed)
             if isinstance(packed, PackedLinear):
-                own = checkpoint.mxfp4.get(name)
-                format = self.quantization_config.format if own is None else mxfp4
+                own = checkpoint.mxfp4.get(name, checkpoint.coarse.get(name))
+                format = mxfp4 if name in checkpoint.mxfp4 else self.quantization_config.format
                 stored[id(old)] = _Stored(packed, format, old, own)
             else:
                 stored[id(old)] = fp8.StoredFp8(packed, self.quantization_config.format.NAME, old)
@@ -135,8 +135,9 @@ class ModelOptQuantizer(HfQuantizer):
             for key, child in module._modules.items():
                 if id(child) in stored:
                     setattr(module, key, stored[id(child)])
-        if checkpoint.mxfp4 or any(container.format is mxfp4 for container, _ in self.experts.values()):
-            self.modes = {}  # the configuration describes MXFP4, and NVFP4 is saved
+        others = any(container.format is mxfp4 or container.coarse for container, _ in self.experts.values())
+        if checkpoint.mxfp4 or checkpoint.coarse or others:
+            self.modes = {}  # the configuration does not describe what is saved, NVFP4 in blocks of 16
         self.skipped = checkpoint.skipped
         cache = [name for name in self.skipped if name.rpartition(".")[2] in kv_cache.NAMES]
         for name in self.skipped.keys() - {*cache}:
@@ -330,7 +331,7 @@ class FineGrainedFP8Quantizer(Mxfp4Quantizer):
 
 class _Stored(Linear):
     """A layer with its checkpoint's tensors as buffers of their names, on the meta device until transformers loads
-    them: `stored` of an MXFP4 layer.
+    them: `stored`, where the format writes others.
 
     `finish` turns it into an nvfp4.Linear in place: hooks that accelerate adds to a module stay where they are.
     """
