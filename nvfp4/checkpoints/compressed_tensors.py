@@ -110,7 +110,7 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     ignores_all = LINEAR in ignored
     work = Work()
     ignore = Names([name for name in ignored if name != LINEAR], "ignore", work)
-    groups = Groups(work)
+    groups, coarse = Groups(work), False
     found = table(config, "config_groups")
     for key, group in found.items():
         if not isinstance(group, Mapping):
@@ -118,6 +118,7 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
         where = f"config_groups.{key}."
         check_keys(where, group, SCHEME)
         numbers = group_numbers(where, group)
+        coarse |= numbers["weights"].get("group_size") == 2 * BLOCK
         eight = fp8.by_group(where, numbers["weights"], numbers["input_activations"], group)
         mode = eight or group_mode(numbers["weights"], numbers["input_activations"])
         if mode in (W4A4, W4A4_DYNAMIC, W4A16):
@@ -137,7 +138,7 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
         return Verdict(None, f"ignore has {match or repr(LINEAR)}", subtree)
 
     names, options = (ignore, *groups.names), unknown_keys(config, KEYS)
-    return Recipe(NAME, look, names, groups.marks, options, kv_cache.described(config))
+    return Recipe(NAME, look, names, groups.marks, options, kv_cache.described(config), coarse)
 
 
 class Groups:

@@ -135,10 +135,11 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     ignore = Names(ignored, "ignore", work)
     groups = Groups(work)
     dynamic = Names(read_groups(config, groups, algorithm == MIXED and not layers), "config_groups", work)
-    algorithms = {}
+    algorithms, coarse = {}, config.get("group_size") == GROUP
     for name in layers:
         own = table(layers, name, "quantized_layers.")
         algorithms[name] = str(own.get("quant_algo"))
+        coarse |= own.get("group_size") == GROUP
         check_keys(f"quantized_layers.{name}.", own, MODELOPT_LAYER)
         if algorithms[name] in MODES:
             check_layer(f"quantized_layers.{name}.", own, MODES[algorithms[name]])
@@ -178,7 +179,7 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
         return Verdict(None, f"ignore has {match}", (by_algorithm(name).mode or AUTO) if match.subtree else None)
 
     names, marks = (ignore, dynamic, named, *groups.names), (named, *groups.marks)
-    return Recipe(NAME, look, names, marks, unknown_keys(config, KEYS), kv_cache.described(config))
+    return Recipe(NAME, look, names, marks, unknown_keys(config, KEYS), kv_cache.described(config), coarse)
 
 
 def has_nvfp4(config: Mapping[str, Any]) -> bool:

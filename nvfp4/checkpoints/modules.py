@@ -112,8 +112,18 @@ def kind_of(recipe: Recipe, module: str, own: Mapping[str, Tensor]) -> Kind:
         is_quantized = has_scale(own) or other  # the target "Linear" also matches the names of other modules
         return Kind(OTHER if is_quantized else PLAIN, mode, verdict.why)
     if ours:
+        check_groups_of_32(recipe, module, own)
         return Kind(NVFP4, mode, verdict.why)
     return Kind(OTHER if other else PLAIN, other, verdict.why)
+
+
+def check_groups_of_32(recipe: Recipe, module: str, own: Mapping[str, Tensor]) -> None:
+    """Rejects block scales for 32 values that the configuration does not mention: half of the scales may be lost."""
+    weight, scale = own.get("weight_packed", own.get("weight")), own.get("weight_scale")
+    if recipe.coarse or weight is None or scale is None or not is_coarse(weight, scale):
+        return
+    wanted = [*scale.shape[:-1], scale.shape[-1] * 2]
+    raise _C.Error(f"{module}.weight_scale: shape is {list(scale.shape)}; must be {wanted}, or group_size must be 32")
 
 
 def nvfp4_mode(module: str, verdict: Verdict) -> str | None:

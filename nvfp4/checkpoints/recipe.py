@@ -46,6 +46,7 @@ class Recipe:
         marks: places of the configuration of which at least one pattern must mean a module of the checkpoint.
         options: options that nvfp4 does not know, with a text for `skipped`.
         kv_cache: the entries that describe a KV cache.
+        coarse: whether block scales may be for 32 values.
     """
 
     format: str
@@ -54,6 +55,7 @@ class Recipe:
     marks: tuple[Names, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     kv_cache: Mapping[str, Any] = field(default_factory=dict)
+    coarse: bool = True
 
     def mode(self, name: str) -> str | None:
         return self.look(name).mode

@@ -48,7 +48,7 @@ def with_byte(t: Tensor, row: int, column: int, byte: int) -> Tensor:
 
 
 UP = ("weight", "weight_scale", "weight_scale_2", "input_scale", "bias", "pre_quant_scale")
-STATIC = "the configuration says W4A4"
+STATIC = "the configuration says W4A4; "
 MISSING = "a layer of modelopt has weight, weight_scale, weight_scale_2"
 DAMAGE: dict[str, Callable[[Tensors, dict[str, Any]], None]] = {
     f"block.up.weight: is missing; {MISSING}": changed(weight=None),

@@ -79,7 +79,10 @@ DAMAGE: dict[str, tuple[Callable[[Tensors], None], dict[str, Any]]] = {
         ),
         {},
     ),
-    f"{UP}.weight_scale: shape is [96, 2]; must be [96, 4]": (changed("weight_scale", lambda t: t[:, :2]), {}),
+    f"{UP}.weight_scale: shape is [96, 2]; must be [96, 4], or group_size must be 32": (
+        changed("weight_scale", lambda t: t[:, :2]),
+        {},
+    ),
     f"{UP}.weight_scale: is nan at row 0, column 0 (384 of 384 are such); must be finite": (
         changed("weight_scale", lambda t: torch.full_like(t.float(), torch.nan).to(t.dtype)),
         {},
@@ -118,7 +121,11 @@ def test_damage_of_compressed_tensors_is_named(source: Callable[..., Source], tm
     """By from_pretrained and by nvfp4.transformers.load alike."""
     own = source()
     changes: list[tuple[str, Callable[[Tensors], None], dict[str, Any]]] = [
-        (f"{UP}.weight_scale: shape is [96, 2]; must be [96, 4]", changed("weight_scale", lambda t: t[:, :2]), {}),
+        (
+            f"{UP}.weight_scale: shape is [96, 2]; must be [96, 4], or group_size must be 32",
+            changed("weight_scale", lambda t: t[:, :2]),
+            {},
+        ),
         (f"{UP}.weight_global_scale: is 0; must be positive", changed("weight_global_scale", lambda t: t * 0), {}),
         (
             "quantization_config.transform_config",
