@@ -1,4 +1,4 @@
-"""NVFP4 layers in Hugging Face PEFT: LoRA adapters that can be merged, and LoRA adapters of experts.
+"""NVFP4 layers in Hugging Face PEFT: LoRA adapters that can be merged, LoRA adapters of experts, and other methods.
 
 PEFT finds nvfp4.Linear as a torch.nn.Linear and trains adapters beside it without this module. Importing it registers
 `LoraLinear` for these layers, which merges an adapter into a dense layer: PEFT's own layer would add it to the packed
@@ -9,6 +9,10 @@ parameter at each call. nvfp4.Experts has no such parameters. `LoraModel.inject_
 it parameters of their names and shapes, without memory, while PEFT looks for targets; `ParamWrapper` then hands the
 factors to the experts. Names and shapes in a state dict are those of PEFT on the dense model.
 
+PEFT's other methods run where they add to a layer's result, and an error names those that compute with its weight, or
+that are not known (BESIDE). Merging such an adapter is an error before any layer is merged: PEFT would take the packed
+bytes for a weight, and some methods change them without a word.
+
 PEFT has no public entry for a layer's class, save one for each LoraConfig. So `LoraModel._create_new_module`, the
 static method that asks PEFT's own dispatchers, is replaced by one that asks `dispatch_nvfp4` before them.
 """
@@ -16,6 +20,7 @@ static method that asks PEFT's own dispatchers, is replaced by one that asks `di
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -43,10 +48,11 @@ try:
     from peft.tuners.lora import LoraModel
     from peft.tuners.lora.layer import Linear as DenseLoraLinear
     from peft.tuners.lora.layer import ParamWrapper as DenseParamWrapper
-    from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
+    from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_adapters_to_merge
 
     _own = LoraModel._create_new_module
     _inject, _check_merge = LoraModel.inject_adapter, LoraModel._check_merge_allowed
+    _inject_other, _check_merge_of_other = BaseTuner.inject_adapter, BaseTuner._check_merge_allowed
     _replaced = DenseParamWrapper.get_param, DenseParamWrapper._activate_lora
 except (ImportError, AttributeError) as error:
     raise ImportError(
@@ -55,6 +61,9 @@ except (ImportError, AttributeError) as error:
 
 __all__ = ["LoraLinear", "ParamWrapper", "dispatch_nvfp4"]
 
+# Packages of peft.tuners whose layers do not compute with the weight before it is merged, as of PEFT 0.18.0 and 0.21.2.
+BESIDE: tuple[str, ...] = ("lora", "adalora", "beft", "c3a", "deft", "fourierft", "gralora", "ia3", "lily", "ln_tuning")
+BESIDE += ("miss", "oft", "pvera", "randlora", "road", "unilora", "vblora", "vera", "waveft")
 # Initializations that do not read or change the weight.
 INITIALIZATIONS = (True, False, "gaussian", "eva", "orthogonal")
 OF_EXPERTS = (True, False, "gaussian")
@@ -204,6 +213,53 @@ def dispatch_experts(target: torch.nn.Module, adapter_name: str, config: LoraCon
     return ParamWrapper(target, adapter_name, config=config, **kwargs)
 
 
+def check_method(tuner: Any, model: torch.nn.Module, adapter_name: str) -> None:
+    """Raises if a method computes with the weight of an NVFP4 layer that it is to adapt."""
+    package = type(tuner).__module__.removeprefix("peft.tuners.").partition(".")[0]
+    config = tuner.peft_config[adapter_name]
+    targets = getattr(config, "target_modules", None)
+    if package in BESIDE or targets is None:
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, (Linear, FusedPart)) and (
+            targets == "all-linear" or tuner._check_target_module_exists(config, name)
+        ):
+            raise _C.Error(
+                f"{name}: is NVFP4, and {type(config).__name__} computes with the dense weight; use LoRA, or call "
+                "nvfp4.dequantize_model(model) first"
+            )
+
+
+def is_beside_nvfp4(module: torch.nn.Module) -> bool:
+    """Whether a layer of PEFT is around an NVFP4 layer that it cannot be merged into."""
+    if not isinstance(module, BaseTunerLayer) or isinstance(module, (LoraLinear, ParamWrapper)):
+        return False
+    return isinstance(module.get_base_layer(), (Linear, FusedPart))
+
+
+def reject_merge(name: str, module: torch.nn.Module) -> NoReturn:
+    raise _C.Error(
+        f"merge: {name} is NVFP4, which the adapter of a {type(module).__name__} cannot be merged into; call "
+        "nvfp4.dequantize_model(model) first"
+    )
+
+
+def guard(kind: Any) -> None:
+    """Has the method `merge` of a class of PEFT's layers raise where the base layer is NVFP4."""
+    own = kind.merge
+    if getattr(own, "of_nvfp4", False):
+        return
+
+    @functools.wraps(own)
+    def merge(self: Any, *arguments: Any, **kwargs: Any) -> Any:
+        if is_beside_nvfp4(self):
+            reject_merge("the base layer", self)
+        return own(self, *arguments, **kwargs)
+
+    merge.of_nvfp4 = True  # type: ignore[attr-defined]
+    kind.merge = merge
+
+
 def check_initialization(config: LoraConfig, allowed: tuple[Any, ...]) -> None:
     if config.init_lora_weights not in allowed:
         raise _C.Error(
@@ -213,11 +269,13 @@ def check_initialization(config: LoraConfig, allowed: tuple[Any, ...]) -> None:
 
 
 def register() -> None:
-    """Has PEFT ask dispatch_nvfp4 first, and find the parameters of experts. A second import of this file
-    (importlib.reload) replaces the first one's."""
+    """Has PEFT ask dispatch_nvfp4 first, find the parameters of experts, and reject what packed weights do not take. A
+    second import of this file (importlib.reload) replaces the first one's."""
     asked: Callable[..., torch.nn.Module] = getattr(_own, "before_nvfp4", _own)
     injected: Callable[..., None] = getattr(_inject, "before_nvfp4", _inject)
     checked: Callable[..., None] = getattr(_check_merge, "before_nvfp4", _check_merge)
+    other_injected: Callable[..., None] = getattr(_inject_other, "before_nvfp4", _inject_other)
+    other_checked: Callable[..., None] = getattr(_check_merge_of_other, "before_nvfp4", _check_merge_of_other)
 
     def create_new_module(
         lora_config: LoraConfig, adapter_name: str, target: torch.nn.Module, **kwargs: Any
@@ -228,6 +286,21 @@ def register() -> None:
     def inject_adapter(self: LoraModel, model: torch.nn.Module, *arguments: Any, **kwargs: Any) -> None:
         with parameters_shown(model):
             injected(self, model, *arguments, **kwargs)
+        for kind in {type(module) for module in model.modules() if is_beside_nvfp4(module)}:  # AdaLoRA's
+            guard(kind)
+
+    def inject_other(self: Any, model: torch.nn.Module, adapter_name: str, *arguments: Any, **kwargs: Any) -> None:
+        check_method(self, model, adapter_name)
+        other_injected(self, model, adapter_name, *arguments, **kwargs)
+        for kind in {type(module) for module in model.modules() if is_beside_nvfp4(module)}:
+            guard(kind)
+
+    def check_merge_of_other(self: Any) -> None:
+        """Raises before PEFT has merged other layers."""
+        other_checked(self)
+        for name, module in self.model.named_modules():
+            if is_beside_nvfp4(module):
+                reject_merge(name, module)
 
     def check_merge_allowed(self: LoraModel) -> None:
         """Raises before PEFT has merged other layers."""
@@ -239,8 +312,11 @@ def register() -> None:
     create_new_module.before_nvfp4 = asked  # type: ignore[attr-defined]
     inject_adapter.before_nvfp4 = injected  # type: ignore[attr-defined]
     check_merge_allowed.before_nvfp4 = checked  # type: ignore[attr-defined]
+    inject_other.before_nvfp4 = other_injected  # type: ignore[attr-defined]
+    check_merge_of_other.before_nvfp4 = other_checked  # type: ignore[attr-defined]
     LoraModel._create_new_module = staticmethod(create_new_module)
     LoraModel.inject_adapter, LoraModel._check_merge_allowed = inject_adapter, check_merge_allowed
+    BaseTuner.inject_adapter, BaseTuner._check_merge_allowed = inject_other, check_merge_of_other
 
 
 register()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import one_in
 from paths import ROOT
 from tiny_models import SIZES
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 import transformers  # noqa: E402
 from peft import LoraConfig, PeftModel, get_peft_model  # noqa: E402
+from peft.tuners.tuners_utils import BaseTunerLayer  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 import nvfp4.hosts.peft  # noqa: E402
@@ -306,6 +308,73 @@ def test_other_methods_train_and_merge_after_dequantize_model(kind: str, ids: Te
     expected = logits(model, ids)
     nvfp4.dequantize_model(model)
     torch.testing.assert_close(logits(model.merge_and_unload(), ids), expected, rtol=1e-4, atol=1e-4)
+
+
+try:
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING as CONFIGS
+    from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING as TUNERS
+except ImportError:
+    CONFIGS = TUNERS = {}
+# Methods that adapt layers by their names; the others have no target_modules, or none of these.
+METHODS = [t for t in TUNERS if TUNERS[t] and "target_modules" in getattr(CONFIGS.get(t), "__dataclass_fields__", ())]
+OF_OTHERS = {"TRAINABLE_TOKENS", "LN_TUNING", "ADAPTION_PROMPT"}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "IA3": {"feedforward_modules": []},
+    "ADALORA": {"total_step": 10},
+    "C3A": {"block_size": 32},
+    "VBLORA": {"vector_length": 32, "num_vectors": 16},
+    "SHIRA": {"r": 4},
+    "ROAD": {"group_size": 32},
+    "WAVEFT": {"n_frequency": 100},
+}
+
+
+@pytest.mark.parametrize("method", one_in(4, [t for t in METHODS if t.name not in OF_OTHERS]), ids=lambda t: t.name)
+def test_every_method_runs_beside_the_layers_or_is_rejected(method: Any, ids: Tensor) -> None:
+    """One that runs gives what it gives beside the dense layers, and its merging, in a model or of a layer, is an error
+    that changes nothing."""
+    config = CONFIGS[method]
+    options = {"target_modules": ["q_proj", "v_proj"]} | OPTIONS.get(method.name, {})
+    fields = config.__dataclass_fields__
+    for name in ("init_weights", "init_lora_weights"):
+        if name in fields and method.name != "TINYLORA":
+            options.setdefault(name, False)
+    model = quantized()
+    expected = copy.deepcopy(model)
+    nvfp4.dequantize_model(expected)
+    package = TUNERS[method].__module__.split(".")[2]
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+
+    def unchanged() -> bool:
+        now = {name.replace(".base_layer", ""): t for name, t in model.state_dict().items()}
+        return all(torch.equal(raw(t), raw(now[name])) for name, t in before.items())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if package not in nvfp4.hosts.peft.BESIDE:
+            with pytest.raises(nvfp4.Error, match=r"q_proj: is NVFP4, and \w+ computes with the dense weight"):
+                get_peft_model(model, config(**options))
+            assert unchanged() and not any(isinstance(m, BaseTunerLayer) for m in model.modules())
+            return
+        torch.manual_seed(1)
+        own = get_peft_model(model, config(**options))
+        torch.manual_seed(1)
+        other = get_peft_model(expected, config(**options))
+        shapes = {name: t.shape for name, t in other.state_dict().items()}
+        same = {name: t for name, t in own.state_dict().items() if t.shape == shapes.get(name)}
+        other.load_state_dict(same, strict=False)
+        if method.name != "UNILORA":  # whose random indices are no state
+            torch.testing.assert_close(logits(own, ids), logits(other, ids), rtol=1e-4, atol=1e-4)
+        layer = next(m for m in own.modules() if isinstance(m, BaseTunerLayer))
+        for merge in (own.merge_adapter, own.merge_and_unload, layer.merge):
+            if method.name != "LORA" or merge != own.merge_and_unload:
+                with pytest.raises(nvfp4.Error, match="^merge: .* NVFP4, "):
+                    merge()
+        assert unchanged()
+
+
+def raw(t: Tensor) -> Tensor:
+    return t.reshape(-1).view(torch.uint8)
 
 
 MAKE = """
