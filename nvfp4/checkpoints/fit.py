@@ -16,7 +16,7 @@ from nvfp4.layers.fp8 import Fp8Linear, Fp8Tensors
 from nvfp4.layers.hosts import is_pretrained, services
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.packed import PackedLinear
-from nvfp4.layers.traversal import as_linear, is_plain
+from nvfp4.layers.traversal import as_linear, is_plain, reader_of
 
 
 def check_layer(name: str, packed: PackedLinear | Fp8Tensors, modules: Mapping[str, torch.nn.Module]) -> None:
@@ -81,14 +81,27 @@ def is_replaced(old: torch.nn.Module) -> bool:
     return is_plain(old) or type(old) in (Linear, Fp8Linear)
 
 
+def dense_for(reader: str) -> str:
+    return f"is NVFP4 in the checkpoint and dense in the model: {reader} reads its weight itself"
+
+
 def dense_instead(old: torch.nn.Module) -> str:
     return f"is FP8 in the checkpoint and a dense {type(old).__name__} in the model"
 
 
 def keep_dense(checkpoint: Checkpoint, model: torch.nn.Module) -> None:
-    """Gives FP8 layers whose module is derived from torch.nn.Linear, and so computes something else, a dense weight:
-    DeepSeek-V4's `wo_a` is one."""
+    """Gives layers a dense weight which the model's classes read: FP8 layers whose module is derived from
+    torch.nn.Linear, and so computes something else, such as DeepSeek-V4's `wo_a`; NVFP4 layers whose weight the module
+    above reads, such as T5's `wo`."""
     modules = dict(model.named_modules(remove_duplicate=False))
+    for name in [*checkpoint.layers]:
+        reader = reader_of(name, modules)
+        if reader is not None and is_plain(modules[name]):
+            packed = checkpoint.layers.pop(name)
+            checkpoint.tensors[f"{name}.weight"] = Linear.from_packed(packed).to_linear().weight.detach()
+            if packed.bias is not None:
+                checkpoint.tensors[f"{name}.bias"] = packed.bias
+            checkpoint.skipped[name] = dense_for(reader)
     for name in [*checkpoint.fp8]:
         old = modules.get(name)
         if not isinstance(old, torch.nn.Linear) or is_replaced(old):

@@ -14,7 +14,7 @@ from nvfp4.layers.experts.mixture import Description, describe, is_mixture
 from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.packed import BLOCK
-from nvfp4.layers.traversal import as_linear, is_plain
+from nvfp4.layers.traversal import as_linear, is_plain, reader_of
 
 # Presets of `ignore`, by ModelOpt's names: patterns of what is quantized, for names between dots. All else stays dense.
 EXPERTS = ("*block_sparse_moe*", "*.experts.*")
@@ -94,7 +94,7 @@ def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[st
         above = name.rpartition(".")[0]
         if isinstance(modules.get(above), FusedPart):  # the joined layer, which its parts stand for
             continue
-        reader = next((kind for prefix, kind in own.items() if name.startswith(prefix)), None)
+        reader = next((kind for prefix, kind in own.items() if name.startswith(prefix)), reader_of(name, modules))
         if id(module) in ignored:
             skipped[name] = reason_of(name, ignore) or "is the same layer as an ignored one"
         elif linear is None or isinstance(linear, Linear):

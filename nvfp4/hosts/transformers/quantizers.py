@@ -27,7 +27,7 @@ from nvfp4.checkpoints.experts.container import Container
 from nvfp4.checkpoints.experts.naming import Place
 from nvfp4.checkpoints.experts.targets import described, gatherer, placeholder
 from nvfp4.checkpoints.files import check_file
-from nvfp4.checkpoints.fit import check_layer, dense_instead, is_replaced
+from nvfp4.checkpoints.fit import check_layer, dense_for, dense_instead, is_replaced
 from nvfp4.checkpoints.left_out import is_head, left_out
 from nvfp4.checkpoints.modules import read_modules
 from nvfp4.checkpoints.recipe import AUTO, W4A4, W4A4_DYNAMIC, W4A16
@@ -58,7 +58,7 @@ from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.hosts import prepare_adapters
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.packed import PackedLinear
-from nvfp4.layers.traversal import find_layers
+from nvfp4.layers.traversal import find_layers, keep_hooks, reader_of
 from nvfp4.quantizing.dequantize_model import dequantize_model
 
 QUANTIZED = (W4A4, W4A4_DYNAMIC, W4A16, AUTO, *fp8.ACTIVATIONS)  # modes of layers that a checkpoint must have
@@ -81,6 +81,7 @@ class ModelOptQuantizer(HfQuantizer):
         self.skipped: dict[str, str] = {}
         self.attached = False  # whether it belongs to a model that was not loaded with it
         self.experts: dict[str, tuple[Container, bool]] = {}  # to load, and whether gate and up alternate
+        self.read: dict[str, str] = {}  # layers that become dense, since the module above reads the weight
         self.dense: dict[str, Fp8Tensors] = {}  # FP8 layers of the checkpoint that are dense in the model
         self.modes: dict[str, Mode] = {}  # the mode of each layer that the configuration describes, by its name here
         self.dtypes: dict[str, torch.dtype] = {}  # those that the parameters of the model should have
@@ -116,6 +117,10 @@ class ModelOptQuantizer(HfQuantizer):
                 warnings.warn(f"{name}: is not in the checkpoint and stays dense", stacklevel=2)
 
         self.dtypes = {name: p.dtype for name, p in model.named_parameters() if p.is_floating_point()}
+        for name in checkpoint.layers:
+            reader = reader_of(names[name], modules)
+            if reader is not None:
+                self.read[names[name]] = checkpoint.skipped[name] = dense_for(reader)
         activations = self.quantization_config.activations
         stored: dict[int, _Stored | fp8.StoredFp8] = {}
         for name, packed in checkpoint.all_layers.items():
@@ -214,6 +219,13 @@ class ModelOptQuantizer(HfQuantizer):
         for name, module in model.named_modules():
             if isinstance(module, (_Stored, fp8.StoredFp8)):
                 module.finish(name)
+        for name in self.read:
+            layer = model.get_submodule(name)
+            dense = layer.to_linear().requires_grad_(False)
+            keep_hooks(layer, dense)
+            model.set_submodule(name, dense)
+        self.modes = {} if self.read else self.modes
+        self.read = {}
         for name, (container, interleaved) in self.experts.items():
             experts = model.get_submodule(name)
             container.fill(experts, interleaved)
