@@ -666,3 +666,21 @@ def test_layers_whose_weight_a_class_reads_are_dense(make: Any, layers: tuple[st
         assert torch.equal(call(other), found) and found.isfinite().all()
         ours.save_pretrained(tmp_path / "out")
         assert torch.equal(call(type(model).from_pretrained(tmp_path / "out", dtype=torch.float32)), found)
+
+
+def test_resizing_the_embedding_of_a_model_with_a_packed_head() -> None:
+    """An error that names the head, before anything changes; a dense head is resized."""
+    config = transformers.LlamaConfig(**SIZES, tie_word_embeddings=False)
+    model = transformers.LlamaForCausalLM(config).eval()
+    nvfp4.quantize_model(model, ignore=(), activations=None)
+    before = logits(model)
+    with pytest.raises(nvfp4.Error, match=r"^lm_head: is NVFP4 with 128 rows, which cannot become 160"):
+        model.resize_token_embeddings(160)
+    with pytest.raises(nvfp4.Error, match=r"^lm_head: is NVFP4 with 128 rows, which cannot become 192"):
+        model.resize_token_embeddings(pad_to_multiple_of=96)
+    assert torch.equal(logits(model), before) and model.config.vocab_size == 128
+    assert model.resize_token_embeddings(128) is model.get_input_embeddings()
+    model = transformers.LlamaForCausalLM(config).eval()
+    nvfp4.quantize_model(model, activations=None)
+    model.resize_token_embeddings(160)
+    assert logits(model).shape[-1] == 160

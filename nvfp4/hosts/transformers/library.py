@@ -11,7 +11,7 @@ except ModuleNotFoundError as error:
     message = "nvfp4.transformers needs transformers: pip install transformers"
     raise ModuleNotFoundError(message, name="transformers") from None
 try:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
     from transformers import CompressedTensorsConfig as OriginalConfig
     from transformers import FineGrainedFP8Config as OriginalFp8Config
     from transformers import Mxfp4Config as OriginalMxfp4Config
@@ -43,6 +43,7 @@ __all__ = [
     "OriginalConfig",
     "OriginalFp8Config",
     "OriginalMxfp4Config",
+    "PreTrainedModel",
     "QuantizationConfigMixin",
     "WeightConverter",
     "WeightRenaming",

@@ -9,6 +9,7 @@ filled from the mapped files at the end.
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -45,11 +46,12 @@ from nvfp4.hosts.transformers.configs import (
 )
 from nvfp4.hosts.transformers.library import (
     HfQuantizer,
+    PreTrainedModel,
     transformers,
 )
 from nvfp4.hosts.transformers.names import names_in, renamer, saved_name, saved_names
 from nvfp4.hosts.transformers.registry import register
-from nvfp4.layers.buffers import loaded, remove_stand_ins, stand_in
+from nvfp4.layers.buffers import loaded, remove_stand_ins, round_up, stand_in
 from nvfp4.layers.checks import short
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.experts.stack import left_out_of_state
@@ -417,6 +419,33 @@ def attach(model: Any, wanted: str | None = None) -> None:
     quantizer.attached, model.hf_quantizer = True, quantizer
 
 
+def guard_resizing() -> None:
+    """Has resize_token_embeddings raise before anything changes where the head is packed: it would make a new head from
+    the packed bytes, after the embedding has its new size."""
+    own = getattr(PreTrainedModel.resize_token_embeddings, "before_nvfp4", PreTrainedModel.resize_token_embeddings)
+
+    @functools.wraps(own)
+    def resize_token_embeddings(
+        self: Any, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, *more: Any, **kwargs: Any
+    ) -> Any:
+        head = self.get_output_embeddings()
+        if isinstance(head, (Linear, FusedPart, Fp8Linear)):
+            rows = head.out_features if new_num_tokens is None else new_num_tokens
+            rows = round_up(rows, pad_to_multiple_of) if pad_to_multiple_of else rows
+            if rows != head.out_features:
+                name = next((name for name, module in self.named_modules() if module is head), "lm_head")
+                kind = "FP8" if isinstance(head, Fp8Linear) else "NVFP4"
+                raise _C.Error(
+                    f"{name}: is {kind} with {head.out_features} rows, which cannot become {rows}; resize the dense "
+                    "model, or leave the head dense"
+                )
+        return own(self, new_num_tokens, pad_to_multiple_of, *more, **kwargs)
+
+    resize_token_embeddings.before_nvfp4 = own  # type: ignore[attr-defined]
+    PreTrainedModel.resize_token_embeddings = resize_token_embeddings
+
+
+guard_resizing()
 register(modelopt.NAME, ModelOptConfig, ModelOptQuantizer)
 register(COMPRESSED_TENSORS, CompressedTensorsConfig, CompressedTensorsQuantizer)
 register(MXFP4, Mxfp4Config, Mxfp4Quantizer)
