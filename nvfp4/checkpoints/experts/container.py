@@ -203,7 +203,7 @@ class Container:
             own[:, indices] = factors if own.ndim == 2 else factors.unsqueeze(-1)
         if any(t is not None for t in given):
             if stack.input_global_scale is None:
-                stack.input_global_scale = torch.full_like(stack.weight_global_scale, float("nan"))
+                stack.input_global_scale = stack.weight_global_scale.new_full(stack.shape[:2], float("nan"))
             inputs = self._scalars(role, self.format.INPUT_SCALE, given, count, shapes)
             stack.input_global_scale[:, indices] = inputs.to(stack.input_global_scale.device)
         return values, turned

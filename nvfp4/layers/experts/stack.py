@@ -162,7 +162,7 @@ class Stack(FixedBuffers):
             if state_dict.get(prefix + "input_global_scale") is None:
                 self.input_global_scale = None
             elif self.input_global_scale is None:
-                self.input_global_scale = torch.empty_like(self.weight_global_scale)
+                self.input_global_scale = self.weight_global_scale.new_empty(self.shape[:2])
             shape = state_dict[prefix + "weight_global_scale"].shape
             if shape != self.weight_global_scale.shape and shape in (self.shape[:2], self.shape[:3]):
                 self.weight_global_scale = self.weight_global_scale.new_empty(shape)
