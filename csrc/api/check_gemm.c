@@ -150,14 +150,12 @@ static nvfp4_status check_by_batch(const checked_call *c, const nvfp4_tensor *t,
     const int one = t->ndim == 1 || (t->ndim == 2 && t->shape[1] == 1 && min_ndim > 0);
     const int fits = (t->ndim == 2 || (t->ndim == 1 && min_ndim == 1)) && t->shape[0] == l;
     if (!fits || !(one || t->shape[1] == columns))
-        return REJECT(
-            name,
-            ("has %lld elements in %d dimension%s", (long long)element_count(t), t->ndim, t->ndim == 1 ? "" : "s"),
-            ("must have %s%lld x %lld, a row for each batch",
-             min_ndim == 1   ? "one element for each matrix of b, or "
-             : min_ndim == 2 ? "L x 1 elements, or "
-                             : "",
-             (long long)l, (long long)columns));
+        return REJECT(name, ELEMENTS_OF(t),
+                      ("must have %s%lld x %lld, a row for each batch",
+                       min_ndim == 1   ? "one element for each matrix of b, or "
+                       : min_ndim == 2 ? "L x 1 elements, or "
+                                       : "",
+                       (long long)l, (long long)columns));
     if (!is_contiguous(t)) return REJECT(name, ("is not contiguous"), ("must be, with a row for each batch"));
     return check_alignment(c, t, dtype_bytes(t->dtype));
 }

@@ -31,7 +31,6 @@ nvfp4_status join_parts(operation_args *all) {
     nvfp4_grouped_gemm_args *args = &all->grouped_gemm;
     nvfp4_tensor *alpha = &args->alpha, *bias = &args->bias, *scale_b = &args->scale_b;
     if (args->b.ndim != 4) return NVFP4_OK;
-    if (alpha->ndim > NVFP4_MAX_DIMS) return NVFP4_OK; /* which check_arguments rejects */
     const int64_t matrices = args->b.shape[0], parts = args->b.shape[1];
     const int64_t experts = args->b_list ? args->groups : matrices; /* a list's b is that of one expert */
     args->parts = parts > INT32_MAX ? INT32_MAX : (int32_t)parts;

@@ -31,8 +31,7 @@ static nvfp4_status check_global_scale(const checked_call *c, const nvfp4_tensor
         const int by_group = has_groups && g->ndim == 1 && count == ends->shape[0];
         const int by_row = count == rows && (!has_groups || (g->ndim == 2 && g->shape[1] == 1));
         if (has_groups && !by_group && !by_row)
-            return REJECT(argument_name(c, g),
-                          ("has %lld elements in %d dimension%s", (long long)count, g->ndim, g->ndim == 1 ? "" : "s"),
+            return REJECT(argument_name(c, g), ELEMENTS_OF(g),
                           ("must have 1, be [E] = [%lld], or [R, 1] = [%lld, 1] for rows", (long long)ends->shape[0],
                            (long long)rows));
         if (!by_group && !by_row)

@@ -306,8 +306,7 @@ nvfp4_status check_vector(const checked_call *c, const nvfp4_tensor *t, char siz
     if (one_allowed && count == 1) return check_alignment(c, t, dtype_bytes(t->dtype));
     if (t->ndim != 1 || count != length)
         return REJECT(
-            argument_name(c, t),
-            ("has %lld elements in %d dimension%s", (long long)count, t->ndim, t->ndim == 1 ? "" : "s"),
+            argument_name(c, t), ELEMENTS_OF(t),
             ("must be a vector of %slength %c = %lld", one_allowed ? "length 1 or of " : "", size, (long long)length));
     if (!is_contiguous(t))
         return REJECT(argument_name(c, t), ("stride is %lld", (long long)t->stride[0]),
@@ -317,10 +316,8 @@ nvfp4_status check_vector(const checked_call *c, const nvfp4_tensor *t, char siz
 
 nvfp4_status check_written_vector(const checked_call *c, const nvfp4_tensor *t, const char *size, int64_t length) {
     if (t->ndim != 1 || t->shape[0] != length)
-        return REJECT(
-            argument_name(c, t),
-            ("has %lld elements in %d dimension%s", (long long)element_count(t), t->ndim, t->ndim == 1 ? "" : "s"),
-            ("must be a vector of length %s = %lld", size, (long long)length));
+        return REJECT(argument_name(c, t), ELEMENTS_OF(t),
+                      ("must be a vector of length %s = %lld", size, (long long)length));
     if (!is_contiguous(t)) return REJECT(argument_name(c, t), ("is not contiguous"), ("must be"));
     return check_alignment(c, t, dtype_bytes(t->dtype));
 }

@@ -28,6 +28,9 @@ int64_t dtype_bytes(int32_t dtype);
 /* The name of an nvfp4_activation. */
 const char *activation_name(int32_t activation);
 int64_t element_count(const nvfp4_tensor *t);
+/* The value of an error message about a tensor's size, as REJECT takes it. */
+#define ELEMENTS_OF(t)                                                                                                 \
+    ("has %lld elements in %d dimension%s", (long long)element_count(t), (t)->ndim, (t)->ndim == 1 ? "" : "s")
 int is_contiguous(const nvfp4_tensor *t);
 /* Bytes from the first to behind the last element. */
 int64_t bytes_to_end(const nvfp4_tensor *t);

@@ -19,6 +19,7 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4._text import shown
 from nvfp4.checkpoints import fp8, kv_cache
+from nvfp4.checkpoints.mxfp4 import GROUP
 from nvfp4.checkpoints.names import Names
 from nvfp4.checkpoints.options import ARGUMENTS, SCHEME, check_keys, check_transforms, unknown_keys
 from nvfp4.checkpoints.options import COMPRESSED_TENSORS as KEYS
@@ -118,7 +119,7 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
         where = f"config_groups.{key}."
         check_keys(where, group, SCHEME)
         numbers = group_numbers(where, group)
-        coarse |= numbers["weights"].get("group_size") == 2 * BLOCK
+        coarse |= numbers["weights"].get("group_size") == GROUP
         eight = fp8.by_group(where, numbers["weights"], numbers["input_activations"], group)
         mode = eight or group_mode(numbers["weights"], numbers["input_activations"])
         if mode in (W4A4, W4A4_DYNAMIC, W4A16):
@@ -261,13 +262,16 @@ def is_nvfp4(numbers: Mapping[str, Any]) -> bool:
     if scale is not None and not str(scale).endswith("float8_e4m3fn"):
         return False
     group = numbers.get("group_size")
-    right = group == BLOCK or (group == 2 * BLOCK and scale is not None)
-    return right and numbers.get("num_bits") == 4 and numbers.get("type") == "float"
+    return is_e2m1(numbers) and (group == BLOCK or (group == GROUP and scale is not None))
 
 
 def is_mxfp4(numbers: Mapping[str, Any]) -> bool:
     power = str(numbers.get("scale_dtype")).endswith(("uint8", "float8_e8m0fnu"))
-    return power and numbers.get("num_bits") == 4 and numbers.get("type") == "float" and numbers.get("group_size") == 32
+    return is_e2m1(numbers) and power and numbers.get("group_size") == GROUP
+
+
+def is_e2m1(numbers: Mapping[str, Any]) -> bool:
+    return bool(numbers.get("num_bits") == 4 and numbers.get("type") == "float")
 
 
 def described(numbers: Mapping[str, Any]) -> str:

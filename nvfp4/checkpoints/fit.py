@@ -81,36 +81,42 @@ def is_replaced(old: torch.nn.Module) -> bool:
     return is_plain(old) or type(old) in (Linear, Fp8Linear)
 
 
-def dense_for(reader: str) -> str:
-    return f"is NVFP4 in the checkpoint and dense in the model: {reader} reads its weight itself"
+def dense_in_model(
+    checkpoint: Checkpoint, modules: Mapping[str, torch.nn.Module], names: Mapping[str, str]
+) -> dict[str, str]:
+    """The layers of a checkpoint whose dense weight the model's classes read, with the reason: FP8 layers whose module
+    is derived from torch.nn.Linear, and so computes something else, such as DeepSeek-V4's `wo_a`; NVFP4 layers whose
+    weight the module above reads, such as T5's `wo`.
 
-
-def dense_instead(old: torch.nn.Module) -> str:
-    return f"is FP8 in the checkpoint and a dense {type(old).__name__} in the model"
+    Args:
+        names: of each layer the name of its module.
+    """
+    found = {}
+    for name in checkpoint.layers:
+        old, reader = modules.get(names[name]), reader_of(names[name], modules)
+        if old is not None and is_plain(old) and reader is not None:
+            found[name] = f"is NVFP4 in the checkpoint and dense in the model: {reader} reads its weight itself"
+    for name in checkpoint.fp8:
+        old = modules.get(names[name])
+        if isinstance(old, torch.nn.Linear) and not is_replaced(old):
+            found[name] = f"is FP8 in the checkpoint and a dense {type(old).__name__} in the model"
+    return found
 
 
 def keep_dense(checkpoint: Checkpoint, model: torch.nn.Module) -> None:
-    """Gives layers a dense weight which the model's classes read: FP8 layers whose module is derived from
-    torch.nn.Linear, and so computes something else, such as DeepSeek-V4's `wo_a`; NVFP4 layers whose weight the module
-    above reads, such as T5's `wo`."""
+    """Gives the layers of dense_in_model their dense weight."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    for name in [*checkpoint.layers]:
-        reader = reader_of(name, modules)
-        if reader is not None and is_plain(modules[name]):
-            packed = checkpoint.layers.pop(name)
-            checkpoint.tensors[f"{name}.weight"] = Linear.from_packed(packed).to_linear().weight.detach()
-            if packed.bias is not None:
-                checkpoint.tensors[f"{name}.bias"] = packed.bias
-            checkpoint.skipped[name] = dense_for(reader)
-    for name in [*checkpoint.fp8]:
-        old = modules.get(name)
-        if not isinstance(old, torch.nn.Linear) or is_replaced(old):
-            continue
-        layer = checkpoint.fp8.pop(name)
-        checkpoint.tensors[f"{name}.weight"] = layer.dense(old.weight.dtype)
-        if layer.bias is not None:
-            checkpoint.tensors[f"{name}.bias"] = layer.bias
-        checkpoint.skipped[name] = dense_instead(old)
+    for name, reason in dense_in_model(checkpoint, modules, {name: name for name in checkpoint.all_layers}).items():
+        packed = checkpoint.layers.pop(name, None)
+        if packed is not None:
+            bias, weight = packed.bias, Linear.from_packed(packed).to_linear().weight.detach()
+        else:
+            layer = checkpoint.fp8.pop(name)
+            bias, weight = layer.bias, layer.dense(modules[name].weight.dtype)
+        checkpoint.tensors[f"{name}.weight"] = weight
+        if bias is not None:
+            checkpoint.tensors[f"{name}.bias"] = bias
+        checkpoint.skipped[name] = reason
 
 
 def check_layers(checkpoint: Checkpoint, modules: Mapping[str, torch.nn.Module]) -> None:

@@ -25,7 +25,7 @@ from nvfp4.checkpoints.tensors import chosen, is_coarse
 from nvfp4.layers.checks import prefix_errors
 
 ACTIVATIONS = {W4A4: "nvfp4", W4A4_DYNAMIC: "nvfp4", W4A16: None, AUTO: AUTO}
-NVFP4, FP8, OTHER, PLAIN = "NVFP4", "FP8", "other", "plain"  # and MXFP4
+NVFP4, FP8, OTHER, PLAIN = "NVFP4", "FP8", "other", "plain"  # kinds of modules, as is the mode MXFP4
 
 
 def read_modules(
@@ -69,8 +69,7 @@ def read_modules(
             elif kind.name == MXFP4:
                 read_mxfp4(checkpoint, module, own, names, kind.mode, wanted, place, target)
             elif kind.name == NVFP4 and place is not None and target is not None:
-                joined = any(names[module, local] == f"{module}_{local}" for local in own)
-                gather_layer(checkpoint, target, place, own, kind.mode, wanted, joined)
+                gather_layer(checkpoint, target, place, own, kind.mode, wanted, is_joined(module, own, names))
             elif kind.name == NVFP4:
                 read_layer(checkpoint, module, own, kind.mode, wanted)
             else:
@@ -100,11 +99,11 @@ def kind_of(recipe: Recipe, module: str, own: Mapping[str, Tensor]) -> Kind:
     """How a module is quantized, by the configuration and its tensors."""
     verdict, other, ours = recipe.look(module), other_kind(own), is_layer(recipe.format, own)
     if mxfp4.names_of(own) is not None:
-        mode = verdict.subtree if verdict.mode is None else verdict.mode
+        mode = verdict.likely
         if mode is None:
             raise _C.Error(f"{module}: the configuration leaves it unquantized, but its tensors are MXFP4")
         return Kind(MXFP4, W4A4_DYNAMIC if MXFP4_INPUTS in (mode, *verdict.others) else W4A16, verdict.why)
-    eight = fp8.chosen(own, (verdict.subtree if verdict.mode is None else verdict.mode, *verdict.others))
+    eight = fp8.chosen(own, (verdict.likely, *verdict.others))
     if eight is not None:
         return Kind(FP8, eight, verdict.why)
     mode = nvfp4_mode(module, verdict) if ours else verdict.mode
@@ -129,7 +128,7 @@ def check_groups_of_32(recipe: Recipe, module: str, own: Mapping[str, Tensor]) -
 def nvfp4_mode(module: str, verdict: Verdict) -> str | None:
     """The mode of a layer whose tensors are NVFP4. Where the most specific group of the configuration says FP8, another
     one must say NVFP4."""
-    mode = verdict.subtree if verdict.mode is None and verdict.subtree else verdict.mode
+    mode = verdict.likely
     other = mode in (*fp8.ACTIVATIONS, MXFP4, MXFP4_INPUTS) or (mode and compressed_tensors.contradicts(mode))
     if mode in ACTIVATIONS or not other:
         return mode
@@ -168,12 +167,15 @@ def read_mxfp4(
         del own[local]
     activations = "nvfp4" if wanted == "nvfp4" or (wanted == AUTO and mode == W4A4_DYNAMIC) else None
     if place is not None and target is not None:
-        joined = any(names[module, local] == f"{module}_{local}" for local in own)
-        with prefix_errors(module):
-            mxfp4.pair(own)
-        container_of(checkpoint, target, place, mxfp4, wanted).add(place, own, activations, joined, True)
+        container = container_of(checkpoint, target, place, mxfp4, wanted)
+        container.add(place, own, activations, is_joined(module, own, names), True)
     else:
         mxfp4.add(checkpoint, module, own, activations)
+
+
+def is_joined(module: str, own: Mapping[str, Tensor], names: Mapping[tuple[str, str], str]) -> bool:
+    """Whether tensors are named `up_proj_scales` and not `up_proj.scales`."""
+    return any(names[module, local] == f"{module}_{local}" for local in own)
 
 
 def container_of(

@@ -34,6 +34,11 @@ class Verdict:
     subtree: str | None = None
     others: tuple[str, ...] = ()
 
+    @property
+    def likely(self) -> str | None:
+        """The mode of a layer whose tensors are there, also in a subtree that is ignored."""
+        return self.subtree if self.mode is None else self.mode
+
 
 @dataclass(frozen=True)
 class Recipe:

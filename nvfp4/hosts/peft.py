@@ -260,6 +260,11 @@ def guard(kind: Any) -> None:
     kind.merge = merge
 
 
+def guard_layers(model: torch.nn.Module) -> None:
+    for kind in {type(module) for module in model.modules() if is_beside_nvfp4(module)}:
+        guard(kind)
+
+
 def check_initialization(config: LoraConfig, allowed: tuple[Any, ...]) -> None:
     if config.init_lora_weights not in allowed:
         raise _C.Error(
@@ -286,14 +291,12 @@ def register() -> None:
     def inject_adapter(self: LoraModel, model: torch.nn.Module, *arguments: Any, **kwargs: Any) -> None:
         with parameters_shown(model):
             injected(self, model, *arguments, **kwargs)
-        for kind in {type(module) for module in model.modules() if is_beside_nvfp4(module)}:  # AdaLoRA's
-            guard(kind)
+        guard_layers(model)  # AdaLoRA's
 
     def inject_other(self: Any, model: torch.nn.Module, adapter_name: str, *arguments: Any, **kwargs: Any) -> None:
         check_method(self, model, adapter_name)
         other_injected(self, model, adapter_name, *arguments, **kwargs)
-        for kind in {type(module) for module in model.modules() if is_beside_nvfp4(module)}:
-            guard(kind)
+        guard_layers(model)
 
     def check_merge_of_other(self: Any) -> None:
         """Raises before PEFT has merged other layers."""

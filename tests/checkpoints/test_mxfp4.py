@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,10 +15,12 @@ from mxfp4_files import (
     definition,
     dense,
     gguf_row,
+    gpt_oss,
+    llama,
     quantized,
     random_layer,
 )
-from tiny_models import SIZES
+from tiny_models import logits
 from torch import Tensor, nn
 
 import nvfp4
@@ -205,10 +206,6 @@ def test_gguf(generator: torch.Generator, tmp_path: Path) -> None:
 # ---- files ----
 
 
-def llama(**more: Any) -> Any:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"], **more))
-
-
 CONFIGS = {
     "modelopt": MODELOPT,
     "modelopt, FP8 inputs": MODELOPT | {"quant_algo": "W4A8_MXFP4_FP8", "group_size": 32},
@@ -249,21 +246,6 @@ def test_convert(kind: str, format: str, generator: torch.Generator, tmp_path: P
     assert again.format == format and not again.mxfp4
     for name, layer in again.layers.items():
         assert torch.equal(dense(layer).float(), model.get_submodule(name).weight)
-
-
-def gpt_oss(**more: Any) -> Any:
-    sizes = SIZES | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2} | more
-    config = transformers.GptOssConfig(**sizes, sliding_window=8, architectures=["GptOssForCausalLM"])
-    model = transformers.GptOssForCausalLM(config)
-    for name, p in model.named_parameters():
-        if name.endswith(("bias", "sinks")):
-            nn.init.normal_(p, std=0.5)
-    return model
-
-
-def logits(model: Any) -> Tensor:
-    with torch.no_grad():
-        return model((torch.arange(24) * 37 % SIZES["vocab_size"]).view(2, 12)).logits
 
 
 def test_gpt_oss_as_modelopt_has_it(generator: torch.Generator, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import SIZES
+from tiny_models import IDS, SIZES, logits
 from torch import Tensor, nn
 
 import nvfp4
@@ -18,13 +18,6 @@ from nvfp4.checkpoints import modelopt
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with transformers")
 transformers = pytest.importorskip("transformers")
 import nvfp4.transformers  # noqa: E402
-
-IDS = (torch.arange(24) * 37 % SIZES["vocab_size"]).view(2, 12)
-
-
-def logits(model: Any) -> Tensor:
-    with torch.no_grad():
-        return model(IDS).logits
 
 
 @pytest.mark.parametrize("activations", [None, "nvfp4"])  # saved as ModelOpt and as compressed-tensors

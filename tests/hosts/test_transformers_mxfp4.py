@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from mxfp4_files import GPT_OSS, MODELOPT, compressed_tensors, deepseek_v4, quantized
-from tiny_models import SIZES
+from mxfp4_files import GPT_OSS, MODELOPT, compressed_tensors, deepseek_v4, gpt_oss, llama, quantized
+from tiny_models import IDS, logits
 
 import nvfp4
 
@@ -19,32 +19,15 @@ from transformers import AutoModelForCausalLM, Mxfp4Config  # noqa: E402
 
 import nvfp4.transformers  # noqa: E402
 
-IDS = (torch.arange(24) * 37 % SIZES["vocab_size"]).view(2, 12)
-
-
-def gpt_oss() -> Any:
-    sizes = SIZES | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
-    config = transformers.GptOssConfig(**sizes, sliding_window=8, architectures=["GptOssForCausalLM"])
-    torch.manual_seed(0)
-    return transformers.GptOssForCausalLM(config)
-
-
-def llama() -> Any:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"]))
-
 
 def generated(model: Any) -> torch.Tensor:
     return model.generate(IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=16, do_sample=False)
 
 
-def logits(model: Any) -> torch.Tensor:
-    with torch.no_grad():
-        return model(IDS).logits
-
-
 def test_gpt_oss_generates_the_same_tokens(tmp_path: Path) -> None:
     """Beside the model that transformers dequantizes, which a user gets who asks for it."""
     # Always the same weights: with others, two logits may be so near that rounding chooses the token.
+    torch.manual_seed(0)
     model = quantized(gpt_oss(), tmp_path / "in", GPT_OSS, torch.Generator().manual_seed(0))
     dequantize = Mxfp4Config(dequantize=True)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "in", quantization_config=dequantize, dtype=torch.float32)
@@ -112,6 +95,7 @@ def test_adapters_train(generator: torch.Generator, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     import nvfp4.peft  # noqa: F401, PLC0415
 
+    torch.manual_seed(0)
     quantized(gpt_oss(), tmp_path, GPT_OSS, generator)
     ours = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     before = logits(ours)

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from tiny_models import SIZES
+from torch import Tensor, nn
 
 from nvfp4.layers.packed import PackedLinear
 
@@ -132,10 +133,29 @@ def quantized(
     return model.eval()
 
 
+def llama() -> Any:
+    import transformers  # here: a test of gguf's files needs none
+
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"]))
+
+
+def gpt_oss() -> Any:
+    """Also its biases are random."""
+    import transformers
+
+    sizes = SIZES | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+    config = transformers.GptOssConfig(**sizes, sliding_window=8, architectures=["GptOssForCausalLM"])
+    model = transformers.GptOssForCausalLM(config)
+    for name, p in model.named_parameters():
+        if name.endswith(("bias", "sinks")):
+            nn.init.normal_(p, std=0.5)
+    return model
+
+
 def deepseek_v4(folder: Path, generator: torch.Generator) -> Any:
     """Writes a tiny DeepSeek-V4 as it is published: attention and shared experts in FP8 blocks of 128 x 128, experts in
     MXFP4, both with e8m0 scales, by the names that transformers saves. Returns the dense model of these values."""
-    import transformers  # here: a test of gguf's files needs none
+    import transformers
 
     config = transformers.DeepseekV4Config(**DEEPSEEK_SIZES, architectures=["DeepseekV4ForCausalLM"])
     transformers.DeepseekV4ForCausalLM(config).save_pretrained(folder / "dense")

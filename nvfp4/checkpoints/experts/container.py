@@ -61,12 +61,14 @@ class Container:
             activations: "nvfp4", None, or AUTO: by the input scale.
         """
         name = place.local.format(place.expert)
-        if self.format is not mxfp4:
-            with prefix_errors(f"{self.name}.{name}"):
+        with prefix_errors(f"{self.name}.{name}"):
+            if self.format is mxfp4:
+                mxfp4.pair(own)
+            else:
                 required = self.format.REQUIRED
                 check_names(self.format.NAME, own, required, (*required, self.format.INPUT_SCALE, "bias"))
-            self.coarse |= is_coarse(own[required[0]], own[required[1]])
-            own = {**own, required[1]: of_blocks(own[required[0]], own[required[1]])}
+                self.coarse |= is_coarse(own[required[0]], own[required[1]])
+                own = {**own, required[1]: of_blocks(own[required[0]], own[required[1]])}
         if self.locals.setdefault(place.role, place.local) != place.local:
             raise _C.Error(f"{self.name}.{name}: is named in another way than {self.locals[place.role].format(0)}")
         self.layers.setdefault(place.role, {})[place.expert] = own

@@ -10,7 +10,7 @@ from nvfp4 import _C
 from nvfp4.checkpoints import compressed_tensors, modelopt, mxfp4
 from nvfp4.checkpoints.recipe import AUTO, Recipe
 from nvfp4.hosts.transformers.library import (
-    OriginalConfig,
+    OriginalCompressedTensorsConfig,
     OriginalFp8Config,
     OriginalMxfp4Config,
     QuantizationConfigMixin,
@@ -81,10 +81,10 @@ class Replacement(ModelOptConfig):
     to_diff_dict = ModelOptConfig.to_dict
 
 
-class CompressedTensorsConfig(Replacement, OriginalConfig):
+class CompressedTensorsConfig(Replacement, OriginalCompressedTensorsConfig):
     """`quantization_config` of a compressed-tensors checkpoint, kept as it is in config.json."""
 
-    format, original = compressed_tensors, OriginalConfig
+    format, original = compressed_tensors, OriginalCompressedTensorsConfig
 
     def __init__(self, **content: Any) -> None:
         super().__init__(**content | {"quant_method": COMPRESSED_TENSORS})
@@ -94,7 +94,7 @@ class CompressedTensorsConfig(Replacement, OriginalConfig):
         """Makes a configuration of this class if the method is ours or a group of layers is NVFP4, else one of
         transformers' own class."""
         ours = config_dict.get("quant_method") == COMPRESSED_TENSORS or compressed_tensors.has_nvfp4(config_dict)
-        make = super().from_dict if ours else OriginalConfig.from_dict
+        make = super().from_dict if ours else OriginalCompressedTensorsConfig.from_dict
         return make(config_dict, return_unused_kwargs, **kwargs)
 
 

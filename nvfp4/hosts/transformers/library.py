@@ -12,7 +12,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(message, name="transformers") from None
 try:
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-    from transformers import CompressedTensorsConfig as OriginalConfig
+    from transformers import CompressedTensorsConfig as OriginalCompressedTensorsConfig
     from transformers import FineGrainedFP8Config as OriginalFp8Config
     from transformers import Mxfp4Config as OriginalMxfp4Config
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -40,7 +40,7 @@ __all__ = [
     "AutoModelForCausalLM",
     "ConversionOps",
     "HfQuantizer",
-    "OriginalConfig",
+    "OriginalCompressedTensorsConfig",
     "OriginalFp8Config",
     "OriginalMxfp4Config",
     "PreTrainedModel",

@@ -28,7 +28,7 @@ from nvfp4.checkpoints.experts.container import Container
 from nvfp4.checkpoints.experts.naming import Place
 from nvfp4.checkpoints.experts.targets import described, gatherer, placeholder
 from nvfp4.checkpoints.files import check_file
-from nvfp4.checkpoints.fit import check_layer, dense_for, dense_instead, is_replaced
+from nvfp4.checkpoints.fit import check_layer, dense_in_model
 from nvfp4.checkpoints.left_out import is_head, left_out
 from nvfp4.checkpoints.modules import read_modules
 from nvfp4.checkpoints.recipe import AUTO, W4A4, W4A4_DYNAMIC, W4A16
@@ -60,7 +60,7 @@ from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.hosts import prepare_adapters
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.packed import PackedLinear
-from nvfp4.layers.traversal import find_layers, keep_hooks, reader_of
+from nvfp4.layers.traversal import find_layers, keep_hooks
 from nvfp4.quantizing.dequantize_model import dequantize_model
 
 QUANTIZED = (W4A4, W4A4_DYNAMIC, W4A16, AUTO, *fp8.ACTIVATIONS)  # modes of layers that a checkpoint must have
@@ -70,6 +70,11 @@ def check_dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise _C.Error(f"dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
     return dtype
+
+
+def ignore_unexpected(model: Any, pattern: str) -> None:
+    """Has from_pretrained not warn of tensors whose names match."""
+    model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), pattern}
 
 
 class ModelOptQuantizer(HfQuantizer):
@@ -83,7 +88,7 @@ class ModelOptQuantizer(HfQuantizer):
         self.skipped: dict[str, str] = {}
         self.attached = False  # whether it belongs to a model that was not loaded with it
         self.experts: dict[str, tuple[Container, bool]] = {}  # to load, and whether gate and up alternate
-        self.read: dict[str, str] = {}  # layers that become dense, since the module above reads the weight
+        self.read: list[str] = []  # layers that become dense, since the module above reads the weight
         self.dense: dict[str, Fp8Tensors] = {}  # FP8 layers of the checkpoint that are dense in the model
         self.modes: dict[str, Mode] = {}  # the mode of each layer that the configuration describes, by its name here
         self.dtypes: dict[str, torch.dtype] = {}  # those that the parameters of the model should have
@@ -119,10 +124,6 @@ class ModelOptQuantizer(HfQuantizer):
                 warnings.warn(f"{name}: is not in the checkpoint and stays dense", stacklevel=2)
 
         self.dtypes = {name: p.dtype for name, p in model.named_parameters() if p.is_floating_point()}
-        for name in checkpoint.layers:
-            reader = reader_of(names[name], modules)
-            if reader is not None:
-                self.read[names[name]] = checkpoint.skipped[name] = dense_for(reader)
         activations = self.quantization_config.activations
         stored: dict[int, _Stored | fp8.StoredFp8] = {}
         for name, packed in checkpoint.all_layers.items():
@@ -154,13 +155,9 @@ class ModelOptQuantizer(HfQuantizer):
         if checkpoint.kv_cache is not None:
             kv_cache.attach(model, checkpoint.kv_cache.renamed(lambda name: renamed(name)[0]))
         if self.experts:
-            unused_names = "|".join(map(re.escape, self.experts))
-            model._keys_to_ignore_on_load_unexpected = {
-                *(model._keys_to_ignore_on_load_unexpected or ()),
-                rf"(^|\.)({unused_names})\.",
-            }
-        unused = rf"(^|\.)({'|'.join((*kv_cache.NAMES, modelopt.INPUT_SCALE, compressed_tensors.INPUT_SCALE))})$"
-        model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), unused}
+            ignore_unexpected(model, rf"(^|\.)({'|'.join(map(re.escape, self.experts))})\.")
+        unused = (*kv_cache.NAMES, modelopt.INPUT_SCALE, compressed_tensors.INPUT_SCALE)
+        ignore_unexpected(model, rf"(^|\.)({'|'.join(unused)})$")
 
     def _await_experts(self, model: Any, checkpoint: Checkpoint) -> None:
         """Puts an nvfp4.Experts on the meta device in place of each module whose experts the checkpoint has. Its
@@ -182,20 +179,17 @@ class ModelOptQuantizer(HfQuantizer):
     def _await_dense(
         self, model: Any, checkpoint: Checkpoint, names: dict[str, str], modules: dict[str, torch.nn.Module]
     ) -> None:
-        """Notes FP8 layers whose modules compute something else than a linear layer: they get their dense weight at the
-        end, from the mapped files."""
-        for name in [*checkpoint.fp8]:
-            old = modules.get(names[name])
-            if isinstance(old, torch.nn.Linear) and not is_replaced(old):
+        """Notes the layers that are dense in the model. They become so at the end: NVFP4 layers as transformers has
+        loaded them, FP8 layers from the mapped files."""
+        for name, reason in dense_in_model(checkpoint, modules, names).items():
+            checkpoint.skipped[name] = reason
+            if name in checkpoint.layers:
+                self.read.append(names[name])
+            else:
                 self.dense[names[name]] = checkpoint.fp8.pop(name)
-                checkpoint.skipped[name] = dense_instead(old)
         if self.dense:
-            unused_names = "|".join(map(re.escape, self.dense))
             scales = "|".join(fp8.SCALE_NAMES)
-            model._keys_to_ignore_on_load_unexpected = {
-                *(model._keys_to_ignore_on_load_unexpected or ()),
-                rf"(^|\.)({unused_names})\.({scales})$",
-            }
+            ignore_unexpected(model, rf"(^|\.)({'|'.join(map(re.escape, self.dense))})\.({scales})$")
 
     def _read(
         self,
@@ -227,7 +221,7 @@ class ModelOptQuantizer(HfQuantizer):
             keep_hooks(layer, dense)
             model.set_submodule(name, dense)
         self.modes = {} if self.read else self.modes
-        self.read = {}
+        self.read = []
         for name, (container, interleaved) in self.experts.items():
             experts = model.get_submodule(name)
             container.fill(experts, interleaved)

@@ -54,8 +54,7 @@ logger = init_logger("vllm.plugins.nvfp4")
 def takes_mxfp4(layer: RoutedExperts, name: str, least: int) -> bool:
     """Whether vLLM's settings give MXFP4 experts to nvfp4: on a CPU, where vLLM has no kernel for them, and elsewhere
     with NVFP4_VLLM_MOE=1, since ours were not measured beside vLLM's."""
-    asked = current_platform.is_cpu() or os.environ.get(SWITCH) == "1"
-    return asked and takes(layer, name, W4A16, least)
+    return is_asked(SWITCH) and takes(layer, name, W4A16, least)
 
 
 def takes(layer: RoutedExperts, name: str, mode: str, least: int) -> bool:
@@ -86,6 +85,11 @@ def takes(layer: RoutedExperts, name: str, mode: str, least: int) -> bool:
         logger.info_once("vLLM runs NVFP4 experts: %s", error)
         return False
     return True
+
+
+def is_asked(switch: str) -> bool:
+    """Whether this is a CPU, or the environment variable `switch` is 1."""
+    return bool(current_platform.is_cpu()) or os.environ.get(switch) == "1"
 
 
 def wanted(switch: str, name: str, least: int, most: int | None = None) -> bool:

@@ -236,8 +236,7 @@ def chosen(mode: str, layer_name: str) -> bool:
 def chosen_mxfp4(layer_name: str) -> bool:
     """Whether vLLM's settings give an MXFP4 layer to nvfp4: on a CPU, where vLLM has no kernel for it, and elsewhere
     with NVFP4_VLLM_W4A16=1, since ours were not measured beside vLLM's."""
-    asked = current_platform.is_cpu() or os.environ.get(W4A16_SWITCH) == "1"
-    return asked and chosen(W4A16, layer_name)
+    return experts.is_asked(W4A16_SWITCH) and chosen(W4A16, layer_name)
 
 
 class Scheme(CompressedTensorsScheme):

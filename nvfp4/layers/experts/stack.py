@@ -230,6 +230,11 @@ class Stack(FixedBuffers):
         return used.tolist(), ends[used].contiguous()
 
 
+def experts_of(ends: Tensor, count: int) -> Tensor:
+    """The expert of each of the first `count` rows, whose groups end at `ends`; E at and past the last end."""
+    return torch.searchsorted(ends, torch.arange(count, device=ends.device, dtype=torch.int32), right=True)
+
+
 def as_grouped_gemm_takes_it(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """A bias of products whose result has this dtype."""
     return bias if bias is None or bias.dtype == dtype else bias.float()

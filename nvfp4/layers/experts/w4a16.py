@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _api
-from nvfp4.layers.experts.stack import Stack, as_grouped_gemm_takes_it, is_constant
+from nvfp4.layers.experts.stack import Stack, as_grouped_gemm_takes_it, experts_of, is_constant
 from nvfp4.layers.gradient import bf16_parts
 
 
@@ -109,8 +109,7 @@ def transposed(stack: Stack, dy: Tensor, ends: Tensor, batch_invariant: bool) ->
     """
     experts, parts, size, _ = stack.shape
     if stack.weight_global_scale.ndim == 3:  # factors of the rows of a matrix are not factors of its product here
-        slot = torch.arange(dy.shape[0], device=dy.device, dtype=torch.int32)
-        expert = torch.searchsorted(ends, slot, right=True).clamp(max=experts - 1)
+        expert = experts_of(ends, dy.shape[0]).clamp(max=experts - 1)
         dy = dy.float() * stack.weight_global_scale.flatten(1)[expert]
     if stack.kept is not None:
         used, ends = stack.used(ends)
@@ -130,7 +129,7 @@ def transposed(stack: Stack, dy: Tensor, ends: Tensor, batch_invariant: bool) ->
     dy = dy.reshape(slots, 2, -1).transpose(0, 1).reshape(2 * slots, -1)
     slot = torch.arange(slots, device=dy.device, dtype=torch.int32)
     starts = torch.cat((ends.new_zeros(1), ends, ends.new_full((1,), slots)))
-    expert = torch.searchsorted(ends, slot, right=True)  # E at and past the last end
+    expert = experts_of(ends, slots)
     first, second = (slot + starts[expert]).long(), (slot + starts[expert + 1]).long()
     rows = torch.empty(2 * slots, device=dy.device, dtype=torch.int32)
     rows[first], rows[second] = slot, slot + slots

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _api
-from nvfp4.layers.experts.stack import Stack, as_grouped_gemm_takes_it
+from nvfp4.layers.experts.stack import Stack, as_grouped_gemm_takes_it, experts_of
 
 
 class Rows(NamedTuple):
@@ -100,6 +100,5 @@ def product(stack: Stack, a: Rows, ends: Tensor, dtype: torch.dtype, batch_invar
     y = results[0] if len(results) == 1 else torch.cat(results, 1)
     if not late or bias is None:
         return y
-    slot = torch.arange(len(y), device=y.device, dtype=torch.int32)
-    expert = torch.searchsorted(ends, slot, right=True).clamp(max=len(ends) - 1)  # rows past the last end do not count
+    expert = experts_of(ends, len(y)).clamp(max=len(ends) - 1)  # rows past the last end do not count
     return (y + bias.float().flatten(1)[expert]).to(dtype)
