@@ -175,7 +175,10 @@ def make_gptq_block(make: Maker) -> Call:
     make.buffers = {name: buffer for name, buffer in make.buffers.items() if isinstance(args[name], torch.Tensor)}
 
     def flat(parts: Any) -> torch.Tensor:
-        return torch.cat([as_torch(part).flatten().clone().view(torch.uint8) for part in parts])
+        """The bytes. Any NaN of the errors counts as the same: its sign follows no rule."""
+        *codes, errors = map(as_torch, parts)
+        errors = errors.where(~errors.isnan(), torch.nan)
+        return torch.cat([part.flatten().clone().view(torch.uint8) for part in (*codes, errors)])
 
     def define(global_scale: Any, **others: Any) -> torch.Tensor:
         return flat(reference.gptq_block(global_scale=1.0 if global_scale is None else global_scale, **others))
