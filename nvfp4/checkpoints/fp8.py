@@ -4,16 +4,19 @@
     weight_scale               a multiplier: [] or [1], [N] or [N, 1], or one for each block of 128 x 128 values:
                                [ceil(N/128), ceil(K/128)], of ModelOpt [ceil(N/128), 1, ceil(K/128), 1].
                                DeepSeek: weight_scale_inv or scale
+                               MXFP8: e8m0 [N, K/32], bytes or float8_e8m0fnu, of which s stands for 2^(s - 127)
     input_scale                [] or [1], a multiplier; layers with static activations alone
     bias                       [N]
 
-ModelOpt's scales are float32, those of compressed-tensors have the dtype of the model. Sources: torch/export/ in
-ModelOpt 0.47, compressors/naive_quantized/ in compressed-tensors 0.20.
+ModelOpt's scales are float32, those of compressed-tensors have the dtype of the model. Sources: torch/export/ and
+torch/quantization/qtensor/mxfp8_tensor.py in ModelOpt 0.47, compressors/naive_quantized/ and compressors/mxfp8/ in
+compressed-tensors 0.20.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,21 +29,25 @@ from nvfp4._text import shown
 from nvfp4.checkpoints.options import check_off
 from nvfp4.layers.buffers import loaded, remove_stand_ins, stand_in
 from nvfp4.layers.checks import prefix_errors, short
-from nvfp4.layers.fp8 import BLOCK, FP8, Fp8Linear, Fp8Tensors, StoredScales, blocks_of
+from nvfp4.layers.fp8 import BLOCK, FP8, GROUP, Fp8Linear, Fp8Tensors, StoredScales, blocks_of, shapes_of
 
 # How a layer is computed, by the words of a configuration.
 STATIC, DYNAMIC, TOKEN = "FP8 W8A8", "FP8 W8A8 dynamic", "FP8 W8A8 per token"
 BLOCKS, W8A16 = "FP8 W8A8 per block", "FP8 W8A16"
+MXFP8, MXFP8_INPUTS = "MXFP8 W8A16", "MXFP8"  # the configuration quantizes inputs in the second; both run as W8A16
 ACTIVATIONS = {STATIC: "tensor", DYNAMIC: "tensor", TOKEN: "token", BLOCKS: "block", W8A16: None}
+ACTIVATIONS |= {MXFP8: None, MXFP8_INPUTS: None}
 
 SCALE_NAMES = ("weight_scale", "weight_scale_inv", "scale")
 INPUT_SCALE = "input_scale"
 KNOWN = ("weight", *SCALE_NAMES, INPUT_SCALE, "bias")
-SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)  # all are exact in float32
+E8M0 = torch.float8_e8m0fnu
+SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, E8M0)  # all are exact in float32
 
 MODELOPT = "modelopt"
 # ModelOpt's names, which it writes in either case.
 ALGORITHMS = {"FP8": STATIC, "FP8_PER_CHANNEL_PER_TOKEN": TOKEN, "FP8_PB_WO": W8A16, "FP8_PB_REAL": W8A16}
+ALGORITHMS |= {"MXFP8": MXFP8_INPUTS}
 # Modes and scales that its algorithms can store, with the scales that they store: "tensor" can be expanded to any.
 STORABLE = {
     (STATIC, "tensor"): "tensor",
@@ -49,6 +56,7 @@ STORABLE = {
     (TOKEN, "channel"): "channel",
     (W8A16, "tensor"): "block",
     (W8A16, "block"): "block",
+    (MXFP8_INPUTS, "group"): "group",
 }
 
 
@@ -64,8 +72,10 @@ class Fp8Mode:
 
 
 def mode_of(tensors: Fp8Tensors) -> Fp8Mode:
-    modes = {activations: mode for mode, activations in ACTIVATIONS.items() if mode != STATIC}
-    return Fp8Mode(STATIC if tensors.input_scale is not None else modes[tensors.activations], tensors.scales)
+    modes = {"tensor": DYNAMIC, "token": TOKEN, "block": BLOCKS, None: MXFP8 if tensors.scales == "group" else W8A16}
+    own = STATIC if tensors.input_scale is not None else modes[tensors.activations]
+    stated = None if tensors.stored is None else tensors.stored.mode
+    return Fp8Mode(stated or own, tensors.scales)
 
 
 # ---- a layer's tensors ----
@@ -105,7 +115,8 @@ def read(tensors: Mapping[str, Tensor], format: str, mode: str, weights_only: bo
         found = "is there, but" if INPUT_SCALE in tensors else "is missing;"
         raise _C.Error(f"{INPUT_SCALE}: {found} the configuration says {mode}")
     weight, name = tensors["weight"], given[0]
-    scales = {"weight_scale": weight_scale(name, tensors[name], *weight.shape)}
+    groups = mode in (MXFP8, MXFP8_INPUTS)
+    scales = {"weight_scale": (group_scale if groups else weight_scale)(name, tensors[name], *weight.shape)}
     stored = {"weight_scale": (name, tuple(tensors[name].shape), tensors[name].dtype)}
     if mode == STATIC and not weights_only:
         t = tensors[INPUT_SCALE]
@@ -117,8 +128,19 @@ def read(tensors: Mapping[str, Tensor], format: str, mode: str, weights_only: bo
         scales.get(INPUT_SCALE),
         tensors.get("bias"),
         None if weights_only else ACTIVATIONS[mode],
-        StoredScales(format, stored),
+        StoredScales(format, stored, MXFP8_INPUTS if mode == MXFP8_INPUTS and not weights_only else None),
     )
+
+
+def group_scale(name: str, t: Tensor, n: int, k: int) -> Tensor:
+    """The powers of two of MXFP8 as float32."""
+    shape = shapes_of(n, k)["group"]
+    if t.dtype not in (torch.uint8, E8M0) or t.shape != shape:
+        raise _C.Error(
+            f"{name}: is {short(t.dtype)} {list(t.shape)}; must be uint8 or {short(E8M0)} {list(shape)}, for each "
+            f"{GROUP} values of a weight of {n} x {k}"
+        )
+    return t.view(E8M0).float()
 
 
 def weight_scale(name: str, t: Tensor, n: int, k: int) -> Tensor:
@@ -143,11 +165,25 @@ def as_float(name: str, t: Tensor) -> Tensor:
     return t.float()
 
 
+def as_dtype(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """A float32 scale in a dtype; in bytes as e8m0. `as_float` and `group_scale` undo it."""
+    return t.to(E8M0).view(torch.uint8) if dtype == torch.uint8 else t.to(dtype)
+
+
+def warn_of_inputs(layers: Mapping[str, Fp8Tensors]) -> None:
+    """Warns, once for all layers, where the configuration quantizes inputs and nvfp4 does not."""
+    names = [name for name, own in layers.items() if own.stored is not None and own.stored.mode == MXFP8_INPUTS]
+    if names:
+        others = f" and {len(names) - 1} other layers are" if len(names) > 1 else " is"
+        text = f"{names[0]}:{others} MXFP8 with MXFP8 inputs; they run with 16-bit inputs (W8A16)"
+        warnings.warn(text, stacklevel=4)  # past load and file_errors
+
+
 def write(tensors: Fp8Tensors, format: str) -> dict[str, Tensor]:
     """Our tensors as a format's: scales as they were read, if they were read from it.
 
     Raises:
-        nvfp4.Error: ModelOpt has no algorithm with these scales.
+        nvfp4.Error: ModelOpt has no algorithm with these scales, or one of a group is no power of two.
     """
     mode, scale = mode_of(tensors), tensors.weight_scale
     n, k = tensors.out_features, tensors.in_features
@@ -160,16 +196,26 @@ def write(tensors: Fp8Tensors, format: str) -> dict[str, Tensor]:
                 f"weight_scale: is one for each {mode.scales} of a layer in the mode {mode}, which {format} cannot "
                 "store: write compressed-tensors"
             )
-        shapes = {"tensor": (), "channel": (n,), "block": (a, 1, b, 1)}
+        shapes = {**shapes_of(n, k), "block": (a, 1, b, 1)}
         default = {"weight_scale": shapes[kind], INPUT_SCALE: ()}
     else:
-        shapes = {"tensor": (1,), "channel": (n, 1), "block": (a, b)}
+        shapes = {**shapes_of(n, k), "tensor": (1,), "channel": (n, 1)}
         default = {"weight_scale": shapes[mode.scales], INPUT_SCALE: (1,)}
     result = {"weight": tensors.weight}
     for name, t in given.items():
         if t is not None:
-            result |= as_stored(name, t, tensors.stored, format) or {name: shaped(t, default[name])}
+            new = powers(t) if name == "weight_scale" and mode.scales == "group" else shaped(t, default[name])
+            result |= as_stored(name, t, tensors.stored, format) or {name: new}
     return result if tensors.bias is None else result | {"bias": tensors.bias}
+
+
+def powers(scale: Tensor) -> Tensor:
+    """The scales of groups as bytes."""
+    stored = as_dtype(scale, torch.uint8)
+    wrong = stored.view(E8M0).float() != scale
+    if not scale.is_meta and bool(wrong.any()):
+        raise _C.Error(f"weight_scale: is {float(scale[wrong][0]):g} of a group; must be a power of two")
+    return stored
 
 
 def shaped(scale: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -184,8 +230,9 @@ def as_stored(name: str, t: Tensor, stored: StoredScales | None, format: str) ->
     local, shape, dtype = stored.scales[name]
     if math.prod(shape) != t.numel():
         return {}
-    old = t.to(dtype)
-    return {local: old.reshape(shape)} if t.is_meta or torch.equal(old.float(), t) else {}
+    old = as_dtype(t, dtype)
+    same = t.is_meta or torch.equal((old.view(E8M0) if dtype == torch.uint8 else old).float(), t)
+    return {local: old.reshape(shape)} if same else {}
 
 
 # ---- configurations ----
@@ -196,10 +243,11 @@ def by_modelopt(algorithm: str) -> str:
     return ALGORITHMS.get(algorithm.upper(), algorithm)
 
 
-def check_modelopt(where: str, given: Mapping[str, Any]) -> None:
+def check_modelopt(where: str, given: Mapping[str, Any], mode: str) -> None:
     """Rejects options of an FP8 layer of ModelOpt that change what it computes."""
-    if given.get("group_size") not in (None, 0, BLOCK):
-        raise _C.Error(f"{where}group_size: is {shown(given['group_size'])}; must be {BLOCK}")
+    group = GROUP if mode == MXFP8_INPUTS else BLOCK
+    if given.get("group_size") not in (None, 0, group):
+        raise _C.Error(f"{where}group_size: is {shown(given['group_size'])}; must be {group}")
     for key, what in (
         ("has_zero_point", "a zero point"),
         ("pre_quant_scale", "a scale of the inputs before FP8"),
@@ -214,6 +262,8 @@ def by_deepseek(config: Mapping[str, Any]) -> str:
     fmt = config.get("fmt") or "e4m3"
     if fmt not in ("e4m3", "float8_e4m3fn") or scheme not in ("dynamic", "static"):
         return f"{fmt} with {scheme} activations"
+    if blocks == [1, GROUP] and scheme == "dynamic":
+        return MXFP8_INPUTS
     if blocks not in (None, [BLOCK, BLOCK]):
         return f"FP8 in blocks of {shown(blocks)}"
     if scheme == "static":
@@ -229,12 +279,19 @@ def by_group(where: str, weights: Mapping[str, Any], inputs: Mapping[str, Any], 
     """
     if not is_e4m3(weights) or (inputs and not is_e4m3(inputs)):
         return None
+    groups = is_mxfp8(weights)
     strategy = weights.get("strategy") or "tensor"
     blocks = weights.get("block_structure")
-    if strategy not in ("tensor", "channel", "block") or (strategy == "block" and blocks != [BLOCK, BLOCK]):
+    if not groups and (
+        strategy not in ("tensor", "channel", "block") or (strategy == "block" and blocks != [BLOCK, BLOCK])
+    ):
         return None
-    mode = W8A16
-    if inputs:
+    mode = MXFP8 if groups else W8A16
+    if inputs and groups:
+        if not is_mxfp8(inputs):
+            return None
+        mode = MXFP8_INPUTS
+    elif inputs:
         dynamic = inputs.get("dynamic") or False
         mode = INPUTS.get((dynamic, inputs.get("strategy") or "tensor"), "")
         if not mode or (mode == BLOCKS and inputs.get("group_size") != BLOCK):
@@ -248,7 +305,8 @@ def by_group(where: str, weights: Mapping[str, Any], inputs: Mapping[str, Any], 
 
 
 INPUTS = {(False, "tensor"): STATIC, (True, "tensor"): DYNAMIC, (True, "token"): TOKEN, (True, "group"): BLOCKS}
-FORMATS = ("float-quantized", "naive-quantized")  # of compressed-tensors; the tensors are the same
+MXFP8_FORMAT = "mxfp8-quantized"
+FORMATS = ("float-quantized", "naive-quantized", MXFP8_FORMAT)  # of compressed-tensors; the first two are the same
 
 
 def is_e4m3(numbers: Mapping[str, Any]) -> bool:
@@ -256,9 +314,23 @@ def is_e4m3(numbers: Mapping[str, Any]) -> bool:
     return right and numbers.get("symmetric") is not False and numbers.get("actorder") is None
 
 
+def is_mxfp8(numbers: Mapping[str, Any]) -> bool:
+    """Whether 8-bit floats have a power of two for each 32 of them. ModelOpt says neither strategy nor scale_dtype."""
+    words = numbers.get("strategy"), numbers.get("scale_dtype")
+    return numbers.get("group_size") == GROUP and words in ((None, None), ("group", "torch.uint8"))
+
+
 def group(mode: Fp8Mode) -> dict[str, Any]:
     """A group of compressed-tensors' configuration, without targets."""
     eight = {"num_bits": 8, "symmetric": True, "type": "float"}
+    if mode.mode in (MXFP8, MXFP8_INPUTS):
+        eight |= {"strategy": "group", "group_size": GROUP, "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
+        return {
+            "format": MXFP8_FORMAT,
+            "input_activations": {**eight, "dynamic": True} if mode.mode == MXFP8_INPUTS else None,
+            "output_activations": None,
+            "weights": {**eight, "dynamic": False},
+        }
     weights = {**eight, "dynamic": False, "strategy": mode.scales}
     if mode.scales == "block":
         weights["block_structure"] = [BLOCK, BLOCK]
@@ -278,13 +350,17 @@ def group(mode: Fp8Mode) -> dict[str, Any]:
 
 def modelopt_group(mode: Fp8Mode) -> dict[str, Any]:
     """A group of ModelOpt's configuration, without targets."""
-    eight = {"dynamic": False, "num_bits": 8, "type": "float"}
+    eight: dict[str, Any] = {"dynamic": False, "num_bits": 8, "type": "float"}
+    if mode.mode == MXFP8_INPUTS:
+        eight["group_size"] = GROUP
     weights = {**eight, "strategy": "channel"} if mode.mode == TOKEN else dict(eight)
     return ({} if mode.mode == W8A16 else {"input_activations": dict(eight)}) | {"weights": weights}
 
 
-def modelopt_algorithm(mode: Fp8Mode) -> str:
-    return next(algorithm for algorithm, own in ALGORITHMS.items() if own == mode.mode)
+def modelopt_options(mode: Fp8Mode) -> dict[str, Any]:
+    """A layer's entry in ModelOpt's quantized_layers."""
+    options = {"quant_algo": next(algorithm for algorithm, own in ALGORITHMS.items() if own == mode.mode)}
+    return options | ({"group_size": GROUP} if mode.mode == MXFP8_INPUTS else {})
 
 
 # ---- modules ----

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4._text import unwatched, watched
-from nvfp4.checkpoints import comfy_kitchen, kv_cache, modelopt, self_described
+from nvfp4.checkpoints import comfy_kitchen, fp8, kv_cache, modelopt, self_described
 from nvfp4.checkpoints.checkpoint import Checkpoint, check_scales
 from nvfp4.checkpoints.experts.targets import gatherer, made
 from nvfp4.checkpoints.files import file_errors
@@ -148,6 +148,7 @@ def load(
     unwanted = None if model is None else unwanted_by(model, renamed)
     gather = None if model is None else gatherer(model, renamed)
     checkpoint = read(source, format, rows, activations=activations, mmap=mmap, unwanted=unwanted, gather=gather)
+    fp8.warn_of_inputs(checkpoint.fp8)
     if model is not None and unwanted is not None:
         fit(checkpoint, model, unwanted)
     checks = len(checkpoint.layers) + sum(map(len, checkpoint.experts.values())) if plan is None else 0

@@ -143,8 +143,8 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
         check_keys(f"quantized_layers.{name}.", own, MODELOPT_LAYER)
         if algorithms[name] in MODES:
             check_layer(f"quantized_layers.{name}.", own, MODES[algorithms[name]])
-        elif fp8.by_modelopt(algorithms[name]) in fp8.ACTIVATIONS:
-            fp8.check_modelopt(f"quantized_layers.{name}.", own)
+        elif (mode := fp8.by_modelopt(algorithms[name])) in fp8.ACTIVATIONS:
+            fp8.check_modelopt(f"quantized_layers.{name}.", own, mode)
     named = Names(layers, "quantized_layers", work)
     by_pattern = {pattern: MODES.get(own, fp8.by_modelopt(own)) for pattern, own in algorithms.items()}
 
@@ -276,7 +276,7 @@ def group(mode: str | Fp8Mode) -> dict[str, Any]:
 def layer_options(mode: str | Fp8Mode) -> dict[str, Any]:
     """A layer's entry in quantized_layers."""
     if isinstance(mode, Fp8Mode):
-        return {"quant_algo": fp8.modelopt_algorithm(mode)}
+        return fp8.modelopt_options(mode)
     if mode in (W4A4_AWQ, W4A16_AWQ):
         return {"quant_algo": AWQ, "group_size": BLOCK, "has_zero_point": False, "pre_quant_scale": True}
     return {"quant_algo": "NVFP4" if mode == W4A4 else "W4A16_NVFP4", "group_size": BLOCK}

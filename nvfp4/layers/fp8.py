@@ -1,8 +1,9 @@
 """nvfp4.Fp8Linear: a linear layer with FP8 weights, as checkpoints have them beside NVFP4 layers.
 
     weight         [N, K] float8_e4m3fn
-    weight_scale   float32 multipliers: [] for the whole weight, [N] with one for each row (a channel), or
-                   [ceil(N/128), ceil(K/128)] with one for each block of 128 x 128 values
+    weight_scale   float32 multipliers: [] for the whole weight, [N] with one for each row (a channel),
+                   [ceil(N/128), ceil(K/128)] with one for each block of 128 x 128 values, or [N, ceil(K/32)] with a
+                   power of two for each group of 32 values of a row (MXFP8)
     input_scale    float32 [], where the scale of the input is stored
 
 It has no kernel of its own: torch multiplies.
@@ -27,8 +28,9 @@ from nvfp4.layers.packed import layer_input
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0  # of float8_e4m3fn
 BLOCK = 128  # rows and columns of the weight that share a scale, and values of a row of the input
+GROUP = 32  # values of a row of the weight that share a scale in MXFP8
 ACTIVATIONS = ("tensor", "token", "block", None)
-SCALES = ("tensor", "channel", "block")  # by the dimensions of weight_scale: 0, 1, 2
+SCALES = ("tensor", "channel", "block", "group")  # which part of the weight shares a scale
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,12 @@ class StoredScales:
     Attributes:
         format: "compressed-tensors" or "modelopt".
         scales: the name, shape and dtype of each scale there, by its name here.
+        mode: the layer's mode by the configuration, where it quantizes the input and nvfp4 does not; else None.
     """
 
     format: str
     scales: Mapping[str, tuple[str, tuple[int, ...], torch.dtype]] = field(default_factory=dict)
+    mode: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Fp8Tensors:
 
     Attributes:
         weight (Tensor): [N, K] float8_e4m3fn.
-        weight_scale (Tensor): float32: [], [N], or [ceil(N/128), ceil(K/128)].
+        weight_scale (Tensor): float32: [], [N], [ceil(N/128), ceil(K/128)], or [N, ceil(K/32)].
         input_scale (Tensor, optional): float32 [], the scale with which inputs are quantized; for "tensor" alone.
             Default: None.
         bias (Tensor, optional): [N]. Default: None.
@@ -75,8 +79,9 @@ class Fp8Tensors:
         if self.weight.ndim != 2 or 0 in self.weight.shape:
             raise _C.Error(f"weight: shape is {list(self.weight.shape)}; must be [N, K] with 1 or more of each")
         n, k = self.weight.shape
-        check_tensor("weight_scale", self.weight_scale, torch.float32, (), (n,), blocks_of(n, k))
+        check_tensor("weight_scale", self.weight_scale, torch.float32, *shapes_of(n, k).values())
         check_positive("weight_scale", self.weight_scale)
+        check_groups(self.scales, self.activations)
         if self.input_scale is not None:
             if self.activations != "tensor":
                 raise _C.Error(f"input_scale: is given but activations is {self.activations!r}; must be 'tensor' then")
@@ -95,8 +100,8 @@ class Fp8Tensors:
 
     @property
     def scales(self) -> str:
-        """Which part of the weight shares a scale: "tensor", "channel" or "block"."""
-        return SCALES[self.weight_scale.ndim]
+        """Which part of the weight shares a scale: "tensor", "channel", "block" or "group"."""
+        return scales_of(self.weight_scale, *self.weight.shape)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The weight [N, K], rounded once."""
@@ -123,14 +128,14 @@ class Fp8Linear(FixedBuffers):
             "token" quantizes each row of the input with its own scale.
             "block" quantizes each 128 values of a row with their own scale.
             None leaves the input as it is.
-        scales (str, optional): which part of the weight shares a scale: "tensor", "channel" (a row) or "block"
-            (128 x 128 values). Default: "tensor".
+        scales (str, optional): which part of the weight shares a scale: "tensor", "channel" (a row), "block"
+            (128 x 128 values) or "group" (32 values of a row, MXFP8), which needs activations=None. Default: "tensor".
         device (torch.device, str or int, optional): the device of the buffers. Default: torch's default device.
         dtype (torch.dtype, optional): the dtype of the bias. Default: torch.get_default_dtype().
 
     Buffers:
         weight: [N, K] float8_e4m3fn.
-        weight_scale: float32: [], [N], or [ceil(N/128), ceil(K/128)].
+        weight_scale: float32: [], [N], [ceil(N/128), ceil(K/128)], or [N, ceil(K/32)].
         input_scale: float32 [], or None.
         bias: [N], or None.
 
@@ -149,6 +154,8 @@ class Fp8Linear(FixedBuffers):
       fp32. Only the products with a float32 input that is not quantized round.
     - scales or activations "block": the weight and a quantized input are multiplied by their scales in fp32 and rounded
       to the dtype of the input, before they are multiplied.
+    - scales "group", powers of two: values times scales are exact in float32 and bfloat16, from 2^-130 on in the
+      latter. For float16, whose range is smaller, the product is that of float32.
     - A GPU of compute capability 8.9 or more multiplies FP8 by FP8 (torch._scaled_mm), if neither has blocks, N and K
       are multiples of 16, and input and bias are bfloat16 (or both float16, with scales and activations "tensor"). Its
       sums are less exact than fp32: on an H200 they were off by up to 2^-13 of the sum of absolute products.
@@ -194,12 +201,13 @@ class Fp8Linear(FixedBuffers):
         check_activations(activations)
         if scales not in SCALES:
             raise _C.Error(f"scales: is {scales!r}; must be {', '.join(map(repr, SCALES[:-1]))} or {SCALES[-1]!r}")
+        check_groups(scales, activations)
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if dtype not in (torch.float16, torch.bfloat16, torch.float32):
             raise _C.Error(f"dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
         self.in_features, self.out_features, self.activations = in_features, out_features, activations
         self.stored: StoredScales | None = None
-        shape = ((), (out_features,), blocks_of(out_features, in_features))[SCALES.index(scales)]
+        shape = shapes_of(out_features, in_features)[scales]
         data = torch.zeros(out_features, in_features, dtype=torch.uint8, device=device)
         self.register_buffer("weight", data.view(FP8))
         self.register_buffer("weight_scale", torch.ones(shape, dtype=torch.float32, device=device))
@@ -222,7 +230,7 @@ class Fp8Linear(FixedBuffers):
 
     @property
     def scales(self) -> str:
-        return SCALES[self.weight_scale.ndim]
+        return scales_of(self.weight_scale, self.out_features, self.in_features)
 
     def _get_name(self) -> str:
         return f"nvfp4.{type(self).__name__}"
@@ -241,8 +249,10 @@ class Fp8Linear(FixedBuffers):
             return
         if prefix + "weight" in state_dict:
             scale, given = (state_dict.get(prefix + name) for name in ("weight_scale", "input_scale"))
-            shapes = ((), (self.out_features,), blocks_of(self.out_features, self.in_features))
-            if scale is not None and tuple(scale.shape) in shapes:
+            shapes = shapes_of(self.out_features, self.in_features)
+            if self.activations is not None:
+                del shapes["group"]
+            if scale is not None and tuple(scale.shape) in shapes.values():
                 self.weight_scale = self.weight_scale.new_ones(scale.shape)
             if self.activations == "tensor":
                 self.input_scale = None if given is None else self.weight_scale.new_ones(())
@@ -306,8 +316,23 @@ def check_activations(activations: str | None) -> None:
         raise _C.Error(f"activations: is {activations!r}; must be 'tensor', 'token', 'block' or None")
 
 
+def check_groups(scales: str, activations: str | None) -> None:
+    if scales == "group" and activations is not None:
+        raise _C.Error(f"activations: is {activations!r} with scales of groups; must be None then")
+
+
 def blocks_of(n: int, k: int) -> tuple[int, int]:
     return math.ceil(n / BLOCK), math.ceil(k / BLOCK)
+
+
+def shapes_of(n: int, k: int) -> dict[str, tuple[int, ...]]:
+    """The shape of weight_scale by which part of the weight shares a scale."""
+    return dict(zip(SCALES, ((), (n,), blocks_of(n, k), (n, math.ceil(k / GROUP)))))
+
+
+def scales_of(weight_scale: Tensor, n: int, k: int) -> str:
+    """Which part of a weight shares a scale. Where one group is all, it is a block."""
+    return next(name for name, shape in shapes_of(n, k).items() if shape == weight_scale.shape)
 
 
 def quantize(x: Tensor, activations: str, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -338,6 +363,8 @@ def _expanded(scale: Tensor, n: int, k: int) -> Tensor:
     """A weight's scale in a shape that its values can be multiplied by."""
     if scale.ndim < 2:
         return scale.unsqueeze(-1) if scale.ndim else scale
+    if scales_of(scale, n, k) == "group":
+        return scale.repeat_interleave(GROUP, 1)[:, :k]
     return scale.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
 
 
@@ -349,14 +376,21 @@ def _dense(values: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 
 def _sums(x: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """x . weight^T in fp32. Scales of blocks are in the weight, others are not."""
-    blocks = _expanded(weight_scale, *weight.shape) if weight_scale.ndim == 2 else None
-    return _mm(x, _dense(weight, blocks, dtype).t())
+    """x . weight^T in fp32. Scales of blocks and groups are in the weight, others are not."""
+    if weight_scale.ndim < 2:
+        return _mm(x, _dense(weight, None, dtype).t())
+    return _mm(x, _dense(weight, _expanded(weight_scale, *weight.shape), _wide(weight, weight_scale, dtype)).t())
+
+
+def _wide(weight: Tensor, weight_scale: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a dense weight beside operands of a dtype. Powers of two may leave the range of float16."""
+    groups = scales_of(weight_scale, *weight.shape) == "group"
+    return torch.float32 if groups and dtype == torch.float16 else dtype
 
 
 def _mm(a: Tensor, b: Tensor) -> Tensor:
     """a . b with fp32 sums. On a CPU torch rounds them to 16 bits, unless the operands are fp32."""
-    if a.dtype == torch.float32 or not a.is_cuda:
+    if torch.float32 in (a.dtype, b.dtype) or not a.is_cuda:
         return torch.mm(a.float(), b.float())
     return torch.mm(a, b, out_dtype=torch.float32)
 
@@ -383,5 +417,5 @@ class _WeightOnly(torch.autograd.Function):
         """dy . W, where W is rounded to dy's dtype. The sums run over rows, so a row's scale is in W too."""
         dy, (weight, weight_scale) = gradients[0], ctx.saved_tensors
         scale = _expanded(weight_scale, *weight.shape) if weight_scale.ndim else None
-        sums = _mm(dy, _dense(weight, scale, dy.dtype))
+        sums = _mm(dy, _dense(weight, scale, _wide(weight, weight_scale, dy.dtype)))
         return (sums if weight_scale.ndim else sums * weight_scale).to(dy.dtype), None, None, None

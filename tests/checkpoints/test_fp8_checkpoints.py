@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from nvfp4.__main__ import main
 from nvfp4.checkpoints import kv_cache, modelopt
 from nvfp4.checkpoints.convert import convert
 from nvfp4.checkpoints.inspect import inspect
-from nvfp4.layers.fp8 import FP8
+from nvfp4.layers.fp8 import FP8, Fp8Tensors
 from nvfp4.layers.packed import PackedLinear
 
 pytest.importorskip("transformers")
@@ -73,7 +74,7 @@ def test_loads_runs_and_saves(kind: str, architecture: str, made: Callable[..., 
     assert torch.equal(logits(by_load), logits(want))
 
     first, described = raw(stored(folder)), modes(folder)
-    assert len(described) == 14 and sum(mode.startswith("FP8 ") for mode in described.values()) == 8
+    assert len(described) == 14 and sum("FP8" in mode for mode in described.values()) == 8
     for name, save in (("second", model.save_pretrained), ("third", by_load.save_pretrained)):
         save(tmp_path / name)
         assert raw(stored(tmp_path / name)) == first and modes(tmp_path / name) == described
@@ -115,7 +116,8 @@ def test_weights_alone(kind: str, made: Callable[..., Made], tmp_path: Path) -> 
         assert torch.equal(logits(each), logits(want))
     if own.kind.format == CT or own.kind.scales == "block":
         model.save_pretrained(tmp_path / "second")
-        assert {*modes(tmp_path / "second").values()} == {"W4A16", "FP8 W8A16"}
+        eight = "MXFP8 W8A16" if own.kind.scales == "group" else "FP8 W8A16"
+        assert {*modes(tmp_path / "second").values()} == {"W4A16", eight}
         assert torch.equal(logits(load(tmp_path / "second", dtype=torch.float32)), logits(want))
     if kind == "modelopt per token":
         with pytest.raises(
@@ -170,6 +172,13 @@ def test_quant_method_fp8(made: Callable[..., Made], generator: torch.Generator)
     ):
         (folder / "config.json").write_text(json.dumps({"quantization_config": config | changes}))
         assert nvfp4.load(folder).skipped == {Q: f"is quantized in another way: {words}"}
+    groups = torch.randint(100, 150, (256, 8), generator=generator, dtype=torch.uint8)
+    mx = {name: t for name, t in stored(folder).items() if name != f"{Q}.weight_scale_inv"}
+    safetensors.save_file(mx | {f"{Q}.weight_scale_inv": groups}, folder / "model.safetensors")
+    described = {"quantization_config": config | {"weight_block_size": [1, 32]}}
+    (folder / "config.json").write_text(json.dumps(described))
+    with pytest.warns(UserWarning, match=f"^{Q}: is MXFP8 with MXFP8 inputs"):
+        assert torch.equal(nvfp4.load(folder).fp8[Q].weight_scale, (2.0 ** (groups.double() - 127)).float())
     tensors = {f"{Q}.{key}": t for key, t in own.eight[Q].items()} | tensors
     for scale, dtype in (("scale", torch.float32), ("scale", torch.float8_e8m0fnu)):
         powers = 2.0 ** tensors[f"{Q}.weight_scale_inv"].log2().round()
@@ -177,6 +186,63 @@ def test_quant_method_fp8(made: Callable[..., Made], generator: torch.Generator)
         safetensors.save_file(renamed | {f"{Q}.{scale}": powers.to(dtype)}, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
         assert torch.equal(nvfp4.load(folder).fp8[Q].weight_scale, powers)
+
+
+# ---- MXFP8 ----
+
+
+def test_inputs_that_are_not_quantized_are_said_once(made: Callable[..., Made], tmp_path: Path) -> None:
+    """A single warning for all layers where the configuration quantizes inputs, and none where it or the caller does
+    not."""
+    for kind, activations, count in (
+        ("modelopt MXFP8", "auto", 1),
+        ("ct MXFP8", "nvfp4", 1),
+        ("ct MXFP8", None, 0),
+        ("ct MXFP8 weights alone", "auto", 0),
+    ):
+        own = made(kind)
+        for read in (nvfp4.load, nvfp4.transformers.load):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                read(own.write(), activations=activations)
+            texts = [str(w.message) for w in caught if "MXFP8" in str(w.message)]
+            assert len(texts) == count
+            for text in texts:
+                assert text.endswith(
+                    ": and 7 other layers are MXFP8 with MXFP8 inputs; they run with 16-bit inputs (W8A16)"
+                )
+
+
+@pytest.mark.parametrize("kind", ["modelopt MXFP8", "ct MXFP8", "ct MXFP8 weights alone"])
+def test_mxfp8_in_the_other_format(kind: str, made: Callable[..., Made], tmp_path: Path) -> None:
+    """Weights and scales keep their bytes. ModelOpt stores MXFP8 with MXFP8 inputs alone."""
+    own = made(kind)
+    other = CT if own.kind.format == OPT else OPT
+    if kind == "ct MXFP8 weights alone":
+        with pytest.raises(nvfp4.Error, match="in the mode MXFP8 W8A16, which modelopt cannot store"):
+            convert(own.write(), tmp_path / "second", other)
+        return
+    _, report = convert(own.write(), tmp_path / "second", other)
+    assert {*report.fp8} == {*own.eight}
+    own_bytes = raw({f"{name}.{key}": t for name, tensors in own.eight.items() for key, t in tensors.items()})
+    assert own_bytes.items() <= raw(stored(tmp_path / "second")).items()
+    assert modes(tmp_path / "second") == modes(own.folder)
+    assert torch.equal(logits(load(tmp_path / "second", dtype=torch.float32)), logits(own.plain()))
+
+
+def test_a_nan_of_mxfp8(made: Callable[..., Made]) -> None:
+    own = made("ct MXFP8")
+    own.eight[Q]["weight_scale"][3, 5] = 0xFF
+    with pytest.raises(nvfp4.Error, match=f"^{Q}.weight_scale: is nan; must be positive and finite$"):
+        nvfp4.load(own.write())
+
+
+def test_a_scale_of_a_group_that_is_no_power_of_two(generator: torch.Generator, tmp_path: Path) -> None:
+    eight = Fp8Tensors(torch.randn(4, 64, generator=generator).to(FP8), torch.full((4, 2), 0.75))
+    model = nn.Sequential(nvfp4.Linear(16, 16, activations=None), nvfp4.Fp8Linear.from_packed(eight))
+    with pytest.raises(nvfp4.Error, match="^1.weight_scale: is 0.75 of a group; must be a power of two$"):
+        nvfp4.save(model, tmp_path / "folder", CT)
+    assert not (tmp_path / "folder").exists()
 
 
 # ---- AWQ ----
@@ -405,6 +471,10 @@ DAMAGE = {
         "modelopt FP8",
         changed(pre_quant_scale=torch.ones(256)),
     ),
+    "weight_scale: is float32 [256, 8]; must be uint8 or float8_e8m0fnu [256, 8], for each 32 values of a weight of "
+    "256 x 256": ("modelopt MXFP8", changed(weight_scale=torch.ones(256, 8))),
+    "weight_scale: is uint8 [256]; must be uint8 or float8_e8m0fnu [256, 8], for each 32 values of a weight of "
+    "256 x 256": ("ct MXFP8", changed(weight_scale=torch.ones(256, dtype=torch.uint8))),
 }
 
 
@@ -433,7 +503,8 @@ def test_nan_in_a_weight_is_damage(made: Callable[..., Made]) -> None:
 
 
 OTHER = {
-    "8-bit float in groups of 32": group(None, group_size=32, strategy="group", scale_dtype="torch.uint8"),
+    "8-bit float in groups of 64": group(None, group_size=64, strategy="group", scale_dtype="torch.uint8"),
+    "8-bit float in groups of 32": group(None, group_size=32, strategy="group"),
     "8-bit float": group(None, strategy="block", block_structure=[64, 64]),
     "8-bit int": group(None, type="int"),
 }
@@ -441,7 +512,7 @@ OTHER = {
 
 @pytest.mark.parametrize("words", OTHER)
 def test_other_ways_stay_an_error(words: str, made: Callable[..., Made]) -> None:
-    """MXFP8, other blocks, integers."""
+    """Other groups, groups of other scales, other blocks, integers."""
     own = made(Kind(CT, None, "channel", OTHER[words]))
     folder = own.write()
     reason = f"is quantized in another way: {words}"

@@ -69,17 +69,19 @@ def check_producer(folder: Path, base: nn.Module, activations: str | None, tmp_p
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-@pytest.mark.parametrize("algorithm", ["FP8", "FP8 KV", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO"])
+@pytest.mark.parametrize("algorithm", ["FP8", "FP8 KV", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8"])
 def test_a_mixed_checkpoint_that_modelopt_exports(algorithm: str, architecture: str, tmp_path: Path) -> None:
     mtq = pytest.importorskip("modelopt.torch.quantization")
     from modelopt.torch.export import export_hf_checkpoint
-    from modelopt.torch.quantization.qtensor import FP8QTensor
+    from modelopt.torch.quantization.qtensor import FP8QTensor, MXFP8QTensor
 
     torch.manual_seed(0)
     base = random_model(architecture, torch.bfloat16)
     four = {"num_bits": (2, 1), "block_sizes": {-1: 16, "type": "dynamic", "scale_bits": (4, 3)}}
+    groups = {"block_sizes": {-1: 32, "type": "dynamic", "scale_bits": (8, 0)}}
     weights = {"FP8_PER_CHANNEL_PER_TOKEN": {"axis": 0}, "FP8_PB_WO": {"axis": None, "block_sizes": {-1: 128, -2: 128}}}
-    inputs = {"FP8_PER_CHANNEL_PER_TOKEN": {"type": "dynamic", "block_sizes": {-1: None}}}
+    inputs = {"FP8_PER_CHANNEL_PER_TOKEN": {"type": "dynamic", "block_sizes": {-1: None}}, "MXFP8": groups}
+    weights["MXFP8"] = groups
     eight = {"num_bits": (4, 3), "axis": None}
     entries: list[dict[str, Any]] = [
         {"quantizer_name": "*", "enable": False},
@@ -95,8 +97,14 @@ def test_a_mixed_checkpoint_that_modelopt_exports(algorithm: str, architecture: 
     with torch.no_grad():
         calibrated = mtq.quantize(copy.deepcopy(base), settings, lambda model: model(IDS))
         export_hf_checkpoint(calibrated, export_dir=tmp_path / "first")
-    activations = {"FP8_PER_CHANNEL_PER_TOKEN": "token", "FP8_PB_WO": None}.get(algorithm, "static")
+    activations = {"FP8_PER_CHANNEL_PER_TOKEN": "token", "FP8_PB_WO": None, "MXFP8": None}.get(algorithm, "static")
     check_producer(tmp_path / "first", base.float(), activations, tmp_path)
+    if algorithm == "MXFP8":
+        for name, own in nvfp4.load(tmp_path / "first").fp8.items():
+            scale = stored(tmp_path / "first")[f"{name}.weight_scale"]
+            theirs = MXFP8QTensor(own.weight.shape, torch.float32, own.weight)
+            assert torch.equal(own.dense(torch.float32), theirs.dequantize(torch.float32, scale=scale)), name
+        return
     for name, own in nvfp4.load(tmp_path / "first").fp8.items():
         t = FP8QTensor(own.weight.shape, torch.float32, own.weight)
         scale = own.weight_scale if own.weight_scale.ndim != 1 else own.weight_scale[:, None]
@@ -141,7 +149,7 @@ def test_awq_that_modelopt_exports(scale: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-@pytest.mark.parametrize("preset", ["FP8", "FP8_DYNAMIC", "FP8_BLOCK"])
+@pytest.mark.parametrize("preset", ["FP8", "FP8_DYNAMIC", "FP8_BLOCK", "MXFP8", "MXFP8A16"])
 def test_a_mixed_checkpoint_that_compressed_tensors_writes(preset: str, architecture: str, tmp_path: Path) -> None:
     """With scales as llm-compressor's observers compute them."""
     pytest.importorskip("compressed_tensors")
@@ -181,5 +189,5 @@ def test_a_mixed_checkpoint_that_compressed_tensors_writes(preset: str, architec
     compressor.compress_model(model)
     model.save_pretrained(tmp_path / "first")
     compressor.update_config(tmp_path / "first")
-    activations = {"FP8": "static", "FP8_DYNAMIC": "token", "FP8_BLOCK": "block"}[preset]
+    activations = {"FP8": "static", "FP8_DYNAMIC": "token", "FP8_BLOCK": "block"}.get(preset)
     check_producer(tmp_path / "first", base.float(), activations, tmp_path)

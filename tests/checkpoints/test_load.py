@@ -147,12 +147,12 @@ def test_one_file(tmp_path: Path) -> None:
 
 
 def test_layers_that_are_quantized_otherwise_are_kept_as_they_are() -> None:
-    """MXFP8 and W4A8 layers of mixed precision."""
+    """Layers of integers and W4A8 layers of mixed precision."""
     tensors = tensors_of(quantized(), "modelopt")
-    mxfp8 = {"weight": torch.zeros(8, 32).to(FP8), "weight_scale": torch.ones(8, 1, dtype=torch.uint8)}
+    int8 = {"weight": torch.zeros(8, 32, dtype=torch.int8), "weight_scale": torch.ones(8)}
     tensors |= {f"w4a8.{name}": t for name, t in modelopt.write(quantized(False).block["up"].packed()).items()}
-    tensors |= {f"mx.{name}": t for name, t in mxfp8.items()}
-    layers = {"block.up": "NVFP4", "block.down": "NVFP4", "mx": "MXFP8", "w4a8": "W4A8_NVFP4_FP8"}
+    tensors |= {f"int8.{name}": t for name, t in int8.items()}
+    layers = {"block.up": "NVFP4", "block.down": "NVFP4", "int8": "INT8_SQ", "w4a8": "W4A8_NVFP4_FP8"}
     layers = {name: {"quant_algo": algorithm} for name, algorithm in layers.items()}
     from nvfp4.checkpoints.modules import read_modules
 
@@ -161,9 +161,9 @@ def test_layers_that_are_quantized_otherwise_are_kept_as_they_are() -> None:
     assert set(checkpoint.layers) == {"block.up", "block.down"}
     assert checkpoint.skipped == {
         "w4a8": "is quantized in another way: W4A8_NVFP4_FP8",
-        "mx": "is quantized in another way: MXFP8",
+        "int8": "is quantized in another way: INT8_SQ",
     }
-    assert {"mx.weight", "norm.weight"} <= set(checkpoint.tensors)
+    assert {"int8.weight", "norm.weight"} <= set(checkpoint.tensors)
 
 
 def test_two_groups_of_compressed_tensors(tmp_path: Path) -> None:

@@ -52,13 +52,12 @@ def others_dense(tensors: Tensors) -> None:
             tensors[name] = torch.zeros(t.shape[0], t.shape[1] * 2)
 
 
-def mxfp8(tensors: Tensors) -> None:
+def int8(tensors: Tensors) -> None:
     without(UP)(tensors)
-    scale = torch.full((96, 2), 127, dtype=torch.uint8)
-    tensors |= {f"{UP}.weight": torch.zeros(96, 64).to(torch.float8_e4m3fn), f"{UP}.weight_scale": scale}
+    tensors |= {f"{UP}.weight": torch.zeros(96, 64, dtype=torch.int8), f"{UP}.weight_scale": torch.ones(96)}
 
 
-MIXED = {"quantized_layers": {UP: {"quant_algo": "MXFP8"}}, "quant_algo": "MIXED_PRECISION"}
+MIXED = {"quantized_layers": {UP: {"quant_algo": "INT8_SQ"}}, "quant_algo": "MIXED_PRECISION"}
 DAMAGE: dict[str, tuple[Callable[[Tensors], None], dict[str, Any]]] = {
     "quantization_config.quant_algo: is 'FP8'; must be one of NVFP4, W4A16_NVFP4, NVFP4_AWQ, MXFP4, mxfp4, "
     "W4A8_MXFP4_FP8, MIXED_PRECISION": (
@@ -93,8 +92,8 @@ DAMAGE: dict[str, tuple[Callable[[Tensors], None], dict[str, Any]]] = {
         lambda tensors: tensors.update({f"{UP}.pre_quant_scale": torch.ones(32)}),
         {},
     ),
-    f"{UP}: cannot be put into the model: is quantized in another way: MXFP8": (
-        lambda tensors: (mxfp8(tensors), others_dense(tensors)),
+    f"{UP}: cannot be put into the model: is quantized in another way: INT8_SQ": (
+        lambda tensors: (int8(tensors), others_dense(tensors)),
         MIXED,
     ),
     "model.layers.7.fc: is a layer of the checkpoint but no module of the model": (

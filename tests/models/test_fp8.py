@@ -21,6 +21,7 @@ from nvfp4.layers.fp8 import FP8, Fp8Tensors, StoredScales, quantize
 N, K = 144, 320  # a second block of 128 of both, not whole
 ACTIVATIONS = ("tensor", "static", "token", "block", None)
 SCALES = ("tensor", "channel", "block")
+KINDS = [*((a, s) for a in ACTIVATIONS for s in SCALES), (None, "group")]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -36,6 +37,8 @@ def layer_of(
     else:
         weight = torch.randn(N, K, generator=generator) * 60
         scale = (torch.rand(shape, generator=generator) + 0.1) * 0.001
+        if scales == "group":
+            scale = 2.0 ** torch.randint(-14, -8, shape, generator=generator)
         own = torch.randn(N, generator=generator)
     given = torch.tensor(1.0 if exact else 0.013) if activations == "static" else None
     kind = "tensor" if activations == "static" else activations
@@ -43,8 +46,7 @@ def layer_of(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scales", SCALES)
-@pytest.mark.parametrize("activations", ACTIVATIONS)
+@pytest.mark.parametrize(("activations", "scales"), KINDS)
 def test_exact_sums_have_the_bits_of_the_definition(
     activations: str | None, scales: str, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
@@ -60,8 +62,7 @@ def test_exact_sums_have_the_bits_of_the_definition(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scales", SCALES)
-@pytest.mark.parametrize("activations", ACTIVATIONS)
+@pytest.mark.parametrize(("activations", "scales"), KINDS)
 def test_random_values_are_within_the_bound(
     activations: str | None, scales: str, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
@@ -75,6 +76,27 @@ def test_random_values_are_within_the_bound(
         plain = copy.deepcopy(layer)
         plain.activations = None
         assert not ((plain(x).double() - defined(layer, x)).abs() <= bound).all()
+
+
+def test_each_value_times_each_power_of_two() -> None:
+    """MXFP8: all finite codes under all scales, as a dense weight and as products with unit vectors, rounded once."""
+    codes = torch.arange(256, dtype=torch.uint8).repeat(255, 1)
+    codes[:, 0x7F] = codes[:, 0xFF] = 0  # NaN
+    scale = (2.0 ** (torch.arange(255).double() - 127)).float()[:, None].expand(255, 8).contiguous()
+    layer = nvfp4.Fp8Linear.from_packed(Fp8Tensors(codes.view(FP8), scale))
+    want = codes.view(FP8).double() * scale.double()[:, :1]
+    finite = want.abs() <= torch.finfo(torch.float32).max
+    assert torch.equal(layer.packed().dense(torch.float32).double()[finite], want[finite])
+    in_range = finite & ((want.abs() >= 2.0**-130) | (want == 0))
+    dense = layer.packed().dense(torch.bfloat16).double()
+    assert torch.equal(dense[in_range], want[in_range])
+    for dtype in DTYPES:
+        kept = in_range if dtype == torch.bfloat16 else finite
+        for start in range(0, 256, 32):  # a group at a time: an infinity times 0 is NaN
+            own = Fp8Tensors(layer.weight[:, start : start + 32].contiguous(), scale[:, :1].contiguous())
+            rows = kept[:, start : start + 32].all(1)
+            y = nvfp4.Fp8Linear.from_packed(own)(torch.eye(32, dtype=dtype)).t()
+            assert torch.equal(y[rows], want[rows, start : start + 32].float().to(dtype))
 
 
 @pytest.mark.parametrize("activations", ["tensor", "token", "block"])
@@ -104,7 +126,7 @@ def test_nan_spoils_what_shares_its_scale(generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize("scales", (*SCALES, "group"))
 def test_the_gradient_of_the_input(scales: str, dtype: torch.dtype, generator: torch.Generator) -> None:
     """dy . W, where a weight with scales of channels or blocks is rounded to the dtype. The weight stays in FP8 between
     forward and backward."""
@@ -120,7 +142,7 @@ def test_the_gradient_of_the_input(scales: str, dtype: torch.dtype, generator: t
     u = HALF[dtype]
     magnitude = dy.double().abs() @ w.abs()
     least = 2.0**-25 if dtype == torch.float16 else 0.0
-    operand = 0.0 if scales == "tensor" else (1 + U) * (1 + u) - 1
+    operand = 0.0 if scales in ("tensor", "group") else (1 + U) * (1 + u) - 1
     bound = magnitude * ((1 + operand) * gamma(N + 1) + operand + 2 * u) + least * (1 + dy.double().abs().sum(-1, True))
     assert x.grad is not None and ((x.grad.double() - dy.double() @ w).abs() <= bound).all()
     for activations in ("tensor", "token", "block"):
@@ -143,8 +165,7 @@ def test_shapes_and_autocast(generator: torch.Generator) -> None:
         assert torch.equal(y, layer(x.bfloat16())) and y.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("scales", SCALES)
-@pytest.mark.parametrize("activations", ACTIVATIONS)
+@pytest.mark.parametrize(("activations", "scales"), KINDS)
 def test_copies_and_casts(activations: str | None, scales: str, generator: torch.Generator) -> None:
     layer = layer_of(generator, activations, scales)
     layer.stored = StoredScales("modelopt", {"weight_scale": ("weight_scale_inv", (), torch.bfloat16)})
@@ -197,11 +218,16 @@ def test_errors_name_argument_rule_and_value(generator: torch.Generator) -> None
         "out_features: is -1; must be 1 or more": lambda: nvfp4.Fp8Linear(4, -1),
         "in_features: is of type float; must be an integer": lambda: nvfp4.Fp8Linear(4.0, 4),  # type: ignore[arg-type]
         f"activations: is 'nvfp4'; {activations}": lambda: nvfp4.Fp8Linear(4, 4, activations="nvfp4"),
-        "scales: is 'row'; must be 'tensor', 'channel' or 'block'": lambda: nvfp4.Fp8Linear(4, 4, scales="row"),
+        "scales: is 'row'; must be 'tensor', 'channel', 'block' or 'group'": lambda: nvfp4.Fp8Linear(
+            4, 4, scales="row"
+        ),
+        "activations: is 'token' with scales of groups; must be None then": lambda: nvfp4.Fp8Linear(
+            64, 4, activations="token", scales="group"
+        ),
         "dtype: is int8; must be float16, bfloat16 or float32": lambda: nvfp4.Fp8Linear(4, 4, dtype=torch.int8),
         "weight: dtype is float32; must be float8_e4m3fn": tensors(weight=weight.float()),
         "weight: shape is [32]; must be [N, K] with 1 or more of each": tensors(weight=weight[0]),
-        "weight_scale: shape is [32]; must be [] or [4] or [1, 1]": tensors(weight_scale=torch.ones(32)),
+        "weight_scale: shape is [32]; must be [] or [4] or [1, 1] or [4, 1]": tensors(weight_scale=torch.ones(32)),
         "weight_scale: dtype is float64; must be float32": tensors(weight_scale=one.double()),
         "weight_scale: is nan; must be positive and finite": tensors(weight_scale=torch.tensor([1, torch.nan, 1, 1])),
         "weight_scale: is 0; must be positive and finite": tensors(weight_scale=0 * one),
@@ -229,8 +255,7 @@ def test_errors_name_argument_rule_and_value(generator: torch.Generator) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scales", SCALES)
-@pytest.mark.parametrize("activations", ACTIVATIONS)
+@pytest.mark.parametrize(("activations", "scales"), KINDS)
 def test_on_a_gpu(activations: str | None, scales: str, dtype: torch.dtype, generator: torch.Generator) -> None:
     """The sums of torch._scaled_mm are less exact than fp32. In 32 products on an H200 they were off by up to 2^-13.9
     of the sum of absolute products; four times that is accepted."""

@@ -10,12 +10,13 @@ from torch import Tensor
 
 import nvfp4
 
-BLOCK = 128
+BLOCK, GROUP = 128, 32
 HALF = {torch.float32: U, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # half a unit in the last place
 
 
 def scale_shape(scales: str, n: int, k: int) -> tuple[int, ...]:
-    return {"tensor": (), "channel": (n,), "block": (math.ceil(n / BLOCK), math.ceil(k / BLOCK))}[scales]
+    blocks, groups = (math.ceil(n / BLOCK), math.ceil(k / BLOCK)), (n, math.ceil(k / GROUP))
+    return {"tensor": (), "channel": (n,), "block": blocks, "group": groups}[scales]
 
 
 def nearest(x: Tensor) -> Tensor:
@@ -64,7 +65,9 @@ def weight_of(weight: Tensor, scale: Tensor) -> Tensor:
     scale = scale.double()
     if scale.ndim == 1:
         scale = scale[:, None]
-    if scale.ndim == 2 and scale.shape != (n, 1):
+    if scale.shape == scale_shape("group", n, k):
+        scale = scale.repeat_interleave(GROUP, 1)[:, :k]
+    elif scale.ndim == 2 and scale.shape != (n, 1):
         scale = scale.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
     return weight.double() * scale
 
@@ -79,9 +82,10 @@ def defined(layer: nvfp4.Fp8Linear, x: Tensor) -> Tensor:
 
 def bound_of(layer: nvfp4.Fp8Linear, x: Tensor) -> Tensor:
     """How far a result may be off. Sums round K times in fp32, scales and bias 3 times; with blocks each operand rounds
-    in fp32 and to the dtype. The result rounds once to the dtype, whose least number counts in fp16."""
+    in fp32 and to the dtype, with groups none does. The result rounds once to the dtype, whose least number counts in
+    fp16."""
     u, k = HALF[x.dtype], x.shape[-1]
-    blocks = layer.activations == "block" or layer.weight_scale.ndim == 2
+    blocks = layer.activations == "block" or layer.scales == "block"
     operands = ((1 + U) * (1 + u)) ** 2 - 1 if blocks else 0.0
     magnitude = values(layer, x).abs() @ weight_of(layer.weight, layer.weight_scale).abs().T
     least = 2.0**-25 if x.dtype == torch.float16 else 0.0

@@ -11,7 +11,7 @@ from typing import Any
 import safetensors.torch as safetensors
 import torch
 import transformers
-from fp8_definition import BLOCK, bound_of, defined, quantized
+from fp8_definition import BLOCK, GROUP, bound_of, defined, quantized, weight_of
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -72,6 +72,7 @@ def group(inputs: dict[str, Any] | None, **weights: Any) -> dict[str, Any]:
 
 
 TOKEN, BLOCKS = {"dynamic": True, "strategy": "token"}, {"dynamic": True, "strategy": "group", "group_size": 128}
+MX = {"strategy": "group", "group_size": GROUP, "scale_dtype": "torch.uint8"}
 CT, OPT = "compressed-tensors", "modelopt"
 KINDS = {
     "modelopt FP8": Kind(OPT, "static", "tensor", "FP8"),
@@ -82,6 +83,9 @@ KINDS = {
     "ct per token": Kind(CT, "token", "channel", group(EIGHT | TOKEN, strategy="channel")),
     "ct blocks": Kind(CT, "block", "block", group(EIGHT | BLOCKS, strategy="block", block_structure=[128, 128])),
     "ct weights alone": Kind(CT, None, "channel", group(None, strategy="channel")),
+    "modelopt MXFP8": Kind(OPT, None, "group", "MXFP8"),
+    "ct MXFP8": Kind(CT, None, "group", group(EIGHT | MX | {"dynamic": True}, **MX)),
+    "ct MXFP8 weights alone": Kind(CT, None, "group", group(None, **MX)),
 }
 
 
@@ -99,11 +103,13 @@ class Plain(nn.Module):
         super().__init__()
         n, k = weight.shape
         self.rows = scale.numel() in (1, n)
-        each = scale.float().reshape(-1, 1) if self.rows else scale.float().reshape(-(-n // BLOCK), -(-k // BLOCK))
-        if not self.rows:
-            each = each.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
-        self.values = weight.float() if self.rows else weight.float() * each
-        self.scale, self.activations = each, activations
+        if scale.dtype == torch.uint8:
+            self.values = weight_of(weight, 2.0 ** (scale.double() - 127)).float()
+        else:
+            each = scale.float().reshape(-1, 1) if self.rows else scale.float().reshape(-(-n // BLOCK), -(-k // BLOCK))
+            self.values = weight.float() if self.rows else weight.float() * expanded(each, n, k)
+            self.scale = each
+        self.activations = activations
         self.bias = bias
         self.given = None if given is None else given.float().reshape(())
 
@@ -141,6 +147,8 @@ def scales_of(weight: Tensor, scales: str) -> Tensor:
         return weight.abs().amax() / 448
     if scales == "channel":
         return weight.abs().amax(-1) / 448
+    if scales == "group":  # the least powers of two with which nothing is clipped
+        return 2.0 ** (weight.unflatten(-1, (-1, GROUP)).abs().amax(-1) / 448).log2().ceil()
     pieces = [[piece.abs().amax() for piece in rows.split(BLOCK, 1)] for rows in weight.split(BLOCK)]
     return torch.tensor(pieces) / 448
 
@@ -148,6 +156,10 @@ def scales_of(weight: Tensor, scales: str) -> Tensor:
 def expanded(scale: Tensor, n: int, k: int) -> Tensor:
     if scale.ndim < 2:
         return scale.reshape(-1, 1)
+    if scale.shape == (n, k // GROUP):
+        return scale.repeat_interleave(GROUP, 1)
+    if scale.shape == (n, 1):
+        return scale
     return scale.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
 
 
@@ -158,7 +170,9 @@ def eight_bits(weight: Tensor, kind: Kind) -> dict[str, Tensor]:
         scale = scale.bfloat16().float()
     n, k = weight.shape
     tensors = {"weight": (weight / expanded(scale, n, k)).clamp(-448, 448).to(FP8)}
-    if kind.format == CT:
+    if kind.scales == "group":
+        scale = (scale.log2() + 127).to(torch.uint8)
+    elif kind.format == CT:
         scale = scale.reshape({"tensor": (1,), "channel": (n, 1), "block": scale.shape}[kind.scales]).bfloat16()
     elif kind.scales == "block" and kind.scale_name == "weight_scale":
         scale = scale[:, None, :, None]

@@ -103,6 +103,7 @@ class ModelOptQuantizer(HfQuantizer):
         unwanted, gather = left_out(model, lambda name: renamed(name)[0]), gatherer(model, renamed)
         checkpoint = self._read(kwargs.get("checkpoint_files"), unwanted, gather)
         check_scales(checkpoint)
+        fp8.warn_of_inputs(checkpoint.fp8)
         for name, reason in checkpoint.skipped.items():
             if name in checkpoint.kept.values():
                 raise _C.Error(f"{name}: cannot be put into the model: {reason}")
