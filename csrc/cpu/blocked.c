@@ -19,7 +19,9 @@ typedef struct blocked {
     const gemm_problem *problem;
     const cpu_kernel *kernel;
     int64_t short_tasks, long_tasks, long_rows; /* rectangles along each side, and the long rows of one */
-    size_t panels_bytes, scratch_bytes;         /* of one thread */
+    int64_t tasks;
+    int threads;
+    size_t panels_bytes, scratch_bytes; /* of one thread */
     char *scratch;
 } blocked;
 
@@ -55,7 +57,8 @@ static void run_task(void *context, int64_t task, int thread) {
     kernel->epilogue(p, batch, t);
 }
 
-nvfp4_status blocked_gemm(const gemm_problem *p, const cpu_kernel *kernel, int threads) {
+/* Everything but the scratch space. */
+static blocked lay_out(const gemm_problem *p, const cpu_kernel *kernel, int threads) {
     blocked g = {.problem = p, .kernel = kernel};
     roles r = choose_roles(p, 0);
     g.short_tasks = (r.short_side.rows + SHORT_ROWS - 1) / SHORT_ROWS;
@@ -65,16 +68,25 @@ nvfp4_status blocked_gemm(const gemm_problem *p, const cpu_kernel *kernel, int t
     g.long_rows = min_int(round_up(rows_wanted + 1, multiple), MAX_LONG_ROWS / multiple * multiple);
     g.long_tasks = (r.long_side.rows + g.long_rows - 1) / g.long_rows;
 
-    int64_t tasks = p->l * g.short_tasks * g.long_tasks;
-    threads = (int)min_int(threads, tasks);
+    g.tasks = p->l * g.short_tasks * g.long_tasks;
+    g.threads = (int)min_int(threads, g.tasks);
 
     g.panels_bytes = (size_t)((SHORT_ROWS + kernel->lanes - 1) / kernel->lanes) * kernel->panel_bytes;
     size_t sums_bytes = (MAX_LONG_ROWS + LONG_ROWS_MULTIPLE) * SUMS_PITCH * sizeof(float);
     g.scratch_bytes = g.panels_bytes + kernel->strip_bytes + sums_bytes;
-    g.scratch = scratch(g.scratch_bytes * (size_t)threads);
-    if (!g.scratch)
-        return fail(NVFP4_OUT_OF_MEMORY, "gemm: no %zu bytes of scratch for %d threads",
-                    g.scratch_bytes * (size_t)threads, threads);
-    parallel_for(threads, tasks, run_task, &g);
+    return g;
+}
+
+size_t blocked_scratch(const gemm_problem *p, const cpu_kernel *kernel, int threads) {
+    const blocked g = lay_out(p, kernel, threads);
+    return g.scratch_bytes * (size_t)g.threads;
+}
+
+nvfp4_status blocked_gemm(const gemm_problem *p, const cpu_kernel *kernel, int threads) {
+    blocked g = lay_out(p, kernel, threads);
+    const size_t bytes = g.scratch_bytes * (size_t)g.threads;
+    g.scratch = scratch(bytes);
+    if (!g.scratch) return fail(NVFP4_OUT_OF_MEMORY, "gemm: no %zu bytes of scratch for %d threads", bytes, g.threads);
+    parallel_for(g.threads, g.tasks, run_task, &g);
     return NVFP4_OK;
 }

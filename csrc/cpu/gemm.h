@@ -77,6 +77,10 @@ nvfp4_status blocked_gemm(const gemm_problem *problem, const cpu_kernel *kernel,
 nvfp4_status vectors_gemm(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
 nvfp4_status nn_gemm(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
 
+/* Bytes of scratch space that such a product asks for: grouped.c has them before it writes anything. */
+size_t blocked_scratch(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
+size_t nn_scratch(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
+
 /* The kernel of a product on this CPU; NULL: reference_gemm. */
 const cpu_kernel *cpu_kernel_for(int32_t a_type, int32_t is_nn, cpu_isa isa);
 

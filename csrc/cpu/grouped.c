@@ -24,10 +24,11 @@ typedef struct group {
 typedef struct grouped {
     const grouped_problem *problem;
     const cpu_kernel *kernel;
-    const group *groups;         /* with few rows */
-    const float *row_scale;      /* NaN for a row whose index is outside of a; NULL: none */
-    int64_t tasks;               /* of one matrix */
-    char *packed;                /* a vector for each row of a group with few, in the order of these groups */
+    const group *groups;    /* with few rows */
+    const float *row_scale; /* NaN for a row whose index is outside of a; NULL: none */
+    int64_t tasks;          /* of one matrix */
+    char *packed;           /* a vector for each row of a group with few, in the order of these groups */
+    int64_t packed_rows;
     const int64_t *packed_first; /* of each of these groups */
     size_t vector_bytes;
 } grouped;
@@ -158,29 +159,29 @@ static void run_task(void *context, int64_t task, int thread) {
     x->kernel->epilogue(&p.g, matrix % parts, (sums_tile){sums, 0, row0, one->rows, rows, 1, one->rows});
 }
 
-/* packed_first has room for each group. */
-static nvfp4_status run_few(grouped *x, int count, int64_t *packed_first, int threads, int available) {
-    const grouped_problem *p = x->problem;
-    int64_t rows = 0;
+/* Gives each group a place among the packed vectors; returns the bytes of all. packed_first has room for each. */
+static size_t place_few(grouped *x, int count, int64_t *packed_first) {
+    x->packed_rows = 0;
     for (int i = 0; i < count; i++) {
-        packed_first[i] = rows;
-        rows += x->groups[i].rows;
+        packed_first[i] = x->packed_rows;
+        x->packed_rows += x->groups[i].rows;
     }
     x->packed_first = packed_first;
+    x->vector_bytes = x->kernel->vector_bytes(x->problem->g.k / 16);
+    return x->vector_bytes * (size_t)x->packed_rows;
+}
+
+static void run_few(grouped *x, int count, int threads, int available) {
+    const grouped_problem *p = x->problem;
     x->tasks = (p->g.n + TASK_ROWS - 1) / TASK_ROWS;
-    x->vector_bytes = x->kernel->vector_bytes(p->g.k / 16);
-    const size_t bytes = x->vector_bytes * (size_t)rows;
-    x->packed = scratch(bytes);
-    if (!x->packed) return fail(NVFP4_OUT_OF_MEMORY, "grouped_gemm: no %zu bytes of scratch", bytes);
     /* Few rows are packed in less time than another thread takes to wake. */
-    const int64_t packers = 1 + rows * p->g.k / PACKED_BY_ONE;
+    const int64_t packers = 1 + x->packed_rows * p->g.k / PACKED_BY_ONE;
     parallel_for((int)min_int(threads, packers), count, pack, x);
     /* Reading bounds this: a thread is worth waking for some 40 us of it, which cpu_grouped_gemm's rule, made for
      * arithmetic, would give to fewer threads. */
     const int64_t matrices = (int64_t)count * p->parts;
     const double readers = 1 + (double)matrices * (double)p->g.n * (double)p->g.k / READ_BY_ONE;
     parallel_for(readers < available ? (int)readers : available, matrices * x->tasks, run_task, x);
-    return NVFP4_OK;
 }
 
 /* ---- groups with many ---- */
@@ -204,6 +205,14 @@ static size_t value_bytes(const gemm_problem *g) {
 
 static size_t scale_bytes(const gemm_problem *g) {
     return (size_t)(g->a_type == VALUES_E2M1 ? g->k / 16 : 0);
+}
+
+/* Bytes of scratch space that run_many asks for. */
+static size_t scratch_of_many(const grouped *x, const group *one, int threads) {
+    const grouped_problem p = problem_of_group(x, one);
+    if (!x->kernel || p.g.k == 0) return 0;
+    return p.g.product_kind == PRODUCT_GEMM_NN ? nn_scratch(&p.g, x->kernel, threads)
+                                               : blocked_scratch(&p.g, x->kernel, threads);
 }
 
 static nvfp4_status run_many(const grouped *x, const group *one, char *gathered, int threads) {
@@ -236,6 +245,18 @@ typedef struct memory {
 
 static void release(memory *m) {
     free(m->few), free(m->many), free(m->packed_first), free(m->row_scale), free(m->gathered);
+}
+
+/* As much scratch space as any step of the call asks for: from here on no product lacks memory. */
+static nvfp4_status find_scratch(grouped *x, int few, const memory *m, int many, int threads) {
+    size_t bytes = few ? place_few(x, few, m->packed_first) : 0;
+    for (int i = 0; i < many; i++) {
+        const size_t wanted = scratch_of_many(x, &m->many[i], threads);
+        if (wanted > bytes) bytes = wanted;
+    }
+    if (!bytes) return NVFP4_OK;
+    x->packed = scratch(bytes);
+    return x->packed ? NVFP4_OK : fail(NVFP4_OUT_OF_MEMORY, "grouped_gemm: no %zu bytes of scratch", bytes);
 }
 
 nvfp4_status cpu_grouped_gemm(const grouped_problem *p, cpu_isa isa, int threads, int batch_invariant) {
@@ -278,7 +299,8 @@ nvfp4_status cpu_grouped_gemm(const grouped_problem *p, cpu_isa isa, int threads
     const double products = (double)rows * (double)p->g.n * (double)p->g.k * p->parts;
     if (threads > 1 + products * 0x1p-21) threads = (int)(1 + products * 0x1p-21);
     x.groups = m.few;
-    if (!status && few) status = run_few(&x, few, m.packed_first, threads, available);
+    if (!status) status = find_scratch(&x, few, &m, many, threads);
+    if (!status && few) run_few(&x, few, threads, available);
     for (int i = 0; i < many && !status; i++) status = run_many(&x, &m.many[i], m.gathered, threads);
     if (!status && p->scale_rows) store_missing(p, m.few);
     release(&m);

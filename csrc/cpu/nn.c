@@ -20,7 +20,9 @@ typedef struct nn {
     const gemm_problem *problem;
     const cpu_kernel *kernel;
     int64_t columns, column_tasks, row_tasks; /* columns of a rectangle; rectangles along each side */
-    size_t scratch_bytes;                     /* of one thread */
+    int64_t tasks;
+    int threads;
+    size_t scratch_bytes; /* of one thread */
     char *scratch;
 } nn;
 
@@ -40,18 +42,28 @@ static void run_task(void *context, int64_t task, int thread) {
     g->kernel->epilogue(p, batch, (sums_tile){sums, m0, n0, rows, columns, NN_PITCH, 1});
 }
 
-nvfp4_status nn_gemm(const gemm_problem *p, const cpu_kernel *kernel, int threads) {
+/* Everything but the scratch space. */
+static nn lay_out(const gemm_problem *p, const cpu_kernel *kernel, int threads) {
     nn g = {.problem = p, .kernel = kernel, .columns = NN_COLUMNS, .row_tasks = (p->m + NN_ROWS - 1) / NN_ROWS};
     while (g.columns > MIN_COLUMNS && p->l * g.row_tasks * p->n / g.columns < 2 * threads) g.columns /= 2;
     g.column_tasks = (p->n + g.columns - 1) / g.columns;
-    const int64_t tasks = p->l * g.row_tasks * g.column_tasks;
-    threads = (int)min_int(threads, tasks);
+    g.tasks = p->l * g.row_tasks * g.column_tasks;
+    g.threads = (int)min_int(threads, g.tasks);
     const int64_t rows = round_up(min_int(NN_ROWS, p->m), kernel->strip_rows);
     g.scratch_bytes = (size_t)(NN_CHUNK + rows) * NN_PITCH * sizeof(float);
-    g.scratch = scratch(g.scratch_bytes * (size_t)threads);
-    if (!g.scratch)
-        return fail(NVFP4_OUT_OF_MEMORY, "gemm: no %zu bytes of scratch for %d threads",
-                    g.scratch_bytes * (size_t)threads, threads);
-    parallel_for(threads, tasks, run_task, &g);
+    return g;
+}
+
+size_t nn_scratch(const gemm_problem *p, const cpu_kernel *kernel, int threads) {
+    const nn g = lay_out(p, kernel, threads);
+    return g.scratch_bytes * (size_t)g.threads;
+}
+
+nvfp4_status nn_gemm(const gemm_problem *p, const cpu_kernel *kernel, int threads) {
+    nn g = lay_out(p, kernel, threads);
+    const size_t bytes = g.scratch_bytes * (size_t)g.threads;
+    g.scratch = scratch(bytes);
+    if (!g.scratch) return fail(NVFP4_OUT_OF_MEMORY, "gemm: no %zu bytes of scratch for %d threads", bytes, g.threads);
+    parallel_for(g.threads, g.tasks, run_task, &g);
     return NVFP4_OK;
 }
