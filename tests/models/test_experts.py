@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -457,6 +459,27 @@ def test_state_dict_copies_and_pickles(generator: torch.Generator) -> None:
         stack.weight_global_scale = stack.weight_global_scale.unsqueeze(-1).repeat(1, 1, stack.shape[2])
     fresh.load_state_dict(state)
     assert same(fresh.state_dict(), state)
+
+
+def test_a_state_dict_of_another_thread_is_whole_while_a_model_is_saved(
+    generator: torch.Generator, tmp_path: Path
+) -> None:
+    """nvfp4.save leaves the stacks out of its own state dict alone."""
+    pytest.importorskip("safetensors", reason="comes with the extra `test`")
+    model = torch.nn.ModuleDict({"experts": make(generator), "norm": torch.nn.LayerNorm(H)})
+    wanted, states = model.state_dict(), []
+
+    def meanwhile(*_: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            other = threading.Thread(target=lambda: states.append(model.state_dict()))
+            other.start()
+            other.join()
+
+    model.norm.register_state_dict_pre_hook(meanwhile)
+    nvfp4.save(model, tmp_path / "saved")
+    assert len(states) == 1 and same(states[0], wanted)
+    assert sorted(nvfp4.load(tmp_path / "saved").tensors) == ["norm.bias", "norm.weight"]
+    assert same(model.state_dict(), wanted)
 
 
 @pytest.mark.parametrize("cast", [lambda m: m.to(torch.bfloat16), lambda m: m.half(), lambda m: m.double().float()])

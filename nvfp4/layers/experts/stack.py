@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -61,7 +62,6 @@ class Stack(FixedBuffers):
         super().__init__()
         self.shape = (experts, parts, rows, columns)
         self.kept: list[tuple[list[Tensor], list[Tensor]]] | None = None
-        self.has_state = True  # False while a state dict is made that leaves this stack out
         self.adapter: Adapter | None = None  # while nvfp4.peft calls the experts
         self._known_scales: Any = None  # of two buffers and their versions (None: settled), what input_scales returned
         self.register_buffer("weight", None)
@@ -140,7 +140,7 @@ class Stack(FixedBuffers):
         return super()._apply(fn, recurse)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        if not self.has_state:
+        if self in _left_out.get():
             return
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.kept is not None:
@@ -259,17 +259,18 @@ def swizzled(linear: Tensor) -> Tensor:
     return scales.reshape(count, round_up(rows, 128), round_up(columns, 4))
 
 
+# The stacks that this thread's state dicts leave out.
+_left_out: contextvars.ContextVar[frozenset[Stack]] = contextvars.ContextVar("left_out", default=frozenset())
+
+
 @contextlib.contextmanager
 def left_out_of_state(model: torch.nn.Module) -> Iterator[None]:
-    """Makes state dicts without stacks, whose matrices would be copied."""
-    stacks = [module for module in model.modules() if isinstance(module, Stack)]
-    for stack in stacks:
-        stack.has_state = False
+    """Makes state dicts without stacks, whose matrices would be copied. Other threads' have them."""
+    token = _left_out.set(frozenset(module for module in model.modules() if isinstance(module, Stack)))
     try:
         yield
     finally:
-        for stack in stacks:
-            stack.has_state = True
+        _left_out.reset(token)
 
 
 def is_constant() -> bool:
