@@ -247,7 +247,7 @@ static void release(memory *m) {
     free(m->few), free(m->many), free(m->packed_first), free(m->row_scale), free(m->gathered);
 }
 
-/* As much scratch space as any step of the call asks for: from here on no product lacks memory. */
+/* Asks once for the scratch space of the call's largest step. No product lacks memory after that. */
 static nvfp4_status find_scratch(grouped *x, int few, const memory *m, int many, int threads) {
     size_t bytes = few ? place_few(x, few, m->packed_first) : 0;
     for (int i = 0; i < many; i++) {

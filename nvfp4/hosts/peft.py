@@ -31,7 +31,7 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4.layers.experts.mixture import divided
 from nvfp4.layers.experts.module import Experts
-from nvfp4.layers.experts.stack import Adapter, Stack
+from nvfp4.layers.experts.stack import Adapter
 from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.traversal import keep_hooks
@@ -101,10 +101,6 @@ class ParamWrapper(DenseParamWrapper):
     The factors are rounded to the dtype of the input, as PEFT rounds them to that of the parameter.
     """
 
-    def stack(self) -> Stack:
-        experts: Experts = self.get_base_layer()
-        return experts.down if self.parameter_name == "down_proj" else experts.gate_up
-
     def get_param(self) -> Tensor:
         """A tensor with the shape of the parameter and no memory; its dtype is not that of a weight, which PEFT would
         take for the adapter's."""
@@ -125,17 +121,19 @@ class ParamWrapper(DenseParamWrapper):
             left = divided(left, 2, True).flatten(1, 2)
         return left * self.scaling[adapter_name], right
 
-    @contextlib.contextmanager
-    def _activate_lora(self, active_adapters: list[str]) -> Iterator[None]:
-        """PEFT calls the experts within this context. Several adapters are one of the sum of their ranks."""
-        found = [self.factors(name) for name in active_adapters if name in self.lora_A]
-        stack = self.stack()
-        if found:
-            stack.adapter = torch.cat([left for left, _ in found], 2), torch.cat([right for _, right in found], 1)
-        try:
-            yield
-        finally:
-            stack.adapter = None
+    def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        """Passes the factors as an argument: the module is that of all threads. Several adapters are one of the sum of
+        their ranks."""
+        found = [self.factors(name) for name in self.active_adapters if name in self.lora_A]
+        if found and not self.disable_adapters:
+            name = "down_adapter" if self.parameter_name == "down_proj" else "gate_up_adapter"
+            options[name] = torch.cat([left for left, _ in found], 2), torch.cat([right for _, right in found], 1)
+        result: Tensor = super().forward(x, *arguments, **options)
+        return result
+
+    def _activate_lora(self, active_adapters: list[str]) -> contextlib.AbstractContextManager[None]:
+        """PEFT's forward calls the experts within this context, and has passed the factors to them."""
+        return contextlib.nullcontext()
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         if any(name in self.lora_A for name in check_adapters_to_merge(self, adapter_names)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -238,9 +239,40 @@ def test_gradient_checkpointing(mixture: Callable[[str], Mixture], tmp_path: Pat
         model.train().zero_grad()
         model(IDS, labels=IDS).loss.backward()
         gradients.append([t.grad.clone() for t in factors(model).values()])
-        assert not any(stack.adapter for experts in experts_of(model) for stack in (experts.gate_up, experts.down))
     for own in gradients[1:]:
         assert all(torch.equal(a, b) and a.any() for a, b in zip(own, gradients[0]))
+
+
+def test_a_call_keeps_its_adapters_while_another_thread_calls(
+    mixture: Callable[[str], Mixture], tmp_path: Path
+) -> None:
+    """The other call runs as a whole between the adapters and the experts of the first. Without adapters the other has
+    none."""
+    model = adapted(loaded(mixture("qwen3-moe"), tmp_path), "qwen3-moe")
+    wanted, others = logits(model), []
+    with model.disable_adapter():
+        plain = logits(model)
+
+    def meanwhile(experts: Experts, *_: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for call in (lambda: logits(model), lambda: base(experts)):
+            thread = threading.Thread(target=lambda call=call: others.append(call()))
+            thread.start()
+            thread.join()
+
+    def base(experts: Experts) -> Tensor:
+        """The module itself, beside the adapters, for some rows."""
+        rows = torch.randn(3, experts.hidden_size, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            return experts(rows, torch.arange(3)[:, None], torch.ones(3, 1))
+
+    first = experts_of(model)[0]
+    alone = base(first)
+    handle = first.register_forward_pre_hook(meanwhile)
+    assert torch.equal(logits(model), wanted) and not torch.equal(wanted, plain)
+    handle.remove()
+    assert torch.equal(others[0], wanted) and torch.equal(others[1], alone)
 
 
 def test_quantized_models_train_too(mixture: Callable[[str], Mixture]) -> None:

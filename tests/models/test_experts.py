@@ -85,13 +85,11 @@ def error(y: Tensor, wanted: Tensor) -> float:
 
 
 def placed(experts: Experts, place: str) -> tuple[Experts, str]:
-    """The experts in stacks or mapped files of a CPU, or on a GPU, with the same adapters; and the device."""
+    """The experts in stacks or mapped files of a CPU, or on a GPU, and the device."""
     if place == "cuda" and not gpu():
         pytest.skip(NO_GPU)
     own = keep(experts) if place == "mapped" else copy.deepcopy(experts)
     device = "cuda" if place == "cuda" else "cpu"
-    for stack, given in zip((own.gate_up, own.down), (experts.gate_up, experts.down)):
-        stack.adapter = None if given.adapter is None else tuple(t.to(device) for t in given.adapter)
     return own.to(device), device
 
 
@@ -156,15 +154,14 @@ def test_one_call_has_the_bits_of_two(
         hidden = torch.randn(TOKENS, H, generator=generator).to(device, dtype)
         index, weights = (t.to(device) for t in routing(generator))
         for adapter in (None, tuple(t.to(device) for t in factors)):
-            experts.down.adapter = adapter
             with torch.no_grad():
-                results.append((experts, adapter, hidden, index, weights, experts(hidden, index, weights)))
+                y = experts(hidden, index, weights, down_adapter=adapter)
+            results.append((experts, adapter, hidden, index, weights, y))
     assert called == (4 if place != "mapped" and dtype != torch.float32 else 0)
     monkeypatch.setattr(w4a16, "activates", lambda stack, dtype: False)
     for experts, adapter, hidden, index, weights, y in results:
-        experts.down.adapter = adapter
         with torch.no_grad():
-            assert torch.equal(y, experts(hidden, index, weights))
+            assert torch.equal(y, experts(hidden, index, weights, down_adapter=adapter))
     assert y.isfinite().all() and y.any()
 
 
@@ -302,16 +299,21 @@ def test_gradient_of_rows_in_order(generator: torch.Generator) -> None:
 # ---- adapters ----
 
 
-def with_adapters(experts: Experts, generator: torch.Generator, rank: int = 3) -> list[Tensor]:
-    """Gives both stacks an adapter with about the size of the weights, and returns the factors."""
+def factors_of(experts: Experts, generator: torch.Generator, rank: int = 3) -> list[Tensor]:
+    """The factors of an adapter for each stack, with about the size of the weights."""
     factors = []
     for stack in (experts.gate_up, experts.down):
         count, parts, n, k = stack.shape
         size = float(values(stack).square().mean().sqrt())
         left = torch.randn(count, parts * n, rank, generator=generator) * size
-        stack.adapter = left.requires_grad_(), torch.randn(count, rank, k, generator=generator).requires_grad_()
-        factors += stack.adapter
+        factors += [left.requires_grad_(), torch.randn(count, rank, k, generator=generator).requires_grad_()]
     return factors
+
+
+def adapters(factors: list[Tensor], device: str = "cpu") -> dict[str, tuple[Tensor, ...]]:
+    """Them as arguments of a call."""
+    own = tuple(t.to(device) for t in factors)
+    return {"gate_up_adapter": own[:2], "down_adapter": own[2:]}
 
 
 # Each adapter adds five roundings to a result's four: of both factors, of the two products and of the sum. In fp32 the
@@ -331,14 +333,15 @@ def test_adapters(
     # Far from all values: at the limit the gradient has a step, and a rounded value may lie on the other side.
     limit = {"limit": 1000.0} if activation == "swiglu" else {}
     experts = make(generator, activation, gated, bias=True, apply_router_weight_on_input=on_input, **limit)
-    factors = with_adapters(experts, generator)
+    factors = factors_of(experts, generator)
     own, device = placed(experts, place)
+    options = adapters(factors, device)
     hidden = torch.randn(TOKENS, H, generator=generator).to(dtype).requires_grad_()
     index, weights = routing(generator)
     weights.requires_grad_()
-    y = own(hidden.to(device), index.to(device), weights.to(device)).cpu()
+    y = own(hidden.to(device), index.to(device), weights.to(device), **options).cpu()
     with torch.no_grad():
-        assert torch.equal(own(hidden.to(device), index.to(device), weights.to(device)).cpu(), y)
+        assert torch.equal(own(hidden.to(device), index.to(device), weights.to(device), **options).cpu(), y)
     dy = torch.randn(TOKENS, H, generator=generator)
     given = torch.autograd.grad(y, (hidden, weights, *factors), dy.to(dtype))
     wide = [t.detach().double().requires_grad_() for t in (hidden, weights, *factors)]
@@ -360,11 +363,11 @@ def test_an_adapter_of_zeros(dtype: torch.dtype, place: str, rank: int, generato
     weights.requires_grad_()
     before = experts(hidden, index, weights)
     gradients = torch.autograd.grad(before.square().sum(), (hidden, weights))
-    experts = experts.cpu()
-    for left in with_adapters(experts, generator, rank)[::2]:
+    factors = factors_of(experts.cpu(), generator, rank)
+    for left in factors[::2]:
         left.data.zero_()
     experts, _ = placed(experts, place)
-    after = experts(hidden, index, weights)
+    after = experts(hidden, index, weights, **adapters(factors, device))
     assert torch.equal(after, before)
     for own, wanted in zip(torch.autograd.grad(after.square().sum(), (hidden, weights)), gradients):
         assert torch.equal(own, wanted)
@@ -377,42 +380,40 @@ def test_adapters_in_w4a4(trained: str, generator: torch.Generator) -> None:
     hidden = torch.randn(TOKENS, H, generator=generator).requires_grad_(trained == "hidden")
     index, weights = routing(generator)
     plain = experts(hidden, index, weights).detach()
-    factors = [t.requires_grad_(trained == "factors") for t in with_adapters(experts, generator)]
-    y = experts(hidden, index, weights)
+    factors = [t.requires_grad_(trained == "factors") for t in factors_of(experts, generator)]
+    y = experts(hidden, index, weights, **adapters(factors))
     with torch.no_grad():
-        assert torch.equal(experts(hidden, index, weights), y) and error(y, plain.double()) > 0.1
+        assert torch.equal(experts(hidden, index, weights, **adapters(factors)), y) and error(y, plain.double()) > 0.1
     with pytest.raises(nvfp4.Error, match=r"^activations: is 'nvfp4' \(W4A4\).*must be activations=None"):
         y.sum().backward()
     for t in factors[::2]:
         t.data.zero_()
-    assert torch.equal(experts(hidden, index, weights), plain)
+    assert torch.equal(experts(hidden, index, weights, **adapters(factors)), plain)
 
 
 def test_compiled_adapters(generator: torch.Generator) -> None:
     experts, hidden = make(generator), torch.randn(TOKENS, H, generator=generator)
-    with_adapters(experts, generator)
+    options = adapters(factors_of(experts, generator))
     index, weights = routing(generator)
     compiled = torch.compile(experts, backend="eager", fullgraph=True)
     with torch.no_grad():
         for x in (hidden.bfloat16(), hidden.bfloat16() * 2):
-            assert torch.equal(compiled(x, index, weights), experts(x, index, weights))
+            assert torch.equal(compiled(x, index, weights, **options), experts(x, index, weights, **options))
         with pytest.raises(Exception, match="hidden: dtype is float32, which torch's grouped_mm does not compile"):
-            compiled(hidden, index, weights)
+            compiled(hidden, index, weights, **options)
 
 
 @pytest.mark.parametrize("stack", ["gate_up", "down"])
 def test_the_adapter_of_one_stack_alone(stack: str, generator: torch.Generator) -> None:
     """The factors have a gradient where nothing else requires one."""
     experts = make(generator)
-    factors = with_adapters(experts, generator)
-    other = experts.down if stack == "gate_up" else experts.gate_up
+    factors = factors_of(experts, generator)
+    own = factors[:2] if stack == "gate_up" else factors[2:]
     for t in factors[2:] if stack == "gate_up" else factors[:2]:
         t.data.zero_()
-    other.adapter = None
-    own = getattr(experts, stack).adapter
     hidden = torch.randn(TOKENS, H, generator=generator)
     index, weights = routing(generator)
-    given = torch.autograd.grad(experts(hidden, index, weights).sum(), own)
+    given = torch.autograd.grad(experts(hidden, index, weights, **{f"{stack}_adapter": tuple(own)}).sum(), own)
     right = loop(experts, hidden, index, weights, factors)
     for one, wanted in zip(given, torch.autograd.grad(right.sum(), own)):
         assert error(one, wanted.double()) < 4 * ADAPTED[torch.float32]
@@ -550,6 +551,18 @@ def test_inputs(message: str) -> None:
     with pytest.raises(nvfp4.Error) as raised:
         Experts(E, H, INNER)(*BAD_INPUTS[message])
     assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(("name", "rows", "columns"), [("gate_up", 2 * INNER, H), ("down", H, INNER)])
+@pytest.mark.parametrize("bad", range(4))
+def test_adapters_of_other_shapes(bad: int, name: str, rows: int, columns: int) -> None:
+    left = [(E, rows, 3), (E, rows, 2), (E, rows + 1, 3), (E, rows)][bad]
+    right = [(E + 1, 3, columns), (E, 3, columns), (E, 3, columns), (E, 3, columns)][bad]
+    adapter = {f"{name}_adapter": (torch.zeros(left), torch.zeros(right))}
+    with pytest.raises(nvfp4.Error) as raised:
+        Experts(E, H, INNER)(X, IDS, W, **adapter)
+    wanted = f"must be [{E}, {rows}, r] and [{E}, r, {columns}]"
+    assert str(raised.value) == f"{name}_adapter: shapes are {list(left)} and {list(right)}; {wanted}"
 
 
 def test_states_of_other_dtypes(generator: torch.Generator) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, SupportsIndex
+from collections.abc import Callable
+from typing import Any, SupportsIndex, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from nvfp4.layers.packed import ACTIVATIONS, BLOCK
 GATED, PLAIN = ("silu", "gelu_tanh", "swiglu"), ("silu", "gelu_tanh", "relu2")  # activations, with and without a gate
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_EXPERTS = 1024  # experts of one call of grouped_gemm
+
+Factors: TypeAlias = tuple[Tensor | None, ...]  # of the adapters of gate and up, and of down: two of each
 
 
 class Experts(torch.nn.Module):
@@ -59,6 +61,8 @@ class Experts(torch.nn.Module):
         top_k_index: [..., k] int32 or int64. An index outside of 0 .. E-1 stands for an expert elsewhere: it adds 0.
         top_k_weights: [..., k] in a floating-point dtype.
         expert_map: int32 [G], the expert here of each index, as of nvfp4.moe_route. Default: None.
+        gate_up_adapter, down_adapter: what nvfp4.peft passes, the low-rank factors of what is added to the weights of
+            this call: left [E, P * N, r] and right [E, r, K]. Default: None.
         output: [..., H] in the dtype of hidden.
 
     Without index and weights the rows of hidden are those of expert 0, then as many of expert 1, ..., and so are the
@@ -165,10 +169,17 @@ class Experts(torch.nn.Module):
         top_k_index: Tensor | None = None,
         top_k_weights: Tensor | None = None,
         expert_map: Tensor | None = None,
+        *,
+        gate_up_adapter: Adapter | None = None,
+        down_adapter: Adapter | None = None,
     ) -> Tensor:
         x = self._checked(hidden).reshape(-1, self.hidden_size)
+        factors = (
+            *self.gate_up.factors("gate_up_adapter", gate_up_adapter),
+            *self.down.factors("down_adapter", down_adapter),
+        )
         if top_k_index is None and top_k_weights is None:
-            return self._sorted(x).reshape(hidden.shape)
+            return self._sorted(x, factors).reshape(hidden.shape)
         index, weights = self._routing(x, top_k_index, top_k_weights)
         if x.shape[0] == 0 or index.shape[1] == 0:
             return x.new_zeros(hidden.shape)
@@ -177,9 +188,9 @@ class Experts(torch.nn.Module):
             scaled = (x.unsqueeze(1).float() * weights.unsqueeze(2).float()).to(x.dtype).reshape(-1, x.shape[1])
             rows, ends, places = _api.moe_route(index.reshape(-1, 1), self.num_experts, expert_map)
             places = places.reshape(index.shape)
-            return self._run(scaled, rows, ends, places, None).reshape(hidden.shape)
+            return self._run(scaled, rows, ends, places, None, factors).reshape(hidden.shape)
         rows, ends, places = _api.moe_route(index, self.num_experts, expert_map)
-        return self._run(x, rows, ends, places, weights).reshape(hidden.shape)
+        return self._run(x, rows, ends, places, weights, factors).reshape(hidden.shape)
 
     def _checked(self, hidden: Tensor) -> Tensor:
         """The input in the dtype that the module computes in."""
@@ -214,7 +225,7 @@ class Experts(torch.nn.Module):
             raise _C.Error(f"top_k_index: shape is {list(index.shape)}; must be [{x.shape[0]}, k] for these tokens")
         return index.reshape(tokens, index.shape[-1]), weights.reshape(tokens, index.shape[-1])
 
-    def _sorted(self, x: Tensor) -> Tensor:
+    def _sorted(self, x: Tensor, factors: Factors) -> Tensor:
         """Rows in the order of their experts. A row of zeros, by which Llama-4 stands for a token that does not go to
         an expert, gives zeros without a bias."""
         experts = torch.arange(self.num_experts, device=x.device, dtype=torch.int32)
@@ -226,10 +237,11 @@ class Experts(torch.nn.Module):
         if self.gate_up.bias is None:
             index = torch.where((x != 0).any(1), index, -1)
         rows, ends, places = _api.moe_route(index.unsqueeze(1), self.num_experts)
-        return self._run(x, rows, ends, places, None)
+        return self._run(x, rows, ends, places, None, factors)
 
-    def _run(self, x: Tensor, rows: Tensor, ends: Tensor, places: Tensor, weights: Tensor | None) -> Tensor:
-        factors = [t for stack in (self.gate_up, self.down) for t in stack.adapter or (None, None)]
+    def _run(
+        self, x: Tensor, rows: Tensor, ends: Tensor, places: Tensor, weights: Tensor | None, factors: Factors
+    ) -> Tensor:
         given = any(t is not None and t.requires_grad for t in (x, weights, *factors))
         if torch.is_grad_enabled() and given and self.activations is not None:
             return self._without_gradient(x, rows, ends, places, weights, factors)
@@ -245,7 +257,7 @@ class Experts(torch.nn.Module):
         ends: Tensor,
         places: Tensor,
         weights: Tensor | None,
-        factors: Sequence[Tensor | None],
+        factors: Factors,
     ) -> Tensor:
         if is_transformed():
             raise _C.Error(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from nvfp4 import _api
+from nvfp4 import _C, _api
 from nvfp4.layers.buffers import FixedBuffers, aligned, round_up
 from nvfp4.layers.checks import short
 from nvfp4.layers.packed import BLOCK
@@ -62,7 +62,6 @@ class Stack(FixedBuffers):
         super().__init__()
         self.shape = (experts, parts, rows, columns)
         self.kept: list[tuple[list[Tensor], list[Tensor]]] | None = None
-        self.adapter: Adapter | None = None  # while nvfp4.peft calls the experts
         self._known_scales: Any = None  # of two buffers and their versions (None: settled), what input_scales returned
         self.register_buffer("weight", None)
         self.register_buffer("weight_scale", None)
@@ -188,6 +187,18 @@ class Stack(FixedBuffers):
         return f"{experts} x {parts} matrices of {rows} x {columns}, bias={self.bias is not None}"
 
     # ---- the products ----
+
+    def factors(self, name: str, adapter: Adapter | None) -> tuple[Tensor | None, Tensor | None]:
+        """Both factors of an adapter, the argument `name`, or two times None."""
+        if adapter is None:
+            return None, None
+        experts, parts, rows, columns = self.shape
+        left, right = adapter
+        rank = left.shape[-1] if left.ndim else 0
+        if left.shape != (experts, parts * rows, rank) or right.shape != (experts, rank, columns):
+            shapes, wanted = f"{list(left.shape)} and {list(right.shape)}", f"[{experts}, {parts * rows}, r]"
+            raise _C.Error(f"{name}: shapes are {shapes}; must be {wanted} and [{experts}, r, {columns}]")
+        return left, right
 
     def input_scales(self) -> tuple[Tensor | None, Tensor]:
         """The global scale of each expert's quantized input, [E], or None without one, and alpha with it, in the shape
