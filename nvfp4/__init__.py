@@ -18,9 +18,9 @@ scale (e4m3) for every 16 values along K.
     swizzle         rearranges scales from the linear to the tensor core's layout;  unswizzle reverses it
     info, init      tell what this machine can run and why; load the GPU code early
     use_tuning      overrides launch plans with those that `python -m nvfp4 bench --tune` measured to be the fastest
-    Linear          is torch.nn.Linear with NVFP4 weights (this and the next four need torch)
+    Linear          is torch.nn.Linear with NVFP4 weights (this and the next five need torch)
     Experts         is the module of all experts of a mixture with NVFP4 weights
-    Fp8Linear       is torch.nn.Linear with FP8 weights, for checkpoints that have both
+    Fp8Linear       is torch.nn.Linear with FP8 weights, for checkpoints that have both;  Fp8Experts their experts
     quantize_model  replaces a model's linear layers by NVFP4 ones, in place;  dequantize_model by dense ones again
     set_batch_invariant  makes the bits of a sequence independent of its batch in these layers
     load            reads an NVFP4 checkpoint, and puts it into a model
@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from nvfp4 import transformers as transformers
     from nvfp4.checkpoints.load import load as load
     from nvfp4.checkpoints.save import save as save
+    from nvfp4.layers.experts.fp8_experts import Fp8Experts as Fp8Experts
     from nvfp4.layers.experts.module import Experts as Experts
     from nvfp4.layers.fp8 import Fp8Linear as Fp8Linear
     from nvfp4.layers.invariance import set_batch_invariant as set_batch_invariant
@@ -110,6 +111,7 @@ if "torch" in sys.modules:
 # `from nvfp4 import *` needs no torch.
 _LAZY = {
     "Fp8Linear": "nvfp4.layers.fp8",
+    "Fp8Experts": "nvfp4.layers.experts.fp8_experts",
     "Linear": "nvfp4.layers.linear",
     "Experts": "nvfp4.layers.experts.module",
     "quantize_model": "nvfp4.quantizing.quantize_model",

@@ -12,7 +12,9 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4._text import unwatched
 from nvfp4.checkpoints.kv_cache import KvCache
+from nvfp4.layers.experts.fp8_experts import Fp8Experts
 from nvfp4.layers.experts.module import Experts
+from nvfp4.layers.experts.routed import RoutedExperts
 from nvfp4.layers.fp8 import Fp8Tensors
 from nvfp4.layers.packed import PackedLinear, check_block_scales
 
@@ -28,7 +30,7 @@ class Checkpoint:
         layers: the NVFP4 layers by the name of their module.
         fp8: the FP8 layers by the name of their module.
         experts: the stacks of experts [E, N, K/2] by the name of their module, each a list of E layers.
-        mixtures: the experts that are one nvfp4.Experts of the model, by its name.
+        mixtures: the experts that are one nvfp4.Experts or Fp8Experts of the model, by its name.
         containers: their tensors by that name (experts.Container), until the model has them.
         tensors: all other tensors by name: embeddings, norms, layers that are not quantized or quantized otherwise.
         mxfp4: of each layer and stack that the source has as MXFP4 its tensors there. The layer is NVFP4 with equal
@@ -48,7 +50,7 @@ class Checkpoint:
     layers: dict[str, PackedLinear] = field(default_factory=dict)
     fp8: dict[str, Fp8Tensors] = field(default_factory=dict)
     experts: dict[str, list[PackedLinear]] = field(default_factory=dict)
-    mixtures: dict[str, Experts] = field(default_factory=dict)
+    mixtures: dict[str, RoutedExperts] = field(default_factory=dict)
     containers: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     mxfp4: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
@@ -63,19 +65,28 @@ class Checkpoint:
     @property
     def packed_bytes(self) -> int:
         """The bytes of all NVFP4 layers, stacks of experts and experts of the model."""
-        stacks = [packed for experts in self.experts.values() for packed in experts]
-        stacks += self.mixtures.values()
-        return sum(packed.nbytes for packed in (*self.layers.values(), *stacks))
+        packed: list[Any] = [packed for experts in self.experts.values() for packed in experts]
+        packed += [*self.layers.values(), *(own for own in self.mixtures.values() if isinstance(own, Experts))]
+        return sum(each.nbytes for each in packed)
 
     @property
     def fp8_bytes(self) -> int:
-        """The bytes of all FP8 layers."""
-        return sum(tensors.nbytes for tensors in self.fp8.values())
+        """The bytes of all FP8 layers, and of FP8 experts of the model."""
+        eight: list[Any] = [own for own in self.mixtures.values() if isinstance(own, Fp8Experts)]
+        return sum(each.nbytes for each in (*self.fp8.values(), *eight))
 
     @property
     def all_layers(self) -> dict[str, PackedLinear | Fp8Tensors]:
         """The layers of both kinds by the name of their module."""
         return {**self.layers, **self.fp8}
+
+    @property
+    def fp8_and_experts(self) -> dict[str, Fp8Tensors]:
+        """The FP8 layers and those of FP8 experts that the model does not have yet."""
+        found = dict(self.fp8)
+        for container in self.containers.values():
+            found |= container.fp8_layers()
+        return found
 
     def __repr__(self) -> str:
         counts = {"layers": len(self.layers), "FP8 layers": len(self.fp8), "stacks of experts": len(self.experts)}

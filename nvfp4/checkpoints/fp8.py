@@ -31,6 +31,7 @@ from nvfp4.layers.buffers import loaded, remove_stand_ins, stand_in
 from nvfp4.layers.checks import prefix_errors, short
 from nvfp4.layers.fp8 import BLOCK, FP8, GROUP, Fp8Linear, Fp8Tensors, StoredScales, blocks_of, shapes_of
 
+NAME = "FP8"
 # How a layer is computed, by the words of a configuration.
 STATIC, DYNAMIC, TOKEN = "FP8 W8A8", "FP8 W8A8 dynamic", "FP8 W8A8 per token"
 BLOCKS, W8A16 = "FP8 W8A8 per block", "FP8 W8A16"

@@ -68,7 +68,8 @@ def load(
         model (torch.nn.Module, optional): a model whose modules have the checkpoint's names, or one of transformers,
             which renames some. Default: None.
             Each layer of the checkpoint replaces the torch.nn.Linear, nvfp4.Linear or nvfp4.Fp8Linear of its name, on
-            that layer's device. An nvfp4.Experts replaces a module of transformers that holds all experts of a mixture.
+            that layer's device. An nvfp4.Experts, or an nvfp4.Fp8Experts for FP8 experts, replaces a module of
+            transformers that holds all experts of a mixture.
             In place of a layer on the meta device it lies on the CPU, still in the mapped file.
             All other tensors are copied into the parameters and buffers of their names. A parameter or buffer on the
             meta device becomes the file's tensor.
@@ -106,7 +107,7 @@ def load(
 
     Returns:
         A Checkpoint. It tells what was skipped: scales of a KV cache, and layers that are quantized in another way.
-        FP8 layers are in `fp8`; in a model they are nvfp4.Fp8Linear.
+        FP8 layers are in `fp8`, those of experts too; in a model they are nvfp4.Fp8Linear and nvfp4.Fp8Experts.
         Stacked experts [E, N, K/2] are in `experts`, one layer for each, and those of a model in `mixtures`.
         `dense` names the large tensors that are neither NVFP4 nor FP8.
 
@@ -148,7 +149,7 @@ def load(
     unwanted = None if model is None else unwanted_by(model, renamed)
     gather = None if model is None else gatherer(model, renamed)
     checkpoint = read(source, format, rows, activations=activations, mmap=mmap, unwanted=unwanted, gather=gather)
-    fp8.warn_of_inputs(checkpoint.fp8)
+    fp8.warn_of_inputs(checkpoint.fp8_and_experts)
     if model is not None and unwanted is not None:
         fit(checkpoint, model, unwanted)
     checks = len(checkpoint.layers) + sum(map(len, checkpoint.experts.values())) if plan is None else 0
@@ -159,7 +160,7 @@ def load(
             check_scales(checkpoint, step=step)
         if model is not None:
             if batch_invariant:
-                check_invariant(checkpoint.all_layers)
+                check_invariant({**checkpoint.layers, **checkpoint.fp8_and_experts})
             put(checkpoint, model, None if mesh is None or plan is None else (mesh, plan), step)
     if model is None:
         report_dense(checkpoint)

@@ -16,6 +16,7 @@ from nvfp4.checkpoints import compressed_tensors, fp8, kv_cache, mxfp4
 from nvfp4.checkpoints.checkpoint import Checkpoint, noted
 from nvfp4.checkpoints.configuration import READ
 from nvfp4.checkpoints.experts.container import Container
+from nvfp4.checkpoints.experts.fp8_experts import Fp8Container
 from nvfp4.checkpoints.experts.naming import Place, place_of
 from nvfp4.checkpoints.grouping import check_unclaimed, grouped, has_scale, keep, other_kind
 from nvfp4.checkpoints.names import Modules
@@ -61,11 +62,13 @@ def read_modules(
             kind = kind_of(recipe, module, own)
             if kind.name != PLAIN:
                 checkpoint.why[module] = kind.why
-            if kind.name == FP8 and target is None:
+            if kind.name == FP8:
                 with prefix_errors(module):
-                    checkpoint.fp8[module] = fp8.read(own, recipe.format, str(kind.mode), wanted is None)
-            elif kind.name == FP8:
-                raise _C.Error(f"{module}: is FP8 and one of the experts {target} of the model; must be NVFP4")
+                    eight = fp8.read(own, recipe.format, str(kind.mode), wanted is None)
+                if place is None or target is None:
+                    checkpoint.fp8[module] = eight
+                else:
+                    container_of(checkpoint, target, place, fp8, wanted).put(place, eight)
             elif kind.name == MXFP4:
                 read_mxfp4(checkpoint, module, own, names, kind.mode, wanted, place, target)
             elif kind.name == NVFP4 and place is not None and target is not None:
@@ -182,7 +185,8 @@ def container_of(
     checkpoint: Checkpoint, target: str, place: Place, format: ModuleType, wanted: str | None
 ) -> Container:
     """The container of the experts that a module of the model takes."""
-    container = checkpoint.containers.setdefault(target, Container(place.container, format, wanted))
+    kind = Fp8Container if format is fp8 else Container
+    container = checkpoint.containers.setdefault(target, kind(place.container, format, wanted))
     if container.name != place.container:
         raise _C.Error(f"{place.container}: and {container.name} are both {target} of the model")
     if container.format is not format:

@@ -15,6 +15,7 @@ from nvfp4.checkpoints.configuration import FORMATS
 from nvfp4.checkpoints.write import SaveReport, shard_bytes, write
 from nvfp4.layers.checks import short
 from nvfp4.layers.experts.module import Experts
+from nvfp4.layers.experts.routed import RoutedExperts
 from nvfp4.layers.experts.stack import left_out_of_state
 from nvfp4.layers.fp8 import Fp8Linear, Fp8Tensors
 from nvfp4.layers.fused import FusedPart
@@ -128,7 +129,7 @@ def routers(model: torch.nn.Module) -> list[str]:
     found = []
     for name, module in model.named_modules():
         children = dict(module.named_children())
-        if not any(isinstance(child, Experts) for child in children.values()):
+        if not any(isinstance(child, RoutedExperts) for child in children.values()):
             continue
         for key, child in children.items():
             weight = child._parameters.get("weight")

@@ -404,6 +404,13 @@ def _weight_only(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor |
     return _finish(_sums(x, weight, weight_scale, x.dtype), weight_scale, bias, x.dtype)
 
 
+def input_gradient(dy: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """dy . W in fp32, where W is rounded to dy's dtype. The sums run over rows, so a row's scale is in W too."""
+    scale = _expanded(weight_scale, *weight.shape) if weight_scale.ndim else None
+    sums = _mm(dy, _dense(weight, scale, _wide(weight, weight_scale, dy.dtype)))
+    return sums if weight_scale.ndim else sums * weight_scale
+
+
 class _WeightOnly(torch.autograd.Function):
     """_weight_only, with a gradient with respect to x that keeps the weight in FP8."""
 
@@ -414,8 +421,5 @@ class _WeightOnly(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """dy . W, where W is rounded to dy's dtype. The sums run over rows, so a row's scale is in W too."""
         dy, (weight, weight_scale) = gradients[0], ctx.saved_tensors
-        scale = _expanded(weight_scale, *weight.shape) if weight_scale.ndim else None
-        sums = _mm(dy, _dense(weight, scale, _wide(weight, weight_scale, dy.dtype)))
-        return (sums if weight_scale.ndim else sums * weight_scale).to(dy.dtype), None, None, None
+        return input_gradient(dy, weight, weight_scale).to(dy.dtype), None, None, None

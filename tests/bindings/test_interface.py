@@ -45,7 +45,7 @@ def test_names_and_signatures(module: str) -> None:
 
 def parameters(signature: str) -> tuple[list[tuple[str, str | None]], list[tuple[str, str | None]]]:
     """Names with defaults of what may be given by position, and of what may be given by name alone."""
-    (function,) = ast.parse(f"def f{signature}: ...").body
+    (function,) = ast.parse(f"def f{signature.replace('<factory>', 'factory')}: ...").body  # of a dataclass's field
     assert isinstance(function, ast.FunctionDef)
     given = function.args
     first = [None] * (len(given.args) - len(given.defaults)) + [ast.unparse(default) for default in given.defaults]

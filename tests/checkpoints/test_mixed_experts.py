@@ -16,8 +16,8 @@ from torch import Tensor
 
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors.torch", reason="comes with transformers")
-from fp8_models import CT, OPT, check_layers, eight_bits, eights, logits  # noqa: E402
-from mixed_precision_models import Mixed, with_plain_attention  # noqa: E402
+from fp8_models import CT, KINDS, OPT, check_layers, eights, logits, modes  # noqa: E402
+from mixed_precision_models import Mixed, WithFp8Experts, with_plain_attention  # noqa: E402
 from moe_models import IDS, MODELS, Mixture, content  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
@@ -90,24 +90,92 @@ def test_experts_of_the_reports(tmp_path: Path) -> None:
     assert checkpoint.packed_bytes == packed and not [name for name in checkpoint.dense if "experts" in name]
 
 
-def test_experts_in_fp8_are_rejected(tmp_path: Path) -> None:
-    """They have no product yet, be it one or all of them."""
-    own = Mixed("qwen3-moe", "W4A16", tmp_path, "modelopt FP8")
-    first = next(iter(own.layers))
-    for count in (1, len(own.layers)):
-        tensors, layers = own.stored(OPT), own.quantization(OPT)["quantized_layers"]
-        for name in [*own.layers][:count]:
-            for key in [key for key in tensors if key.startswith(f"{name}.")]:
-                del tensors[key]
-            own_tensors = eight_bits(own.values(own.layers[name]), own.kind)
-            tensors |= {f"{name}.{key}": t for key, t in own_tensors.items()}
-            layers[name] = {"quant_algo": "FP8"}
-        folder = own.write(tmp_path / str(count), OPT, tensors, quantized_layers=layers)
-        for how in ("load", "transformers"):
-            with pytest.raises(
-                nvfp4.Error, match=rf"^{first}: is FP8 and one of the experts {first[:-12]} of the model; "
-            ):
-                loaded(how, own.from_config, folder)
+@pytest.mark.parametrize("how", ["load", "transformers"])
+@pytest.mark.parametrize(
+    ("name", "kind", "mode"),
+    [
+        *(("qwen3-moe", kind, "W4A16") for kind in KINDS),
+        ("mixtral", "modelopt FP8", "W4A4"),
+        ("mixtral", "ct MXFP8 weights alone", "W4A16"),
+        ("nemotron-h", "modelopt MXFP8", "W4A16"),
+        ("nemotron-h", "ct static", "W4A4"),
+        ("deepseek-v3", "modelopt blocks", "W4A16"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*are MXFP8 with MXFP8 inputs")
+def test_fp8_experts(name: str, kind: str, mode: str, how: str, tmp_path: Path) -> None:
+    """With 16-bit activations the logits of a plain loop over dense experts, then those of a loop over layers that
+    quantize their inputs. Saved again, every tensor has the same bytes."""
+    own = WithFp8Experts(name, mode, tmp_path, kind)
+    folder = own.write(tmp_path / "read", own.kind.format)
+    alone = loaded(how, own.from_config, folder, activations=None)
+    (eight,) = [module for module in alone.modules() if isinstance(module, nvfp4.Fp8Experts)]
+    assert eight.layers.keys() == {name.partition(".experts.")[2] for name in own.eight}
+    assert sum(isinstance(module, Experts) for module in alone.modules()) == own.mixtures - 1
+    assert error(logits(alone), logits(own.plain(None))) < BOUND
+
+    model = loaded(how, own.from_config, folder)
+    wanted = logits(model)
+    assert error(wanted, logits(own.plain(own.kind.activations, model))) < 1e-6
+    assert (own.kind.activations is None and mode == "W4A16") == (error(wanted, logits(alone)) < BOUND)
+
+    saved = [tmp_path / "by transformers"]
+    model.save_pretrained(saved[0])
+    if name in ("qwen3-moe", "deepseek-v3"):  # the other models have other names than their files
+        saved.append(tmp_path / "by save")
+        assert {*nvfp4.save(model, saved[1], own.kind.format).fp8} == {*own.eight}
+    for path in saved:
+        assert content(path) == content(folder) and modes(path) == modes(folder)
+        for again in ("load", "transformers"):
+            assert torch.equal(logits(loaded(again, own.from_config, path)), wanted)
+
+
+def test_fp8_experts_of_the_reports(tmp_path: Path) -> None:
+    own = WithFp8Experts("qwen3-moe", "W4A16", tmp_path, "ct blocks")
+    model = own.from_config()
+    folder = own.write(tmp_path / "read", CT)
+    checkpoint = nvfp4.load(folder, model)
+    assert not checkpoint.fp8 and len(checkpoint.mixtures) == 2 and not checkpoint.skipped
+    stored = sum(
+        t.nbytes + s.nbytes for t, s in ((own["weight"], own["weight_scale"].float()) for own in own.eight.values())
+    )
+    assert checkpoint.fp8_bytes == stored
+    assert not [name for name in checkpoint.dense if "experts" in name]
+    assert {*nvfp4.load(folder).fp8} == {*own.eight}  # without a model they are layers
+    with pytest.raises(nvfp4.Error, match=r"experts\.0\.\w+\.weight: is FP8, which torch multiplies"):
+        nvfp4.load(folder, own.from_config(), batch_invariant=True)
+    with pytest.raises(nvfp4.Error, match="is an Fp8Linear, which dequantize_model cannot make dense"):
+        nvfp4.dequantize_model(model)
+
+
+def test_fp8_experts_that_do_not_fit(tmp_path: Path) -> None:
+    """One is missing, of another size, NVFP4 or has a bias: an error that names it, and the model is unchanged."""
+    own = WithFp8Experts("qwen3-moe", "W4A16", tmp_path, "modelopt FP8")
+    first = "model.layers.0.mlp.experts"
+    base = own.stored(OPT)
+    entries = own.quantization(OPT)["quantized_layers"]
+    name = f"{first}.3.up_proj"
+    four = modelopt.write(nvfp4.Linear.from_linear(torch.nn.Linear(64, 64, bias=False), None).packed())
+    without = {key: t for key, t in base.items() if not key.startswith(f"{name}.")}
+    small = {f"{name}.weight": torch.zeros(64, 32).to(FP8)}
+    cases: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {
+        f"{name}: is missing; the model has 6 experts": (without, {}),
+        f"{first}: layers: 3.up_proj is 64 x 32 \\(N x K\\); must be 64 x 64": (base | small, {}),
+        f"{first}: has experts of (FP8|modelopt) and of (FP8|modelopt); must have one": (
+            without | {f"{name}.{key}": t for key, t in four.items()},
+            {name: {"quant_algo": "W4A16_NVFP4"}},
+        ),
+        f"{name}.bias: is in the checkpoint but not in the model": (base | {f"{name}.bias": torch.zeros(64)}, {}),
+    }
+    for i, (message, (tensors, changes)) in enumerate(cases.items()):
+        folder = own.write(tmp_path / str(i), OPT, tensors, quantized_layers=entries | changes)
+        model = own.from_config()
+        before = {key: t.clone() for key, t in model.state_dict().items()}
+        with pytest.raises(nvfp4.Error, match=f"^{message}$"):
+            nvfp4.load(folder, model)
+        assert all(torch.equal(t, before[key]) for key, t in model.state_dict().items())
+        with pytest.raises(nvfp4.Error, match=f"^{message}$"):
+            loaded("transformers", None, folder)
 
 
 def test_experts_cannot_be_made_dense(tmp_path: Path) -> None:
@@ -119,7 +187,8 @@ def test_experts_cannot_be_made_dense(tmp_path: Path) -> None:
     assert torch.equal(logits(model), wanted)
 
 
-def test_a_checkpoint_that_modelopt_exports(tmp_path: Path) -> None:
+@pytest.mark.parametrize("eight_bits", ["attention", "attention and the first experts"])
+def test_a_checkpoint_that_modelopt_exports(eight_bits: str, tmp_path: Path) -> None:
     mtq = pytest.importorskip("modelopt.torch.quantization")
     from modelopt.torch.export import export_hf_checkpoint
 
@@ -134,6 +203,10 @@ def test_a_checkpoint_that_modelopt_exports(tmp_path: Path) -> None:
         {"quantizer_name": "*self_attn*proj*weight_quantizer", "cfg": eight},
         {"quantizer_name": "*self_attn*proj*input_quantizer", "cfg": eight},
     ]
+    if eight_bits != "attention":
+        entries += [
+            {"quantizer_name": f"*layers.0.mlp.experts*{x}_quantizer*", "cfg": eight} for x in ("weight", "input")
+        ]
     with torch.no_grad():
         settings = {"quant_cfg": entries, "algorithm": "max"}
         calibrated = mtq.quantize(copy.deepcopy(base), settings, logits)
@@ -152,7 +225,11 @@ def test_a_checkpoint_that_modelopt_exports(tmp_path: Path) -> None:
                 module, expert = dense.get_submodule(match[1]), int(match[2])
                 gate, up = module.gate_up_proj[expert].chunk(2)
                 place = {"gate": gate, "up": up, "down": module.down_proj[expert]}[match[3]]
-                place.copy_(Mixture.values(modelopt.read(own)))
+                if name in in_fp8:
+                    place.copy_(own["weight"].float() * own["weight_scale"])
+                    del in_fp8[name]
+                else:
+                    place.copy_(Mixture.values(modelopt.read(own)))
                 filled += 1
     assert len(in_fp8) == 8 and filled == 2 * 6 * 3
 
@@ -164,7 +241,9 @@ def test_a_checkpoint_that_modelopt_exports(tmp_path: Path) -> None:
     for how in ("load", "transformers"):
         model = loaded(how, lambda: copy.deepcopy(dense), tmp_path / "first")
         assert torch.equal(logits(model), wanted)
-        check_layers(model)
+        assert sum(isinstance(m, nvfp4.Fp8Experts) for m in model.modules()) == (eight_bits != "attention")
+        if eight_bits == "attention":
+            check_layers(model)
         model.save_pretrained(tmp_path / how)
         first, second = content(tmp_path / "first"), content(tmp_path / how)
         kept = [name for name in first if first[name][0] != torch.bfloat16]  # embeddings and norms are fp32 now

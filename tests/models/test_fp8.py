@@ -274,3 +274,125 @@ def test_on_a_gpu(activations: str | None, scales: str, dtype: torch.dtype, gene
     if moved._has_scaled_mm(x.to("cuda")):
         bound = bound + magnitude * 2.0**-12
     assert ((y.cpu().double() - want).abs() <= bound).all()
+
+
+# ---- experts ----
+
+
+def experts_of(
+    generator: torch.Generator, activations: str | None = None, scales: str = "channel", gated: bool = True
+) -> nvfp4.Fp8Experts:
+    """Four experts with biases, 32 hidden and 48 inner values."""
+    layers = {}
+    for e in range(4):
+        for name, n, k in (("gate_proj", 48, 32), ("up_proj", 48, 32), ("down_proj", 32, 48)):
+            if gated or name != "gate_proj":
+                weight = (torch.randn(n, k, generator=generator) * 60).to(FP8)
+                scale = (torch.rand(scale_shape(scales, n, k), generator=generator) + 0.5) * 0.004
+                if scales == "group":
+                    scale = 2.0 ** torch.randint(-10, -6, scale.shape, generator=generator)
+                bias = torch.randn(n, generator=generator)
+                layers[f"{e}.{name}"] = nvfp4.Fp8Linear.from_packed(Fp8Tensors(weight, scale, None, bias, activations))
+    first = ("{}.gate_proj", "{}.up_proj") if gated else ("{}.up_proj",)
+    return nvfp4.Fp8Experts(4, 32, 48, layers, first, gated=gated)
+
+
+def routing(generator: torch.Generator, tokens: int = 7) -> tuple[Tensor, Tensor]:
+    """Two different experts of each token, of which some are elsewhere; expert 2 has no token."""
+    index = torch.stack([torch.randperm(3, generator=generator)[:2] for _ in range(tokens)])
+    index[index == 2] = 3
+    index[1, 0], index[3] = -1, 9
+    return index, torch.rand(tokens, 2, generator=generator)
+
+
+def plain_experts(experts: nvfp4.Fp8Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    """In fp64, by dense weights."""
+    y = torch.zeros_like(x)
+
+    def product(name: str, rows: Tensor) -> Tensor:
+        layer = experts.get_submodule(name)
+        return rows @ weight_of(layer.weight, layer.weight_scale).T + layer.bias.double()
+
+    for token, (own, factors) in enumerate(zip(index.tolist(), weights)):
+        for e, factor in zip(own, factors):
+            if 0 <= e < 4:
+                rows = x[token : token + 1]
+                h = product(f"{e}.up_proj", rows)
+                gate = product(f"{e}.gate_proj", rows) if experts.gated else h
+                h = torch.nn.functional.silu(gate) * (h if experts.gated else 1)
+                y[token] += factor * product(f"{e}.down_proj", h)[0]
+    return y
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("scales", [*SCALES, "group"])
+def test_experts(scales: str, gated: bool, generator: torch.Generator) -> None:
+    """Results and gradients against a loop in fp64, and the same bits with gradients recorded as without."""
+    experts = experts_of(generator, None, scales, gated)
+    x, (index, weights) = torch.randn(7, 32, generator=generator), routing(generator)
+    wanted_x, wanted_w = x.double().requires_grad_(), weights.double().requires_grad_()
+    result = plain_experts(experts, wanted_x, index, wanted_w)
+    wanted = result.detach()
+    with torch.no_grad():
+        y = experts(x, index, weights)
+    assert float((y - wanted).norm() / wanted.norm()) < 1e-5 and not y[3].any()
+    given_x, given_w = x.clone().requires_grad_(), weights.clone().requires_grad_()
+    again = experts(given_x, index, given_w)
+    assert torch.equal(again, y)
+    dy = torch.randn(7, 32, generator=generator)
+    again.backward(dy)
+    result.backward(dy.double())
+    for own, theirs in ((given_x, wanted_x), (given_w, wanted_w)):
+        assert float((own.grad - theirs.grad).norm() / theirs.grad.norm()) < 1e-5
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.no_grad():
+            z = experts(x.to(dtype), index, weights.to(dtype))
+        assert z.dtype == dtype and float((z - wanted).norm() / wanted.norm()) < 16 * HALF[dtype]
+
+
+@pytest.mark.parametrize("activations", ["tensor", "token", "block"])
+def test_experts_with_quantized_inputs(activations: str, generator: torch.Generator) -> None:
+    """Each expert's layers have the rows that are routed to it."""
+    experts = experts_of(generator, activations)
+    x, (index, weights) = torch.randn(7, 32, generator=generator), routing(generator)
+    with torch.no_grad():
+        y = experts(x, index, weights)
+        each = torch.zeros(7, 2, 32)
+        for e in range(4):
+            tokens, slots = (index == e).nonzero(as_tuple=True)
+            if len(tokens):
+                own = [experts.layer(name, e) for name in (*experts.first, experts.down)]
+                each[tokens, slots] = own[2](nvfp4.gated(own[0](x[tokens]), own[1](x[tokens])))
+        wanted = (each * weights.unsqueeze(2)).sum(1)
+    assert torch.allclose(y, wanted, rtol=1e-5, atol=1e-6)
+    with pytest.raises(nvfp4.Error, match="requires a gradient, which 0.gate_proj with activations='"):
+        experts(x.requires_grad_(), index, weights)
+
+
+def test_copies_and_errors_of_experts(generator: torch.Generator) -> None:
+    experts = experts_of(generator)
+    x, (index, weights) = torch.randn(7, 32, generator=generator), routing(generator)
+    fresh = experts_of(generator)
+    fresh.load_state_dict(experts.state_dict())
+    with torch.no_grad():
+        want = experts(x, index, weights)
+        mapped = torch.tensor([3, 0, 1, -1], dtype=torch.int32)  # what others call 0 is 3 here
+        theirs = torch.where(index == 3, 0, torch.where((index >= 0) & (index < 2), index + 1, -1))
+        assert torch.equal(experts(x, theirs, weights, mapped), want)
+        for copied in (copy.deepcopy(experts), pickle.loads(pickle.dumps(experts)), fresh, experts.to(torch.float64)):
+            assert torch.equal(copied(x, index, weights), want) and repr(copied).startswith("nvfp4.Fp8Experts(")
+    layers = experts.layers
+    for message, change in {
+        "layers: has no 3.up_proj; must have {}.gate_proj, {}.up_proj, {}.down_proj of 4 experts": {"3.up_proj": None},
+        "layers: has 4.up_proj, which is none of {}.gate_proj, {}.up_proj, {}.down_proj of 4 experts": {
+            "4.up_proj": layers["0.up_proj"]
+        },
+        "layers: 1.down_proj is 48 x 32 (N x K); must be 32 x 48": {"1.down_proj": layers["0.up_proj"]},
+        "layers: 1.down_proj: is of type Linear; must be an nvfp4.Fp8Linear": {"1.down_proj": torch.nn.Linear(4, 4)},
+    }.items():
+        own = {name: layer for name, layer in {**layers, **change}.items() if layer is not None}
+        with pytest.raises(nvfp4.Error) as error:
+            nvfp4.Fp8Experts(4, 32, 48, own)
+        assert str(error.value) == message
+    with pytest.raises(nvfp4.Error, match="^first: has 0 names; must have 1 or 2$"):
+        nvfp4.Fp8Experts(4, 32, 48, layers, ())

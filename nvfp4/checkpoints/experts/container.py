@@ -8,20 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4.checkpoints import modelopt, mxfp4
+from nvfp4.checkpoints.configuration import Mode
 from nvfp4.checkpoints.experts.naming import DOWN, GATE, GATE_UP, UP, Naming, Place, naming_of
 from nvfp4.checkpoints.recipe import AUTO, W4A4, W4A4_DYNAMIC, W4A16
 from nvfp4.checkpoints.stacks import upright
 from nvfp4.checkpoints.tensors import check_names, is_coarse, of_blocks
 from nvfp4.layers.checks import check_tensor, prefix_errors, short
-from nvfp4.layers.experts.mixture import of_experts
+from nvfp4.layers.experts.mixture import Description, of_experts
 from nvfp4.layers.experts.module import Experts
+from nvfp4.layers.experts.routed import RoutedExperts
 from nvfp4.layers.experts.stack import Stack, swizzled
+from nvfp4.layers.fp8 import Fp8Tensors
 from nvfp4.layers.packed import BLOCK, PackedLinear, check_block_scales
 
 # ---- reading ----
@@ -46,7 +50,7 @@ class Container:
     format: ModuleType
     wanted: str | None = AUTO
     modes: set[str] = field(default_factory=set)
-    layers: dict[str, dict[int | None, Mapping[str, Tensor]]] = field(default_factory=dict)
+    layers: dict[str, dict[int | None, Any]] = field(default_factory=dict)
     locals: dict[str, str] = field(default_factory=dict)
     joined: bool = False
     by_rows: bool = False
@@ -69,12 +73,16 @@ class Container:
                 check_names(self.format.NAME, own, required, (*required, self.format.INPUT_SCALE, "bias"))
                 self.coarse |= is_coarse(own[required[0]], own[required[1]])
                 own = {**own, required[1]: of_blocks(own[required[0]], own[required[1]])}
-        if self.locals.setdefault(place.role, place.local) != place.local:
-            raise _C.Error(f"{self.name}.{name}: is named in another way than {self.locals[place.role].format(0)}")
-        self.layers.setdefault(place.role, {})[place.expert] = own
+        self.put(place, own)
         self.joined |= joined
         if activations != AUTO:
             self.modes.add(W4A16 if activations is None else W4A4_DYNAMIC if dynamic else W4A4)
+
+    def put(self, place: Place, own: Any) -> None:
+        if self.locals.setdefault(place.role, place.local) != place.local:
+            name = place.local.format(place.expert)
+            raise _C.Error(f"{self.name}.{name}: is named in another way than {self.locals[place.role].format(0)}")
+        self.layers.setdefault(place.role, {})[place.expert] = own
 
     @property
     def mode(self) -> str:
@@ -87,7 +95,24 @@ class Container:
         given = any(self.format.INPUT_SCALE in own for layers in self.layers.values() for own in layers.values())
         return W4A4 if given else W4A16
 
-    def fill(self, experts: Experts, interleaved: bool, device: torch.device | None = None) -> Experts:
+    def modes_of(self, name: str) -> dict[str, Mode]:
+        """The modes of what stands in the model's module `name`."""
+        return {name: self.mode}
+
+    def fp8_layers(self) -> dict[str, Fp8Tensors]:
+        """The FP8 layers by their names in the checkpoint; NVFP4 experts have none."""
+        return {}
+
+    def make(self, about: Description, dtype: torch.dtype) -> RoutedExperts:
+        """A module for these experts on the meta device, which `fill` fills.
+
+        Args:
+            dtype: of its biases.
+        """
+        self.check(about.gated, about.experts)
+        return about.make("meta", dtype)
+
+    def fill(self, experts: RoutedExperts, interleaved: bool, device: torch.device | None = None) -> RoutedExperts:
         """Fills a module, whose buffers are on the device, or on the meta device.
 
         Args:
@@ -98,6 +123,7 @@ class Container:
             nvfp4.Error: a layer is missing or has another shape or dtype, a scale is not positive and finite, or no
                 expert of W4A4 has an input scale.
         """
+        assert isinstance(experts, Experts)
         if self.format is mxfp4:
             self._as_modelopt().fill(experts, interleaved, device)
             if experts.naming is not None and experts.naming.stacked:  # in which ModelOpt has K before N

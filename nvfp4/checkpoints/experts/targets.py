@@ -11,6 +11,7 @@ from nvfp4.checkpoints.experts.container import Container
 from nvfp4.checkpoints.experts.naming import Place
 from nvfp4.layers.experts.mixture import Description, describe, is_mixture, of_experts
 from nvfp4.layers.experts.module import Experts
+from nvfp4.layers.experts.routed import RoutedExperts
 from nvfp4.layers.traversal import keep_hooks
 
 PROBES = ("gate_up_proj", "up_proj", "down_proj")  # parameters of transformers' modules of experts
@@ -27,7 +28,7 @@ def gatherer(
     found = {
         name
         for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, Experts) or is_mixture(module)
+        if isinstance(module, RoutedExperts) or is_mixture(module)
     }
     known: dict[str, str | None] = {}
 
@@ -55,7 +56,7 @@ def gatherer(
 
 def described(name: str, module: torch.nn.Module) -> Description:
     """The computation of a module that takes the checkpoint's experts."""
-    if isinstance(module, Experts):
+    if isinstance(module, RoutedExperts):
         return of_experts(module)
     about = describe(module)
     if isinstance(about, str):
@@ -63,21 +64,20 @@ def described(name: str, module: torch.nn.Module) -> Description:
     return about
 
 
-def made(name: str, container: Container, old: torch.nn.Module) -> Experts:
-    """The nvfp4.Experts with a checkpoint's experts, in place of a module of the model and on its device."""
+def made(name: str, container: Container, old: torch.nn.Module) -> RoutedExperts:
+    """The module with a checkpoint's experts, in place of one of the model and on its device."""
     about = described(name, old)
-    new = placeholder(about, old)
-    container.fill(new, about.interleaved, next(iter((*old.parameters(), *old.buffers()))).device)
-    return new
+    new = placeholder(container, about, old)
+    return container.fill(new, about.interleaved, next(iter((*old.parameters(), *old.buffers()))).device)
 
 
-def placeholder(about: Description, old: torch.nn.Module) -> Experts:
-    """An nvfp4.Experts on the meta device in place of a module."""
-    biases = [t.dtype for t in old.parameters()]
-    if isinstance(old, Experts):
-        biases = [torch.float32 if old.gate_up.bias is None else old.gate_up.bias.dtype]
-    new = about.make("meta", biases[0])
-    if isinstance(old, Experts):
-        new.apply_router_weight_on_input, new.batch_invariant = old.apply_router_weight_on_input, old.batch_invariant
+def placeholder(container: Container, about: Description, old: torch.nn.Module) -> RoutedExperts:
+    """A module for a checkpoint's experts on the meta device, in place of one of the model."""
+    ours = isinstance(old, RoutedExperts)
+    new = container.make(about, old.bias_dtype or torch.float32 if ours else next(old.parameters()).dtype)
+    if ours:
+        new.apply_router_weight_on_input = old.apply_router_weight_on_input
+    if isinstance(old, Experts) and isinstance(new, Experts):
+        new.batch_invariant = old.batch_invariant
     keep_hooks(old, new)
     return new.train(old.training)

@@ -3,8 +3,8 @@
 Importing registers quantizers for ModelOpt's and compressed-tensors' checkpoints. They replace the torch.nn.Linear
 modules that are NVFP4 or FP8 in the checkpoint by modules that have the checkpoint's tensors, which transformers then
 loads like others (renamed, sharded, on the devices of a device_map, mapped into memory on a CPU). Afterwards each of
-them becomes an nvfp4.Linear or nvfp4.Fp8Linear, in place. An nvfp4.Experts stands for each module of experts, and is
-filled from the mapped files at the end.
+them becomes an nvfp4.Linear or nvfp4.Fp8Linear, in place. An nvfp4.Experts or Fp8Experts stands for each module of
+experts, and is filled from the mapped files at the end.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ModelOptQuantizer(HfQuantizer):
         unwanted, gather = left_out(model, lambda name: renamed(name)[0]), gatherer(model, renamed)
         checkpoint = self._read(kwargs.get("checkpoint_files"), unwanted, gather)
         check_scales(checkpoint)
-        fp8.warn_of_inputs(checkpoint.fp8)
+        fp8.warn_of_inputs(checkpoint.fp8_and_experts)
         for name, reason in checkpoint.skipped.items():
             if name in checkpoint.kept.values():
                 raise _C.Error(f"{name}: cannot be put into the model: {reason}")
@@ -161,20 +161,19 @@ class ModelOptQuantizer(HfQuantizer):
         ignore_unexpected(model, rf"(^|\.)({'|'.join(unused)})$")
 
     def _await_experts(self, model: Any, checkpoint: Checkpoint) -> None:
-        """Puts an nvfp4.Experts on the meta device in place of each module whose experts the checkpoint has. Its
+        """Puts a module on the meta device in place of each module whose experts the checkpoint has. Its
         buffers are no state until they are filled, from the mapped files: transformers counts their bytes, and moves
         them to their device, but neither misses nor joins their tensors."""
         for name, container in checkpoint.containers.items():
             old = model.get_submodule(name)
             about = described(name, old)
-            new = placeholder(about, old)
-            container.check(about.gated, about.experts)
-            for stack in (new.gate_up, new.down):
-                stack._non_persistent_buffers_set.update(stack._buffers)
+            new = placeholder(container, about, old)
+            for module in new.modules():
+                module._non_persistent_buffers_set.update(module._buffers)
             model.set_submodule(name, new)
             self.experts[name] = container, about.interleaved
             if self.quantization_config.activations == AUTO:
-                self.modes[name] = container.mode
+                self.modes |= container.modes_of(name)
         checkpoint.containers = {}
 
     def _await_dense(
@@ -226,8 +225,8 @@ class ModelOptQuantizer(HfQuantizer):
         for name, (container, interleaved) in self.experts.items():
             experts = model.get_submodule(name)
             container.fill(experts, interleaved)
-            for stack in (experts.gate_up, experts.down):
-                stack._non_persistent_buffers_set.clear()
+            for module in experts.modules():
+                module._non_persistent_buffers_set.clear()
         self.experts = {}
         self._cast(model)
         for name, tensors in self.dense.items():

@@ -33,7 +33,7 @@ from nvfp4.checkpoints.experts.container import Container
 from nvfp4.checkpoints.experts.naming import DOWN, GATE_UP, UP
 from nvfp4.checkpoints.recipe import W4A4, W4A16
 from nvfp4.layers.experts.mixture import Description
-from nvfp4.layers.experts.module import MAX_EXPERTS
+from nvfp4.layers.experts.routed import MAX_EXPERTS
 from nvfp4.layers.packed import BLOCK
 
 SWITCH = "NVFP4_VLLM_MOE"

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _api
-from nvfp4.layers.experts.module import DTYPES, GATED, MAX_EXPERTS, PLAIN, Experts
+from nvfp4.layers.experts.module import Experts
+from nvfp4.layers.experts.routed import DTYPES, GATED, MAX_EXPERTS, PLAIN, RoutedExperts
 from nvfp4.layers.packed import BLOCK
 
 LIMITS = ("limit", "swiglu_limit")  # attributes of modules, and of their configurations
@@ -65,7 +66,7 @@ class Description:
         return made
 
 
-def of_experts(experts: Experts) -> Description:
+def of_experts(experts: RoutedExperts) -> Description:
     return Description(
         experts.num_experts,
         experts.hidden_size,
@@ -74,7 +75,7 @@ def of_experts(experts: Experts) -> Description:
         experts.gated,
         experts.limit,
         experts.alpha,
-        experts.gate_up.bias is not None,
+        experts.bias_dtype is not None,
         experts.transposed,
         experts.interleaved,
         experts.is_transposed,

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from nvfp4 import _C, _api
 from nvfp4.layers.checks import short
-from nvfp4.layers.experts import w4a16
 from nvfp4.layers.experts.stack import Adapter
 
 ALIGNMENT = 16  # bytes: torch.nn.functional.grouped_mm wants them of the strides of its operands
@@ -48,7 +47,7 @@ class Gradient(torch.autograd.Function):
     ) -> Tensor:
         """
         Args:
-            experts: the nvfp4.Experts, whose module imports this one.
+            experts: the RoutedExperts, whose module imports this one.
             factors: the adapter of gate and up, and that of down; two times None for none.
         """
         ctx.experts = experts
@@ -81,7 +80,7 @@ class Gradient(torch.autograd.Function):
             _, of_second = torch.func.vjp(partial(low_rank, ends=ends), experts._hidden(inner), *second)
             dh, *dfactors[2:] = of_second(dout)
         if ctx.needs_input_grad[1] or first is not None:
-            through = w4a16.transposed(experts.down, dout, ends, experts.batch_invariant)
+            through = experts._transposed(True, dout, ends)
             dh = through if dh is None else through + dh
             with torch.enable_grad():
                 given = inner.detach().float().requires_grad_()
@@ -91,7 +90,7 @@ class Gradient(torch.autograd.Function):
             if first is not None:
                 each, *dfactors[:2] = of_first(dinner)
             if ctx.needs_input_grad[1]:
-                through = w4a16.transposed(experts.gate_up, dinner, ends, experts.batch_invariant)
+                through = experts._transposed(False, dinner, ends)
                 each = through if each is None else through + each
                 dx = _api.moe_combine(each, backward_places(places, x), None, out_dtype=x.dtype)
         return None, dx, dweights, None, None, None, *dfactors
