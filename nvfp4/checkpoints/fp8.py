@@ -244,17 +244,19 @@ def by_modelopt(algorithm: str) -> str:
     return ALGORITHMS.get(algorithm.upper(), algorithm)
 
 
-def check_modelopt(where: str, given: Mapping[str, Any], mode: str) -> None:
-    """Rejects options of an FP8 layer of ModelOpt that change what it computes."""
-    group = GROUP if mode == MXFP8_INPUTS else BLOCK
-    if given.get("group_size") not in (None, 0, group):
-        raise _C.Error(f"{where}group_size: is {shown(given['group_size'])}; must be {group}")
+def check_modelopt(where: str, given: Mapping[str, Any], mode: str) -> dict[str, Any]:
+    """Rejects options of an FP8 layer of ModelOpt that change what it computes. Returns those that mean nothing: a
+    group_size, unless each block or group of the weight has a scale."""
+    group, wanted = given.get("group_size"), {W8A16: BLOCK, MXFP8_INPUTS: GROUP}
+    if mode in wanted and group not in (None, 0, wanted[mode]):
+        raise _C.Error(f"{where}group_size: is {shown(group)}; must be {wanted[mode]}")
     for key, what in (
         ("has_zero_point", "a zero point"),
         ("pre_quant_scale", "a scale of the inputs before FP8"),
         ("lora_rank", "a product of low rank beside the layer"),
     ):
         check_off(where, given, (key,), what)
+    return {f"{where}group_size": group} if group and mode not in wanted else {}
 
 
 def by_deepseek(config: Mapping[str, Any]) -> str:

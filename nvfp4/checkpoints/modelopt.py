@@ -135,7 +135,7 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     ignore = Names(ignored, "ignore", work)
     groups = Groups(work)
     dynamic = Names(read_groups(config, groups, algorithm == MIXED and not layers), "config_groups", work)
-    algorithms, coarse = {}, config.get("group_size") == GROUP
+    algorithms, coarse, unused = {}, config.get("group_size") == GROUP, dict[str, Any]()
     for name in layers:
         own = table(layers, name, "quantized_layers.")
         algorithms[name] = str(own.get("quant_algo"))
@@ -144,7 +144,7 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
         if algorithms[name] in MODES:
             check_layer(f"quantized_layers.{name}.", own, MODES[algorithms[name]])
         elif (mode := fp8.by_modelopt(algorithms[name])) in fp8.ACTIVATIONS:
-            fp8.check_modelopt(f"quantized_layers.{name}.", own, mode)
+            unused |= fp8.check_modelopt(f"quantized_layers.{name}.", own, mode)
     named = Names(layers, "quantized_layers", work)
     by_pattern = {pattern: MODES.get(own, fp8.by_modelopt(own)) for pattern, own in algorithms.items()}
 
@@ -179,7 +179,18 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
         return Verdict(None, f"ignore has {match}", (by_algorithm(name).mode or AUTO) if match.subtree else None)
 
     names, marks = (ignore, dynamic, named, *groups.names), (named, *groups.marks)
-    return Recipe(NAME, look, names, marks, unknown_keys(config, KEYS), kv_cache.described(config), coarse)
+    options = unknown_keys(config, KEYS) | unused_group_sizes(unused)
+    return Recipe(NAME, look, names, marks, options, kv_cache.described(config), coarse)
+
+
+def unused_group_sizes(found: Mapping[str, Any]) -> dict[str, str]:
+    """One entry for `skipped` of the group sizes that FP8 layers have in quantized_layers."""
+    more = f"; {len(found) - 1} other FP8 layers have one too" if len(found) > 1 else ""
+    return {
+        f"quantization_config.{key}": f"is {shown(found[key])}, which means nothing for FP8 with one scale for a "
+        f"tensor or a channel{more}"
+        for key in list(found)[:1]
+    }
 
 
 def has_nvfp4(config: Mapping[str, Any]) -> bool:

@@ -533,11 +533,37 @@ def test_options_of_fp8_layers_are_checked(made: Callable[..., Made]) -> None:
         with pytest.raises(nvfp4.Error, match=f"config_groups.group_0.{message}"):
             nvfp4.load(made(Kind(CT, "static", "tensor", described)).write())
     own = made("modelopt FP8")
-    for key, value in (("group_size", 64), ("pre_quant_scale", True), ("lora_rank", 4), ("has_zero_point", True)):
+    for key, value in (("pre_quant_scale", True), ("lora_rank", 4), ("has_zero_point", True)):
         layers = own.quantization()["quantized_layers"]
         layers[Q] = {"quant_algo": "FP8", key: value}
         with pytest.raises(nvfp4.Error, match=f"quantized_layers.{Q}.{key}: is {value}"):
             nvfp4.load(own.write(quantized_layers=layers))
+
+
+@pytest.mark.parametrize("kind", ["modelopt FP8", "modelopt per token", "modelopt blocks"])
+def test_group_size_of_fp8_layers(kind: str, made: Callable[..., Made], tmp_path: Path) -> None:
+    """It means nothing where a tensor or a channel has a scale: named, and read alike. Blocks have theirs."""
+    own = made(kind)
+    layers = own.quantization()["quantized_layers"]
+    algorithm = {"quant_algo": own.kind.described}
+    want = raw(stored(own.write()))
+    before = logits(load(own.folder))
+    if kind == "modelopt blocks":
+        layers[Q] = algorithm | {"group_size": 16}
+        with pytest.raises(nvfp4.Error, match=f"quantized_layers.{Q}.group_size: is 16; must be 128$"):
+            nvfp4.load(own.write(quantized_layers=layers))
+        return
+    first = f"quantization_config.quantized_layers.{Q}.group_size"
+    reason = "is 16, which means nothing for FP8 with one scale for a tensor or a channel"
+    for names, more in (([Q], ""), ([*own.eight], f"; {len(own.eight) - 1} other FP8 layers have one too")):
+        own.write(quantized_layers=layers | dict.fromkeys(names, algorithm | {"group_size": 16}))
+        assert nvfp4.load(own.folder).skipped == {first: reason + more}
+        assert inspect(own.folder).skipped == {first: reason + more}
+        with pytest.warns(UserWarning, match=f"{first}: {reason}{more}$"):
+            model = load(own.folder)
+        assert torch.equal(logits(model), before)
+        model.save_pretrained(tmp_path / f"second{more[:4]}")
+        assert raw(stored(tmp_path / f"second{more[:4]}")) == want
 
 
 def test_tensors_of_the_other_kind(made: Callable[..., Made]) -> None:
