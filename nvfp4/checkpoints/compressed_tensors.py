@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nvfp4 import _C
@@ -44,6 +45,7 @@ LINEAR = "Linear"  # the class of modules that are meant where no name is
 FORMAT, MXFP4_FORMAT = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
 MODES_OF_FORMATS = {FORMAT: AUTO, MXFP4_FORMAT: MXFP4}  # of a configuration without groups
 INPUT_SCALE = "input_global_scale"
+GLOBAL_SCALES = ("weight_global_scale", INPUT_SCALE)
 REQUIRED = ("weight_packed", "weight_scale", "weight_global_scale")
 KNOWN = (*REQUIRED, INPUT_SCALE, "bias")
 
@@ -60,11 +62,9 @@ def read(tensors: Mapping[str, Tensor], activations: str | None = AUTO) -> Packe
             finite.
     """
     check_names(NAME, tensors, REQUIRED, KNOWN)
-    scales = {
-        name: reciprocal(name, read_scalar(name, tensors[name]))
-        for name in ("weight_global_scale", "input_global_scale")
-        if name in tensors
-    }
+    stored = {name: read_scalar(name, tensors[name]) for name in GLOBAL_SCALES if name in tensors}
+    scales = {name: reciprocal(name, t) for name, t in stored.items()}
+    rounded = {name: t for name, t in stored.items() if not t.is_meta and not torch.equal(scales[name].reciprocal(), t)}
     return PackedLinear(
         tensors["weight_packed"],
         of_blocks(tensors["weight_packed"], tensors["weight_scale"]),
@@ -72,11 +72,12 @@ def read(tensors: Mapping[str, Tensor], activations: str | None = AUTO) -> Packe
         scales.get("input_global_scale"),
         tensors.get("bias"),
         resolve(activations, INPUT_SCALE, tensors),
+        divisors={name: float(t) for name, t in rounded.items()} or None,
     )
 
 
 def write(packed: PackedLinear) -> dict[str, Tensor]:
-    """Our tensors as the format's. The global scales become divisors, with one rounding.
+    """Our tensors as the format's. The global scales become divisors, with one rounding, or those that were read.
 
     Raises:
         nvfp4.Error: the layer has one weight_global_scale for each row, or a pre_quant_scale.
@@ -89,10 +90,19 @@ def write(packed: PackedLinear) -> dict[str, Tensor]:
         "bias": packed.bias,
     }
     return {
-        name: reciprocal(name, t).reshape(1) if name.endswith("global_scale") else t
+        name: divisor(name, t, packed.divisors or {}).reshape(1) if name in GLOBAL_SCALES else t
         for name, t in tensors.items()
         if t is not None
     }
+
+
+def divisor(name: str, t: Tensor, read: Mapping[str, float]) -> Tensor:
+    """A multiplier as a divisor: the one that was read, if this multiplier is its reciprocal."""
+    result = reciprocal(name, t)
+    if t.is_meta or name not in read:
+        return result
+    own = torch.full_like(t, read[name])
+    return own if torch.equal(own.reciprocal(), t) else result
 
 
 def recipe(config: Mapping[str, Any]) -> Recipe:

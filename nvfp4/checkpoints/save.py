@@ -49,8 +49,8 @@ def save(
 
     The function needs safetensors. Weights and block scales are stored byte for byte, [N, K/2] uint8 and [N, K/16]
     float8_e4m3fn in the linear layout. ModelOpt stores the global scales as they are. compressed-tensors stores their
-    rounded reciprocals: a scale that quantize_model made, or that nvfp4.load read from compressed-tensors, survives.
-    Any other may change by 2^-23 of its value.
+    rounded reciprocals: a scale that quantize_model made survives. So does one that nvfp4.load read from
+    compressed-tensors, which is stored as it was. Any other may change by 2^-23 of its value.
 
     Returns:
         A SaveReport.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsIndex
 
 import torch
@@ -119,6 +119,7 @@ class Linear(FixedBuffers, torch.nn.Linear):
     block_scale = "amax6"
     batch_invariant = False
     dtype = torch.float32
+    divisors: Mapping[str, float] | None = None  # of the PackedLinear that it was made of
     _is_hf_initialized = True  # or transformers, which initializes each torch.nn.Linear, would write random numbers
 
     def __init__(
@@ -263,14 +264,14 @@ class Linear(FixedBuffers, torch.nn.Linear):
             dtype = packed.bias.dtype
         layer = cls(k, n, False, packed.activations, "meta", dtype, block_scale)
         swizzled = _api.swizzle(packed.weight_scale.contiguous())
-        layer.pre_quant_scale = packed.pre_quant_scale
+        layer.pre_quant_scale, layer.divisors = packed.pre_quant_scale, packed.divisors
         return layer._set(weight, swizzled, packed.weight_global_scale, packed.input_global_scale, packed.bias)
 
     def packed(self) -> PackedLinear:
         """Returns the layer's tensors as nvfp4.checkpoints writes them. The weight and the bias are shared."""
         scale = _api.unswizzle(self.weight_scale, self.out_features, self.in_features // BLOCK)
         scales = (scale, self.weight_global_scale, self.input_global_scale)
-        return PackedLinear(self.weight, *scales, self.bias, self.activations, self.pre_quant_scale)
+        return PackedLinear(self.weight, *scales, self.bias, self.activations, self.pre_quant_scale, self.divisors)
 
     @classmethod
     def fuse(cls, layers: Sequence[Linear]) -> Linear:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,8 @@ class PackedLinear:
             Default: "nvfp4".
         pre_quant_scale (Tensor, optional): [K] float16, bfloat16 or float32, positive. The layer multiplies its input
             by it first. Default: None.
+        divisors (dict of float, optional): of global scales by their names the divisors that a checkpoint stores, where
+            these are not the reciprocals of the multipliers here. Default: None.
 
     Raises:
         nvfp4.Error: a tensor has another shape or dtype, or a global scale or a value of pre_quant_scale is not
@@ -42,6 +45,7 @@ class PackedLinear:
     bias: Tensor | None = None
     activations: str | None = "nvfp4"
     pre_quant_scale: Tensor | None = None
+    divisors: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         if self.activations not in ACTIVATIONS:
@@ -83,7 +87,7 @@ class PackedLinear:
         return sum(t.nbytes for t in vars(self).values() if isinstance(t, Tensor))
 
 
-def _described(value: Tensor | str | None) -> str:
+def _described(value: Tensor | str | Mapping[str, float] | None) -> str:
     return f"{short(value.dtype)} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 

@@ -105,6 +105,26 @@ def test_logits_tokens_and_equal_bytes(
     assert all(module.mode == mode for module in again.modules() if isinstance(module, Experts))
 
 
+@pytest.mark.parametrize("how", ["load", "transformers"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "llama-4"])
+def test_divisors_are_written_as_they_were_read(
+    name: str, how: str, mixture: Callable[..., Mixture], generator: torch.Generator, tmp_path: Path
+) -> None:
+    """Experts, stacks of them and other layers have divisors, many of which are not the reciprocal of their
+    reciprocal."""
+    own = mixture(name, "W4A4")
+    tensors = own.stored("compressed-tensors")
+    for key, t in tensors.items():
+        if key.endswith("global_scale"):
+            tensors[key] = t * (torch.rand((), generator=generator) + 0.5)
+    model = loaded(how, own, own.write(tmp_path / "read", "compressed-tensors", tensors))
+    if how == "transformers":
+        model.save_pretrained(tmp_path / "saved")
+    else:
+        nvfp4.save(model, tmp_path / "saved", "compressed-tensors")
+    assert content(tmp_path / "saved") == content(tmp_path / "read")
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_experts_in_16_bits(name: str, mixture: Callable[..., Mixture], tmp_path: Path) -> None:
     own = mixture(name)

@@ -3,8 +3,10 @@ folders keep what they are, and after an error nothing is left."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +19,7 @@ from error_bounds import U
 from torch import Tensor, nn
 
 import nvfp4
-from nvfp4.checkpoints import output, write
+from nvfp4.checkpoints import compressed_tensors, output, write
 from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.packed import PackedLinear
 
@@ -135,6 +137,41 @@ def test_global_scales_of_others(format: str, generator: torch.Generator, tmp_pa
     assert not nvfp4.save(model, tmp_path / "second", format).rounded
     for name, layer in nvfp4.load(tmp_path / "second").layers.items():
         assert state(layer) == state(loaded.layers[name])
+
+
+def test_divisors_that_were_read_are_written(generator: torch.Generator, tmp_path: Path) -> None:
+    """A seventh of all divisors is not the reciprocal of its reciprocal. They have equal bits again, unless the scale
+    has another value then."""
+    layers = {f"layers.{i}": four_bits(generator) for i in range(60)}
+    wanted = {f"{name}.{key}": t for name, own in layers.items() for key, t in own.items()}
+    scales = {name: t for name, t in wanted.items() if name.endswith("global_scale")}
+    assert any(not torch.equal(t.reciprocal().reciprocal(), t) for t in scales.values())
+    model = nn.Module()
+    model.layers = nn.ModuleList(nn.Linear(16, 8, bias=False) for _ in layers)
+    safetensors.save_file(wanted, tmp_path / "first.safetensors")
+    nvfp4.load(tmp_path / "first.safetensors", model)
+    for i, own in enumerate((model, copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model.to(torch.bfloat16))):
+        assert not nvfp4.save(own, tmp_path / f"{i}", "compressed-tensors").rounded
+        assert raw(safetensors.load_file(tmp_path / f"{i}" / "model.safetensors")) == raw(wanted)
+    for layer in model.layers:
+        layer.weight_global_scale.mul_(4)
+    nvfp4.save(model, tmp_path / "scaled", "compressed-tensors")
+    again = safetensors.load_file(tmp_path / "scaled" / "model.safetensors")
+    for name, t in scales.items():
+        new = (t.reciprocal() * 4).reciprocal() if "weight" in name else t
+        assert torch.equal(again[name], new)
+
+
+def four_bits(generator: torch.Generator) -> dict[str, Tensor]:
+    """A layer of compressed-tensors with random divisors."""
+    layer = nn.Linear(16, 8, bias=False)
+    layer.weight.data = torch.randn(8, 16, generator=generator)
+    own = compressed_tensors.write(nvfp4.Linear.from_linear(layer, "nvfp4", 1.0).packed())
+    return own | {name: torch.rand(1, generator=generator) + 1 for name in own if name.endswith("global_scale")}
+
+
+def raw(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    return {name: (t.dtype, t.shape, bytes(t.reshape(-1).view(torch.uint8).numpy())) for name, t in tensors.items()}
 
 
 def test_the_report_is_a_table_of_files_and_names_rounded_scales(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_repr() -> None:
 def test_repr_of_packed_tensors_is_short() -> None:
     assert repr(packed(bias=torch.zeros(4), activations=None)) == (
         "PackedLinear(weight=uint8 [4, 16], weight_scale=float8_e4m3fn [4, 2], weight_global_scale=float32 [], "
-        "input_global_scale=None, bias=float32 [4], activations=None, pre_quant_scale=None)"
+        "input_global_scale=None, bias=float32 [4], activations=None, pre_quant_scale=None, divisors=None)"
     )
 
 

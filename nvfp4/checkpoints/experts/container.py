@@ -40,7 +40,7 @@ class Container:
         format: the module of nvfp4.checkpoints.
         modes: of its layers.
         layers: by role and expert (None: a stack), the tensors by their names in the layer.
-        locals, joined: as of Naming.
+        locals, joined, divisors: as of Naming.
         coarse: whether a layer's block scales are for 32 values in the source.
         by_rows: whether a matrix may have a global scale for each row, as MXFP4 of a large span takes it.
         wanted: load's `activations`, which come before the checkpoint's; AUTO: none.
@@ -55,6 +55,7 @@ class Container:
     joined: bool = False
     by_rows: bool = False
     coarse: bool = False
+    divisors: dict[tuple[str, str], Tensor] = field(default_factory=dict)
 
     def add(
         self, place: Place, own: Mapping[str, Tensor], activations: str | None, joined: bool, dynamic: bool
@@ -146,7 +147,7 @@ class Container:
                 raise _C.Error(f"{name}: is missing, as those of all other experts are; the mode is {W4A4}")
         experts.activations = None if self.mode == W4A16 else "nvfp4"
         alternate = interleaved and None in self.layers[first[0]]
-        experts.naming = Naming(dict(self.locals), self.joined, turned, alternate, shapes)
+        experts.naming = Naming(dict(self.locals), self.joined, turned, alternate, shapes, self.divisors)
         return experts
 
     def _as_modelopt(self) -> Container:
@@ -271,7 +272,10 @@ class Container:
                     raise _C.Error(f"{key}: is {short(t.dtype)} {list(t.shape)}; {rule}")
             flat.append(t.reshape(-1).expand(count) if t.numel() == 1 else t.reshape(-1))
         stored = torch.stack(flat)
-        scales = stored if self.format is modelopt else stored.reciprocal()
+        if self.format is modelopt:
+            scales = stored
+        else:
+            self.divisors[role, key], scales = stored, stored.reciprocal()
         wrong = ~((scales > 0) & scales.isfinite())
         wrong[[e for e, t in enumerate(given) if t is None]] = False
         used = key == self.format.REQUIRED[2] or self.mode != W4A16

@@ -14,6 +14,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from nvfp4.checkpoints.configuration import FORMATS
 from nvfp4.layers.experts.mixture import Description
 
@@ -62,6 +64,8 @@ class Naming:
         transposed: whether stacks are [E, K/2, N].
         interleaved: whether rows of gate and up alternate in a stack.
         shapes: of global scales, by role and name.
+        divisors: of each role and name the global scales [E, P] as a format of divisors stores them: several may have
+            the same reciprocal.
     """
 
     locals: Mapping[str, str]
@@ -69,6 +73,7 @@ class Naming:
     transposed: bool = False
     interleaved: bool = False
     shapes: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
+    divisors: Mapping[tuple[str, str], Tensor] = field(default_factory=dict)
 
     @property
     def stacked(self) -> bool:

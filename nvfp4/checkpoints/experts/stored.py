@@ -32,7 +32,7 @@ def stored(experts: Experts, format: ModuleType) -> dict[str, Tensor]:
             if stack.input_global_scale is not None:
                 scales[format.INPUT_SCALE] = stack.input_global_scale[:, indices]
             if format is not modelopt:
-                scales = {key: t.reciprocal() for key, t in scales.items()}
+                scales = {key: divisors(t, naming.divisors.get((role, key))) for key, t in scales.items()}
             each = []
             for e in range(experts.num_experts):
                 pairs = [get(e, part) for part in parts]
@@ -51,6 +51,14 @@ def stored(experts: Experts, format: ModuleType) -> dict[str, Tensor]:
                         size = naming.shapes.get((role, key), shape)
                         result[naming.name(role, key, e)] = one_of(t[e], size).clone()
     return result
+
+
+def divisors(scales: Tensor, read: Tensor | None) -> Tensor:
+    """Multipliers [E, P] as divisors: those that were read, where a multiplier is the reciprocal of one."""
+    if read is None or read.shape != scales.shape:
+        return scales.reciprocal()
+    own = read.to(scales.device)
+    return torch.where(own.reciprocal() == scales, own, scales.reciprocal())
 
 
 def joined_parts(parts: list[Tensor], interleaved: bool) -> Tensor:

@@ -365,7 +365,7 @@ class _Stored(Linear):
         except _C.Error as error:
             raise _C.Error(f"{name}.{error}") from None
         layer = Linear.from_packed(packed, dtype=self.dtype)
-        self.activations = layer.activations
+        self.activations, self.divisors = layer.activations, layer.divisors
         del self.format
         remove_stand_ins(self)
         self._buffers, self._non_persistent_buffers_set = layer._buffers, layer._non_persistent_buffers_set
