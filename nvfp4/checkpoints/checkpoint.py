@@ -36,6 +36,7 @@ class Checkpoint:
         mxfp4: of each layer and stack that the source has as MXFP4 its tensors there. The layer is NVFP4 with equal
             values.
         coarse: of each layer whose block scales are for 32 values in the source its tensors there.
+        reshaped: of each layer whose global scales have another shape than its format writes its tensors in the source.
         skipped: names of tensors, or of layers whose tensors are under `tensors` as they are stored, with the reason.
         kept: of each tensor of a skipped layer that layer's name.
         why: of each layer, stack and skipped layer the part of the configuration, or the tensors, that say how to read
@@ -55,6 +56,7 @@ class Checkpoint:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     mxfp4: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
     coarse: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    reshaped: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)

@@ -46,6 +46,7 @@ FORMAT, MXFP4_FORMAT = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
 MODES_OF_FORMATS = {FORMAT: AUTO, MXFP4_FORMAT: MXFP4}  # of a configuration without groups
 INPUT_SCALE = "input_global_scale"
 GLOBAL_SCALES = ("weight_global_scale", INPUT_SCALE)
+GLOBAL_SHAPE = (1,)  # of these in its files; read takes any with one element
 REQUIRED = ("weight_packed", "weight_scale", "weight_global_scale")
 KNOWN = (*REQUIRED, INPUT_SCALE, "bias")
 

@@ -8,6 +8,7 @@ from typing import Any
 from nvfp4 import _C
 from nvfp4.checkpoints import modelopt
 from nvfp4.checkpoints.checkpoint import Checkpoint
+from nvfp4.checkpoints.configuration import CONFIG, HF_QUANT, PARAMS, quantization_in, unwrapped
 from nvfp4.checkpoints.files import check_file, file_errors, is_there, read_json
 from nvfp4.checkpoints.load import load
 from nvfp4.checkpoints.recipe import strings, table
@@ -65,16 +66,18 @@ def convert(
     for name, reason in checkpoint.skipped.items():
         if name in others:
             raise _C.Error(f"{name}: cannot be converted: {reason}")
-    config = read_json(folder / "config.json", folder) if is_there(folder / "config.json") else {}
-    files = other_files(folder)
-    ignore = ignored(folder, config, checkpoint)
+    config = read_json(folder / CONFIG, folder) if is_there(folder / CONFIG) else {}
+    files, ignore = other_files(folder), ignored(folder, checkpoint)
+    if quantization_in(folder, PARAMS):
+        files = [file for file in files if file.name != PARAMS]
+        checkpoint.skipped[PARAMS] = f"is not copied: its quantization is not that of the format {format}"
     return checkpoint, write(
         Path(path),
         format,
         checkpoint.all_layers,
         checkpoint.tensors,
         ignore,
-        config,
+        without_quantization(config),
         limit,
         files=files,
         stacks=checkpoint.experts,
@@ -89,20 +92,23 @@ def other_files(folder: Path) -> list[Path]:
         if not file.is_dir()
         and not file.name.startswith(".")
         and not file.name.endswith(WEIGHTS)
-        and file.name not in ("config.json", "hf_quant_config.json", INDEX)
+        and file.name not in (CONFIG, HF_QUANT, INDEX)
     ]
     for file in files:
         check_file(file, folder)
     return files
 
 
-def ignored(folder: Path, config: dict[str, Any], checkpoint: Checkpoint) -> set[str]:
+def without_quantization(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without what its part for text says of quantization, which comes after that of the whole."""
+    text = {key: value for key, value in table(config, "text_config").items() if key != "quantization_config"}
+    return {**config, "text_config": text} if text else config
+
+
+def ignored(folder: Path, checkpoint: Checkpoint) -> set[str]:
     """Names of the linear layers that are not quantized: of all modules with a matrix, which may also be embeddings,
     and the old configuration's names. Its patterns match nothing else."""
-    quantization = table(config, "quantization_config")
-    if not quantization and is_there(folder / "hf_quant_config.json"):
-        content = read_json(folder / "hf_quant_config.json", folder)
-        quantization = table(content, "quantization") or content
+    quantization = quantization_in(folder, CONFIG) or unwrapped(quantization_in(folder, HF_QUANT))
     old = strings(quantization, "ignore") or strings(quantization, "exclude_modules")
     names = {name for name in old if not name.startswith("re:") and not any(c in name for c in PATTERNS)}
     matrices = {name for name, t in checkpoint.tensors.items() if t.ndim == 2 and name.endswith(".weight")}

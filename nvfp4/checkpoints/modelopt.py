@@ -56,6 +56,7 @@ from nvfp4.layers.packed import BLOCK, PackedLinear
 
 NAME = "modelopt"
 INPUT_SCALE = "input_scale"
+GLOBAL_SHAPE = ()  # of global scales in its files; read takes any with one element
 REQUIRED = ("weight", "weight_scale", "weight_scale_2")
 PRE_QUANT_SCALE = "pre_quant_scale"
 KNOWN = (*REQUIRED, INPUT_SCALE, PRE_QUANT_SCALE, "bias")
@@ -181,6 +182,12 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     names, marks = (ignore, dynamic, named, *groups.names), (named, *groups.marks)
     options = unknown_keys(config, KEYS) | unused_group_sizes(unused)
     return Recipe(NAME, look, names, marks, options, kv_cache.described(config), coarse)
+
+
+def says(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a configuration, which may be damaged, says of layers: equal in both files that ModelOpt writes."""
+    names = config.get("ignore") or config.get("exclude_modules") or []
+    return names, *(config.get(key) for key in ("quant_algo", "moe_quant_algo", "quantized_layers"))
 
 
 def unused_group_sizes(found: Mapping[str, Any]) -> dict[str, str]:

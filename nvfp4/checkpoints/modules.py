@@ -14,7 +14,7 @@ from nvfp4 import _C
 from nvfp4._text import shown
 from nvfp4.checkpoints import compressed_tensors, fp8, kv_cache, mxfp4
 from nvfp4.checkpoints.checkpoint import Checkpoint, noted
-from nvfp4.checkpoints.configuration import READ
+from nvfp4.checkpoints.configuration import HF_QUANT, READ
 from nvfp4.checkpoints.experts.container import Container
 from nvfp4.checkpoints.experts.fp8_experts import Fp8Container
 from nvfp4.checkpoints.experts.naming import Place, place_of
@@ -26,6 +26,8 @@ from nvfp4.checkpoints.tensors import chosen, is_coarse
 from nvfp4.layers.checks import prefix_errors
 
 ACTIVATIONS = {W4A4: "nvfp4", W4A4_DYNAMIC: "nvfp4", W4A16: None, AUTO: AUTO}
+# What hf_quant_config.json cannot say, as it has no groups.
+SIMILAR = {W4A4_DYNAMIC: W4A4, fp8.DYNAMIC: fp8.STATIC, MXFP4_INPUTS: MXFP4}
 NVFP4, FP8, OTHER, PLAIN = "NVFP4", "FP8", "other", "plain"  # kinds of modules, as is the mode MXFP4
 
 
@@ -46,6 +48,7 @@ def read_modules(
     """
     checkpoint = Checkpoint(recipe.format, skipped=dict(recipe.options))
     cache: dict[str, Tensor] = {}
+    kinds: dict[str, Kind] = {}
     modules, names = grouped(tensors)
     check_marks(recipe, modules, errors)
     for module, own in modules.items():
@@ -59,7 +62,7 @@ def read_modules(
             checkpoint.skipped[names[module, local]] = kv_cache.REASON
             cache[names[module, local]] = own.pop(local)
         with noted(module, errors):
-            kind = kind_of(recipe, module, own)
+            kind = kinds[module] = kind_of(recipe, module, own)
             if kind.name != PLAIN:
                 checkpoint.why[module] = kind.why
             if kind.name == FP8:
@@ -79,6 +82,7 @@ def read_modules(
                 if kind.name == OTHER:
                     checkpoint.skipped[module] = f"is quantized in another way: {kind.mode}"
                 keep(checkpoint, module, own, names)
+    checkpoint.skipped |= other_opinion(recipe, kinds)
     checkpoint.kv_cache = kv_cache.KvCache(recipe.format, cache, recipe.kv_cache)
     check_unclaimed(checkpoint, errors)
     return checkpoint
@@ -151,6 +155,9 @@ def read_layer(
     weight = "weight_packed" if "weight_packed" in own else "weight"
     if weight in own and "weight_scale" in own and is_coarse(own[weight], own["weight_scale"]):
         checkpoint.coarse[module] = dict(own)
+    scales = [own[key] for key in (format.REQUIRED[2], format.INPUT_SCALE) if key in own]
+    if any(t.shape != format.GLOBAL_SHAPE for t in scales):
+        checkpoint.reshaped[module] = dict(own)
     add_layer(checkpoint, module, own, weight, functools.partial(format.read, activations=activations), rows=True)
 
 
@@ -223,12 +230,29 @@ def unwanted_module(unwanted: Callable[[str], str | None] | None, names: list[st
 def check_marks(recipe: Recipe, modules: Mapping[str, Any], errors: dict[str, str] | None) -> None:
     """Rejects a configuration that describes layers which the checkpoint does not have."""
     found = Modules(modules)
-    for patterns in recipe.names:
+    for patterns in (*recipe.names, *(() if recipe.other is None else recipe.other.names)):
         patterns.bind(found)
     for patterns in recipe.marks:
         for pattern in patterns.unmatched(found):
             with noted(f"{patterns.where}: {pattern}", errors):
                 raise _C.Error(f"{patterns.where}: {shown(pattern)} matches no layer of the checkpoint")
+
+
+def other_opinion(recipe: Recipe, kinds: Mapping[str, Kind]) -> dict[str, str]:
+    """An entry for `skipped` where a second configuration gives other modes to quantized layers."""
+    if recipe.other is None:
+        return {}
+    found = []
+    for module, kind in kinds.items():
+        if kind.name not in (NVFP4, FP8, MXFP4):
+            continue
+        ours, theirs = (SIMILAR.get(str(mode), mode) for mode in (kind.mode, recipe.other.look(module).likely))
+        if kind.name == MXFP4:
+            ours = MXFP4
+        if ours != theirs and AUTO not in (ours, theirs):
+            found.append(f"{module} is {theirs or 'not quantized'} here and {ours} in config.json, which counts")
+    more = f"; {len(found) - 1} other layers differ too" if len(found) > 1 else ""
+    return {HF_QUANT: found[0] + more} if found else {}
 
 
 def check_mode(prefix: str, own: Mapping[str, Tensor], format_name: str, mode: str | None, wanted: str | None) -> None:

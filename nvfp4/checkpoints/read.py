@@ -12,13 +12,14 @@ from nvfp4 import _C
 from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, modelopt, mxfp4, self_described, torchao
 from nvfp4.checkpoints.checkpoint import Checkpoint
 from nvfp4.checkpoints.comfy_kitchen import swap_nibbles
-from nvfp4.checkpoints.configuration import read_recipe
+from nvfp4.checkpoints.configuration import PARAMS, read_recipe
 from nvfp4.checkpoints.experts.naming import Place
+from nvfp4.checkpoints.files import is_there
 from nvfp4.checkpoints.grouping import grouped
 from nvfp4.checkpoints.modules import read_modules
 from nvfp4.checkpoints.nibble_order import order_of
 from nvfp4.checkpoints.recipe import AUTO, Recipe, Verdict
-from nvfp4.checkpoints.shards import read_files, unread_files
+from nvfp4.checkpoints.shards import is_mistral, read_files, unread_files
 from nvfp4.checkpoints.unmarked_layout import HINT, SWIZZLED, layout_of
 from nvfp4.layers.dense import large
 
@@ -54,7 +55,8 @@ def read(
         tensors, metadata = read_files(path, mmap)
         unread = unread_files(path)
         if format is None and not torchao.is_described(metadata) and not comfy_kitchen.is_marked(tensors, metadata):
-            recipe = read_recipe(path if path.is_dir() else path.parent)
+            folder = path if path.is_dir() else path.parent
+            recipe = read_recipe(folder, is_there(folder / PARAMS) and is_mistral(path))
     if recipe is None and torchao.is_described(metadata):
         checkpoint = self_described.read_torchao(tensors, metadata, errors, activations)
     elif recipe is None and (format == comfy_kitchen.NAME or comfy_kitchen.is_marked(tensors, metadata)):

@@ -52,6 +52,7 @@ class Recipe:
         options: options that nvfp4 does not know, with a text for `skipped`.
         kv_cache: the entries that describe a KV cache.
         coarse: whether block scales may be for 32 values.
+        other: the recipe of a second configuration, which does not count.
     """
 
     format: str
@@ -61,6 +62,7 @@ class Recipe:
     options: Mapping[str, str] = field(default_factory=dict)
     kv_cache: Mapping[str, Any] = field(default_factory=dict)
     coarse: bool = True
+    other: Recipe | None = None
 
     def mode(self, name: str) -> str | None:
         return self.look(name).mode

@@ -3,7 +3,7 @@
 an index                            model.safetensors.index.json, or the only *.safetensors.index.json: its files
 parts                               NAME-00001-of-00003.safetensors or .gguf; one of them stands for all
 a second variant                    NAME.fp16.safetensors beside NAME.safetensors: not read
-other names                         Mistral's consolidated*.safetensors beside model*.safetensors: not read
+other names                         Mistral's consolidated*.safetensors beside others: not read
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from nvfp4._text import shown
 from nvfp4.checkpoints.files import READER_ERRORS, check_file, check_name, is_there, read_json
 
 INDEX = "model.safetensors.index.json"
+MISTRAL = "consolidated"  # the files of Mistral, whose tensors have other names
+OTHER_NAMES = "has the tensors of model.safetensors by other names; name the file to read it"
 PART = re.compile(r"(.+)-(\d{1,5})-of-(\d{1,5})(\.safetensors|\.gguf)")
 
 
@@ -68,8 +70,8 @@ def files_of(folder: Path) -> tuple[list[Path], dict[str, str]]:
     chosen: dict[Path, None] = {}
     has_model = any(name.startswith("model") for name in names)
     for file in files:
-        if has_model and file.name.startswith("consolidated"):
-            unread[file.name] = "has the tensors of model.safetensors by other names; name the file to read it"
+        if has_model and file.name.startswith(MISTRAL):
+            unread[file.name] = OTHER_NAMES
             continue
         match = PART.fullmatch(file.name)
         stem = match[1] if match else file.name.removesuffix(".safetensors")
@@ -95,14 +97,20 @@ def unread_files(path: Path) -> dict[str, str]:
     index = find_index(path)
     if index is None:
         return files_of(path)[1]
-    whole = path / index.name.removesuffix(".index.json")
-    if not is_there(whole) or whole.name in weight_map(index).values():
-        return {}
-    return {whole.name: f"is another variant than the files that {index.name} names; name the file to read it"}
+    whole, named = path / index.name.removesuffix(".index.json"), {*weight_map(index).values()}
+    unread = {file.name: OTHER_NAMES for file in path.glob(f"{MISTRAL}*.safetensors") if file.name not in named}
+    if is_there(whole) and whole.name not in named:
+        unread[whole.name] = f"is another variant than the files that {index.name} names; name the file to read it"
+    return unread
 
 
-def read_files(path: Path, mmap: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors of a checkpoint's files, mapped or read into memory, and the files' metadata."""
+def is_mistral(path: Path) -> bool:
+    """Whether the files that are read have Mistral's names of tensors."""
+    return all(file.name.startswith(MISTRAL) for file in chosen_files(path)[0])
+
+
+def chosen_files(path: Path) -> tuple[list[Path], dict[str, str], str]:
+    """The files of a checkpoint, the file of each tensor by its index, and the name of that; there may be none."""
     if not path.is_dir():
         check_file(path)
     index = find_index(path)
@@ -114,7 +122,12 @@ def read_files(path: Path, mmap: bool = True) -> tuple[dict[str, Tensor], dict[s
     if not files:
         hint = "; of GGUF give the file itself" if any(path.glob("*.gguf")) else ""
         raise _C.Error(f"{path}: has no *.safetensors file{hint}")
-    by = "" if index is None else index.name
+    return files, expected, "" if index is None else index.name
+
+
+def read_files(path: Path, mmap: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors of a checkpoint's files, mapped or read into memory, and the files' metadata."""
+    files, expected, by = chosen_files(path)
     for file in files:
         if expected and not is_there(file):
             raise _C.Error(f"{file}: does not exist, but {by} names it")

@@ -75,6 +75,7 @@ def test_deepseek_v4(generator: torch.Generator, tmp_path: Path) -> None:
     read = transformers.DeepseekV4ForCausalLM(model.config).eval()
     checkpoint = nvfp4.load(tmp_path, read, activations=None)
     assert len(checkpoint.fp8) == 14 and len(checkpoint.mixtures) == 2 and len(checkpoint.skipped) == 2
+    assert len(ours.hf_quantizer.skipped) == 2
     for own in (ours, read):
         layer = own.model.layers[0]
         assert type(layer.mlp.experts) is nvfp4.Experts and layer.mlp.experts.mode == "W4A16"

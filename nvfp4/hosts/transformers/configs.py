@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from nvfp4 import _C
 from nvfp4.checkpoints import compressed_tensors, modelopt, mxfp4
+from nvfp4.checkpoints.configuration import (
+    HF_QUANT,
+    as_quantization_config,
+    compared,
+    describes,
+    quantization_in,
+    second_counts,
+)
 from nvfp4.checkpoints.recipe import AUTO, Recipe
 from nvfp4.hosts.transformers.library import (
     OriginalCompressedTensorsConfig,
@@ -42,6 +51,16 @@ class ModelOptConfig(QuantizationConfigMixin):
             return self.format.recipe(self.content)
         except _C.Error as error:
             raise _C.Error(f"quantization_config.{error}") from None
+
+    def recipe_beside(self, folder: Path) -> Recipe:
+        """The recipe in a checkpoint's folder, by the rule of nvfp4.load. Where hf_quant_config.json counts, its
+        content becomes this one's."""
+        if self.format is not modelopt or describes(self.content):
+            return compared(self.recipe(), self.content, folder)
+        other = quantization_in(folder, HF_QUANT)
+        if second_counts(self.content, other):
+            self.content = as_quantization_config(other)
+        return self.recipe()
 
     def get(self, key: str, default: Any = None) -> Any:
         """Reads an entry as transformers reads it of a dict: a loaded model's configuration, used again, has this
@@ -105,7 +124,7 @@ class FineGrainedFP8Config(Replacement, OriginalFp8Config):
 
     def __init__(self, **content: Any) -> None:
         super().__init__(**content | {"quant_method": FP8})
-        self.content = content | {"quant_method": modelopt.FP8}
+        self.content = self.content | {"quant_method": modelopt.FP8}
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:

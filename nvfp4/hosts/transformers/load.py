@@ -10,9 +10,9 @@ from typing import Any
 
 from nvfp4 import _C
 from nvfp4.checkpoints import modelopt
-from nvfp4.checkpoints.configuration import READ
+from nvfp4.checkpoints.configuration import HF_QUANT, READ, as_quantization_config, describes, second_counts
 from nvfp4.checkpoints.files import read_json
-from nvfp4.checkpoints.recipe import AUTO, strings, table
+from nvfp4.checkpoints.recipe import AUTO
 from nvfp4.checkpoints.tensors import check_activations
 from nvfp4.hosts.transformers.configs import ACTIVATIONS, REGISTERED
 from nvfp4.hosts.transformers.library import AutoConfig, AutoModelForCausalLM, cached_file
@@ -32,13 +32,13 @@ def load(
 ) -> Any:
     """Loads an NVFP4 checkpoint of either format, by `auto_class.from_pretrained(path, **kwargs)`.
 
-    Plain from_pretrained does the same, but has no `activations` and no `batch_invariant`, does not read
-    hf_quant_config.json, and leaves configurations without NVFP4 layers to transformers.
+    Plain from_pretrained does the same, but has no `activations` and no `batch_invariant`, reads hf_quant_config.json
+    only beside a quantization_config in config.json, and leaves configurations without NVFP4 layers to transformers.
 
     Args:
         path (str or PathLike): a folder or a name on the Hub.
             The configuration is `quantization_config` of config.json, with the quant_method "compressed-tensors" or
-            "modelopt", or else hf_quant_config.json (ModelOpt).
+            "modelopt", if it describes the layers, or else hf_quant_config.json (ModelOpt).
         auto_class (class, optional): a class with from_pretrained, such as AutoModel or LlamaForCausalLM.
             Default: AutoModelForCausalLM.
         activations (str, optional): "auto", "nvfp4" or None, as in nvfp4.load. Default: "auto".
@@ -87,19 +87,21 @@ def load(
 
 
 def _quantization(config: Any, path: str | os.PathLike[str], hub: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of quantization_config, or of hf_quant_config.json in its form."""
+    """The content of quantization_config, or of hf_quant_config.json in its form where that counts."""
+    found: dict[str, Any] = {}
     for own in (config, config.get_text_config(decoder=True)):
         given = getattr(own, "quantization_config", None)
         if given is not None:
             beside = getattr(config, "expert_dtype", None)  # of DeepSeek-V4, which transformers 5.24 moves
             more = {} if beside is None else {"expert_dtype": beside}
-            return more | dict(given if isinstance(given, Mapping) else given.to_dict())
-    file = cached_file(path, "hf_quant_config.json", _raise_exceptions_for_missing_entries=False, **hub)
-    if file is None:
-        raise _C.Error(f"{path}: has no quantization_config in config.json and no hf_quant_config.json")
-    content = read_json(Path(file))
-    quantization = dict(table(content, "quantization"))
-    ignore = strings(quantization, "exclude_modules")
-    quantization.pop("exclude_modules", None)
-    more = {"producer": content["producer"]} if "producer" in content else {}
-    return quantization | more | {"ignore": ignore, "quant_method": modelopt.NAME}
+            found = more | dict(given if isinstance(given, Mapping) else given.to_dict())
+            break
+    if describes(found):
+        return found
+    file = cached_file(path, HF_QUANT, _raise_exceptions_for_missing_entries=False, **hub)
+    other = {} if file is None else read_json(Path(file))
+    if second_counts(found, other):
+        return as_quantization_config(other)
+    if not found:
+        raise _C.Error(f"{path}: has no quantization_config in config.json and no {HF_QUANT}")
+    return found

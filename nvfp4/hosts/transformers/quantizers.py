@@ -132,7 +132,8 @@ class ModelOptQuantizer(HfQuantizer):
             if activations == AUTO:  # else the configuration describes other modes
                 self.modes[names[name]] = mode_of(packed)
             if isinstance(packed, PackedLinear):
-                own = checkpoint.mxfp4.get(name, checkpoint.coarse.get(name))
+                special = (checkpoint.mxfp4, checkpoint.coarse, checkpoint.reshaped)
+                own = next((tensors[name] for tensors in special if name in tensors), None)
                 format = mxfp4 if name in checkpoint.mxfp4 else self.quantization_config.format
                 stored[id(old)] = _Stored(packed, format, old, own)
             else:
@@ -209,7 +210,8 @@ class ModelOptQuantizer(HfQuantizer):
             check_file(Path(file))
         tensors, _ = read_tensors(map(Path, files))
         config = self.quantization_config
-        return read_modules(tensors, config.recipe(), wanted=config.activations, unwanted=unwanted, gather=gather)
+        recipe = config.recipe_beside(Path(files[0]).parent)
+        return read_modules(tensors, recipe, wanted=config.activations, unwanted=unwanted, gather=gather)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         for name, module in model.named_modules():
