@@ -96,6 +96,9 @@ def pair(own: Mapping[str, Tensor]) -> Pair:
         if values.ndim < 3 or values.shape[-1] != GROUP // 2:
             raise _C.Error(f"blocks: shape is {list(values.shape)}; must be [..., N, K/{GROUP}, {GROUP // 2}]")
         values = values.flatten(-2)
+    if values.ndim not in (2, 3):
+        row = f"K/{GROUP}, {GROUP // 2}" if names[0] == "blocks" else "K/2"
+        raise _C.Error(f"{names[0]}: shape is {list(own[names[0]].shape)}; must be [N, {row}] or [E, N, {row}]")
     if values.shape[-1] * 2 % GROUP:
         raise _C.Error(f"{names[0]}: K is {values.shape[-1] * 2}; must be a multiple of {GROUP}")
     wanted = [*values.shape[:-1], values.shape[-1] * 2 // GROUP]
@@ -127,6 +130,8 @@ def read(own: Mapping[str, Tensor], activations: str | None = None) -> PackedLin
         nvfp4.Error: a tensor is unknown or has another shape, a scale is NaN, or a row spans more than 17 octaves.
     """
     stored = pair(own)
+    if stored.values.ndim != 2:
+        raise _C.Error(f"{stored.names[0]}: shape is {list(own[stored.names[0]].shape)}; must be that of one layer")
     scale, factor = scales_of(stored, extent(stored))
     return PackedLinear(stored.values, scale, factor, None, own.get("bias"), activations)
 

@@ -20,6 +20,7 @@ from nvfp4.checkpoints.modules import read_modules
 from nvfp4.checkpoints.nibble_order import order_of
 from nvfp4.checkpoints.recipe import AUTO, Recipe, Verdict
 from nvfp4.checkpoints.shards import is_mistral, read_files, unread_files
+from nvfp4.checkpoints.tensors import check_kind
 from nvfp4.checkpoints.unmarked_layout import HINT, SWIZZLED, layout_of
 from nvfp4.layers.dense import large
 
@@ -57,6 +58,8 @@ def read(
         if format is None and not torchao.is_described(metadata) and not comfy_kitchen.is_marked(tensors, metadata):
             folder = path if path.is_dir() else path.parent
             recipe = read_recipe(folder, is_there(folder / PARAMS) and is_mistral(path))
+    for key, t in tensors.items():
+        check_kind(key, t)
     if recipe is None and torchao.is_described(metadata):
         checkpoint = self_described.read_torchao(tensors, metadata, errors, activations)
     elif recipe is None and (format == comfy_kitchen.NAME or comfy_kitchen.is_marked(tensors, metadata)):

@@ -12,8 +12,8 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4.checkpoints import kv_cache
 from nvfp4.checkpoints.configuration import FORMATS
+from nvfp4.checkpoints.tensors import check_kind
 from nvfp4.checkpoints.write import SaveReport, shard_bytes, write
-from nvfp4.layers.checks import short
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.experts.routed import RoutedExperts
 from nvfp4.layers.experts.stack import left_out_of_state
@@ -112,10 +112,7 @@ def collect(
     for name, t in state.items():
         if is_under(name, inside):
             continue
-        if not isinstance(t, Tensor):
-            raise _C.Error(f"{name}: is of type {type(t).__name__}; must be a torch.Tensor")
-        if t.layout != torch.strided or t.is_nested:
-            raise _C.Error(f"{name}: layout is {'nested' if t.is_nested else short(t.layout)}; must be strided")
+        check_kind(name, t)
         key = (t.device, t.data_ptr(), t.dtype, t.shape, t.stride()) if t.numel() and not t.is_meta else id(t)
         if key not in seen:
             seen.add(key)

@@ -117,6 +117,13 @@ def test_damage(generator: torch.Generator) -> None:
     own = {"blocks": as_blocks(values), "scales": exponents[:-1]}
     with pytest.raises(nvfp4.Error, match=r"^scales: shape is \[23, 5\]; must be \[24, 5\]"):
         mxfp4.read(own)
+    with pytest.raises(nvfp4.Error, match=r"^weight: shape is \[1, 24, 80\]; must be that of one layer$"):
+        read(values[None], exponents[None])
+    with pytest.raises(nvfp4.Error, match=r"^weight: shape is \[1, 1, 24, 80\]; must be \[N, K/2\] or \[E, N, K/2\]$"):
+        read(values[None, None], exponents[None, None])
+    own = {"blocks": as_blocks(values)[None, None], "scales": exponents[None, None]}
+    with pytest.raises(nvfp4.Error, match=r"^blocks: shape is .*; must be \[N, K/32, 16\] or \[E, N, K/32, 16\]$"):
+        mxfp4.read(own)
     with pytest.raises(nvfp4.Error, match="^zero_point: is no tensor"):
         mxfp4.read({"weight": values, "weight_scale": exponents, "zero_point": values})
 

@@ -3,6 +3,7 @@ that names the file."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -23,7 +24,7 @@ from memory_maps import mapping
 from torch import Tensor
 
 import nvfp4
-from nvfp4.checkpoints import grouping, inspect, modelopt, names, shards
+from nvfp4.checkpoints import compressed_tensors, grouping, inspect, modelopt, names, shards
 from nvfp4.checkpoints.gguf_header import check_header
 from nvfp4.checkpoints.left_out import left_out
 from nvfp4.checkpoints.shards import read_files
@@ -241,6 +242,60 @@ def test_experts_by_the_million(shape: list[int], tmp_path: Path) -> None:
     content = json.dumps(header).encode()
     (tmp_path / FILE).write_bytes(struct.pack("<Q", len(content)) + content + bytes(size) + b"\0\0\x80\x3f")
     rejected(f"e.weight: shape is {shape}; must have values, and at most 16384 experts", tmp_path)
+
+
+def of_mxfp4() -> dict[str, Tensor]:
+    return {"a.weight_packed": torch.zeros(8, 16, dtype=torch.uint8), "a.weight_scale": torch.full((8, 1), 127).byte()}
+
+
+def of_compressed_tensors() -> dict[str, Tensor]:
+    packed = nvfp4.Linear.from_packed(modelopt.read({name[2:]: t for name, t in layer().items()})).packed()
+    return {f"a.{name}": t for name, t in compressed_tensors.write(packed).items()}
+
+
+def beside_fp8() -> dict[str, Tensor]:
+    weight = torch.ones(8, 16).to(torch.float8_e4m3fn)
+    return layer() | {"b.weight": weight, "b.weight_scale": torch.ones(1), "b.input_scale": torch.ones(1)}
+
+
+@pytest.mark.parametrize("make", [layer, of_compressed_tensors, beside_fp8, of_mxfp4])
+@pytest.mark.parametrize("dimensions", [1, 3, 4, 64, 65, 20_000])
+def test_tensors_of_many_dimensions(dimensions: int, make: Callable[[], dict[str, Tensor]], tmp_path: Path) -> None:
+    """Each tensor alone, and all. torch's element-wise operations take 64 dimensions."""
+    sound = make()
+    if make is beside_fp8:
+        layers = {"a": {"quant_algo": "NVFP4"}, "b": {"quant_algo": "FP8"}}
+        config = MODELOPT | {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+
+    def reshaped(t: Tensor) -> Tensor:
+        return t.reshape(*[1] * (dimensions - t.ndim), *t.shape)
+
+    for chosen in (*([name] for name in sound), list(sound)):
+        tensors = sound | {name: reshaped(sound[name]) for name in chosen}
+        safetensors.save_file(tensors, tmp_path / FILE)
+        for source in (tensors, tmp_path):
+            if dimensions > 64:
+                first = chosen[0] if source is tensors else min(chosen)
+                rejected(f"{first}: has {dimensions} dimensions; must have at most 64", source)
+                continue
+            for call in (nvfp4.load, inspect.inspect):
+                with contextlib.suppress(nvfp4.Error):  # and no other
+                    call(source)
+
+
+@pytest.mark.parametrize("call", [nvfp4.load, inspect.inspect])
+def test_values_that_are_no_tensors(call: Callable[[Any], Any]) -> None:
+    for value, what in (
+        (3, "is of type int; must be a torch.Tensor"),
+        (None, "is of type NoneType; must be a torch.Tensor"),
+        (torch.eye(3).to_sparse(), "layout is sparse_coo; must be strided"),
+        (torch.nested.as_nested_tensor([torch.ones(2)], layout=torch.jagged), "layout is nested; must be strided"),
+    ):
+        for name in (*layer(), "other"):
+            with pytest.raises(nvfp4.Error) as error:
+                call(layer() | {name: value})
+            assert str(error.value) == f"{name}: {what}"
 
 
 def test_marks_and_tensors_without_dimensions(tmp_path: Path) -> None:
