@@ -11,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 import re
 import warnings
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -32,6 +33,8 @@ MAX_NAME = 2**10  # characters
 MAX_STEPS = 10**8  # of all patterns of a configuration over all names of a checkpoint: some 20 s
 # Steps of 0.2 us: to read a character of a pattern, to add an instruction, to find a name among literal ones.
 READING, ADDING, FINDING = 16, 8, 16
+# Bytes that sets of states and steps that were made may hold, of all patterns together; of each what its objects take.
+MAX_HELD, HELD = 2**26, 256
 WILDCARDS = 128  # comparisons of re's own match for a step, at worst a character of the name with one of the pattern
 
 SINGLE = (constants.LITERAL, constants.NOT_LITERAL, constants.ANY, constants.IN)
@@ -49,10 +52,12 @@ class Pattern(Protocol):
 
 
 class Work:
-    """The steps that all patterns of a configuration may take together, and their tests of single characters."""
+    """What all patterns of a configuration share: the steps that they may take, the memory of those that were made, and
+    tests of single characters."""
 
     def __init__(self) -> None:
-        self.steps = MAX_STEPS
+        self.steps, self.held = MAX_STEPS, 0
+        self.automata: list[Automaton] = []
         self.single: dict[str, Callable[[str, int], Any]] = {}
 
     def take(self, steps: int, pattern: str) -> None:
@@ -63,6 +68,14 @@ class Work:
                 f"{pattern}: is where the patterns of the configuration, on the names of this checkpoint, have taken "
                 f"{MAX_STEPS} steps; must take fewer"
             )
+
+    def hold(self, count: int) -> None:
+        """Counts bytes that are to be kept. All that was kept before is dropped first if both are too much."""
+        if self.held + count > MAX_HELD:
+            self.held = 0
+            for automaton in self.automata:
+                automaton.forget()
+        self.held += count
 
 
 def by_wildcards(where: str, pattern: str, work: Work) -> Pattern:
@@ -151,18 +164,24 @@ class Automaton:
 
     def __init__(self, pattern: str, tree: Any, flags: int, limits: Limits) -> None:
         self.pattern, self.flags, self.limits = pattern, flags, limits
-        self.instructions: list[tuple[Any, ...]] = []
+        self.instructions: list[tuple[int, Any]] = []
         self.sequence(tree)
         self.add(MATCH)
-        self.states: list[tuple[int, ...]] = [(), (0,)]  # by number: DEAD and START, then others
-        self.sets = {states: i for i, states in enumerate(self.states)}
+        self.last = START  # the number of the newest set of states; none is given twice
+        self.forget()
+        limits.work.automata.append(self)
+
+    def forget(self) -> None:
+        """Drops all sets of states but DEAD and START."""
+        self.states = {DEAD: packed(()), START: packed((0,))}  # by number
+        self.sets = {states: number for number, states in self.states.items()}
         self.known: dict[tuple[int, str, str], int] = {}  # number, character before and behind: the next number
 
     # ---- instructions ----
 
-    def add(self, *instruction: Any) -> int:
+    def add(self, kind: int, what: Any = None) -> int:
         self.limits.instruction(self.pattern)
-        self.instructions.append(instruction)
+        self.instructions.append((kind, what))
         return len(self.instructions) - 1
 
     def jump(self, at: int, *targets: int) -> None:
@@ -194,7 +213,7 @@ class Automaton:
             if direction < 0 and low != high:
                 raise re.error("look-behind requires fixed-width pattern")
             inner = Automaton(self.pattern, tree, self.flags, self.limits)
-            self.add(LOOK, inner, low if direction < 0 else 0, operator is constants.ASSERT)
+            self.add(LOOK, (inner, low if direction < 0 else 0, operator is constants.ASSERT))
         elif operator is constants.FAILURE:
             self.add(SPLIT, ())
         else:
@@ -245,11 +264,11 @@ class Automaton:
 
     def matches(self, name: str, start: int, seen: dict[tuple[int, int], bool]) -> bool:
         """Whether the name has a match that begins at an index. `seen` keeps the assertions' results of this name."""
-        current, before, known = START, name[start - 1] if start else "", self.known
+        current, before = START, name[start - 1] if start else ""
         whole = "\n" not in name  # $ also matches before a last line feed
         for at in range(start, len(name) + 1):
             key = (current, before, name[at : at + 1])
-            following = known.get(key) if whole else None
+            following = self.known.get(key) if whole else None
             if following is None:
                 following = self.advance(current, name, at, seen, key)
             if following <= DEAD:
@@ -262,40 +281,59 @@ class Automaton:
         self, current: int, name: str, at: int, seen: dict[tuple[int, int], bool], key: tuple[int, str, str]
     ) -> int:
         """The number of the states behind a character, or MATCHED. Notes it, if only the key decides."""
-        done, stack, following, noted = set(), list(self.states[current]), set(), True
+        done, stack, following, noted = set(), unpacked(self.states[current]), set(), True
+        tested: dict[Any, Any] = {}  # by test: many states have the same one
         result = None
         while stack and result is None:
             state = stack.pop()
             if state in done:
                 continue
             done.add(state)
-            kind, *rest = self.instructions[state]
+            kind, what = self.instructions[state]
             if kind == MATCH:
                 result = MATCHED
             elif kind == SPLIT:
-                stack.extend(rest[0])
+                stack.extend(what)
             elif kind == LOOK:
                 noted = False
-                if self.looks(rest, name, at, seen):
+                if self.looks(what, name, at, seen):
                     stack.append(state + 1)
-            elif rest[0](name, at):
-                if kind == CHARACTER:
+            else:
+                if what not in tested:
+                    tested[what] = what(name, at)
+                if tested[what] and kind == CHARACTER:
                     following.add(state + 1)
-                else:
+                elif tested[what]:
                     stack.append(state + 1)
         self.limits.work.take(len(done), self.pattern)
+        states = packed(sorted(following))
+        is_new = result is None and states not in self.sets
+        self.limits.work.hold((HELD + len(states)) * is_new + HELD * noted)
         if result is None:
-            states = tuple(sorted(following))
-            result = self.sets.setdefault(states, len(self.states))
-            if result == len(self.states):
-                self.states.append(states)
+            result = self.number(states)
         if noted:
             self.known[key] = result
         return result
 
-    def looks(self, rest: Sequence[Any], name: str, at: int, seen: dict[tuple[int, int], bool]) -> bool:
-        inner, back, wanted = rest
+    def number(self, states: bytes) -> int:
+        if states not in self.sets:
+            self.last += 1
+            self.sets[states] = self.last
+            self.states[self.last] = states
+        return self.sets[states]
+
+    def looks(self, what: Sequence[Any], name: str, at: int, seen: dict[tuple[int, int], bool]) -> bool:
+        inner, back, wanted = what
         key = (id(inner), at)
         if key not in seen:
             seen[key] = at >= back and inner.matches(name, at - back, seen)
         return seen[key] == wanted
+
+
+def packed(states: Sequence[int]) -> bytes:
+    """States, which are places of instructions, in 2 bytes each."""
+    return array("H", states).tobytes()
+
+
+def unpacked(states: bytes) -> list[int]:
+    return memoryview(states).cast("H").tolist()

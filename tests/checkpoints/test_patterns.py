@@ -6,6 +6,7 @@ import os
 import random
 import re
 import time
+import tracemalloc
 import warnings
 from typing import Any
 
@@ -54,6 +55,28 @@ def test_answers_are_those_of_re() -> None:
             found.add(expected)
             assert (ours.match(name) is not None) == expected, (pattern, name)
     assert found == {True, False}
+
+
+@pytest.mark.parametrize("held", [2**10, 2**12, 2**14])
+def test_answers_where_few_steps_are_kept(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are dropped within a name, also by the automaton of an assertion."""
+    monkeypatch.setattr("nvfp4.checkpoints.patterns.MAX_HELD", held)
+    draw, found, work = random.Random(os.environ["NVFP4_TEST_SEED"]), set(), Work()
+    given = [
+        ".*a.{7}b.{3}c",
+        "(?:a|b|c)*(?:ca|cb).{5}$",
+        ".*a(?=.{6}b.*a.{4}c)b.*",
+        "(?:a|bb|c+a)*$",
+        ".*(?!.*a.{5}b)b.a",
+    ]
+    regexes = [(re.compile(pattern), patterns.by_regex("x", pattern, work)) for pattern in given]
+    for _ in range(300):
+        name = "".join(draw.choice("abc") for _ in range(draw.randrange(40)))
+        for theirs, ours in regexes:
+            expected = theirs.match(name) is not None
+            found.add((theirs, expected))
+            assert (ours.match(name) is not None) == expected, (theirs, name)
+    assert len(found) == 2 * len(given)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +128,21 @@ def test_names_and_steps_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(nvfp4.Error, match=r"^x: '\(\?:.*': is where .* have taken 1000 steps; must take fewer$"):
         for i in range(1000):
             regex.match(f"a{i}")
+
+
+def test_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each character of these names leads to a set of some 200 states that no other has."""
+    monkeypatch.setattr("nvfp4.checkpoints.patterns.MAX_HELD", 2**20)
+    draw, work = random.Random(os.environ["NVFP4_TEST_SEED"]), Work()
+    regexes = [patterns.by_regex("x", f".*a.{{{count}}}c", work) for count in (400, 401)]
+    tracemalloc.start()
+    for _ in range(5):
+        name = "".join(draw.choice("ab") for _ in range(600))
+        for regex in regexes:
+            assert regex.match(name) is None and regex.match(f"{name}a{name[:400]}cc") is not None
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * 2**20
 
 
 def expert_names(layers: int) -> list[str]:
