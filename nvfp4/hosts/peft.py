@@ -32,6 +32,7 @@ from nvfp4 import _C
 from nvfp4.layers.experts.mixture import divided
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.experts.stack import Adapter
+from nvfp4.layers.fp8 import Fp8Linear
 from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.traversal import keep_hooks
@@ -67,6 +68,7 @@ BESIDE += ("miss", "oft", "pvera", "randlora", "road", "unilora", "vblora", "ver
 # Initializations that do not read or change the weight.
 INITIALIZATIONS = (True, False, "gaussian", "eva", "orthogonal")
 OF_EXPERTS = (True, False, "gaussian")
+ALL_LINEAR = "all-linear"  # of target_modules, in any case
 
 
 class LoraLinear(DenseLoraLinear):
@@ -182,6 +184,8 @@ def dispatch_nvfp4(
         raise _C.Error(
             "target: is a layer that is joined with others (fuse=True), which takes no adapter; use fuse=False"
         )
+    if isinstance(base, Fp8Linear):
+        raise _C.Error("target: is an FP8 layer, which takes no adapter; leave its name out of target_modules")
     if isinstance(base, Experts):
         return dispatch_experts(target, adapter_name, config, **kwargs)
     if not isinstance(base, Linear) or kwargs.get("parameter_name") is not None:
@@ -211,6 +215,28 @@ def dispatch_experts(target: torch.nn.Module, adapter_name: str, config: LoraCon
     return ParamWrapper(target, adapter_name, config=config, **kwargs)
 
 
+def warn_of_fp8(tuner: Any, model: torch.nn.Module, adapter_name: str) -> None:
+    """Names the FP8 layers that "all-linear" does not mean: they are no torch.nn.Linear."""
+    config = tuner.peft_config[adapter_name]
+    targets = getattr(config, "target_modules", None)
+    if not isinstance(targets, str) or targets.lower() != ALL_LINEAR:
+        return
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # which PEFT leaves out
+    found = [name for name, module in model.named_modules() if isinstance(module, Fp8Linear) and module is not head]
+    found = [name for name in found if not is_excluded(tuner, config, name)]
+    if found:
+        more = f" and {len(found) - 3} others" if len(found) > 3 else ""
+        warnings.warn(
+            f"target_modules: is {targets!r}, but FP8 layers take no adapter: {', '.join(found[:3])}{more}",
+            stacklevel=4,
+        )
+
+
+def is_excluded(tuner: Any, config: Any, name: str) -> bool:
+    """Whether exclude_modules or modules_to_save take a module out of the targets."""
+    return type(tuner._check_target_module_exists(config, name)).__name__ == "_ExcludedModule"
+
+
 def check_method(tuner: Any, model: torch.nn.Module, adapter_name: str) -> None:
     """Raises if a method computes with the weight of an NVFP4 layer that it is to adapt."""
     package = type(tuner).__module__.removeprefix("peft.tuners.").partition(".")[0]
@@ -220,7 +246,7 @@ def check_method(tuner: Any, model: torch.nn.Module, adapter_name: str) -> None:
         return
     for name, module in model.named_modules():
         if isinstance(module, (Linear, FusedPart)) and (
-            targets == "all-linear" or tuner._check_target_module_exists(config, name)
+            targets == ALL_LINEAR or tuner._check_target_module_exists(config, name)
         ):
             raise _C.Error(
                 f"{name}: is NVFP4, and {type(config).__name__} computes with the dense weight; use LoRA, or call "
@@ -286,12 +312,16 @@ def register() -> None:
         module = dispatch_nvfp4(target, adapter_name, lora_config, **kwargs)
         return asked(lora_config, adapter_name, target, **kwargs) if module is None else module
 
-    def inject_adapter(self: LoraModel, model: torch.nn.Module, *arguments: Any, **kwargs: Any) -> None:
+    def inject_adapter(
+        self: LoraModel, model: torch.nn.Module, adapter_name: str, *arguments: Any, **kwargs: Any
+    ) -> None:
+        warn_of_fp8(self, model, adapter_name)
         with parameters_shown(model):
-            injected(self, model, *arguments, **kwargs)
+            injected(self, model, adapter_name, *arguments, **kwargs)
         guard_layers(model)  # AdaLoRA's
 
     def inject_other(self: Any, model: torch.nn.Module, adapter_name: str, *arguments: Any, **kwargs: Any) -> None:
+        warn_of_fp8(self, model, adapter_name)
         check_method(self, model, adapter_name)
         other_injected(self, model, adapter_name, *arguments, **kwargs)
         guard_layers(model)

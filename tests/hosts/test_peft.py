@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 
 import nvfp4.hosts.peft  # noqa: E402
 import nvfp4.peft  # noqa: E402
+from nvfp4.layers.fp8 import Fp8Tensors  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -271,6 +272,33 @@ def test_two_adapters_on_a_layer(ids: Tensor) -> None:
 def test_joined_layers_are_rejected(targets: str | list[str], ids: Tensor) -> None:
     with pytest.raises(nvfp4.Error, match="fuse=False"):
         logits(get_peft_model(quantized(fuse=True), LoraConfig(target_modules=targets)), ids)
+
+
+@pytest.mark.parametrize("kind", ["LoraConfig", "AdaLoraConfig", "IA3Config"])
+def test_all_linear_names_fp8_layers(kind: str, ids: Tensor) -> None:
+    """They take no adapter; the others have one, and their gradients pass through the FP8 layers."""
+    model = quantized()
+    layers = {name: m for name, m in model.named_modules() if name.endswith("q_proj")} | {"lm_head": model.lm_head}
+    for name, module in layers.items():
+        values = torch.randn(module.out_features, module.in_features).to(torch.float8_e4m3fn)
+        model.set_submodule(name, nvfp4.Fp8Linear.from_packed(Fp8Tensors(values, torch.tensor(0.02))))
+    options = {"total_step": 10} if kind == "AdaLoraConfig" else {}
+    options |= {"feedforward_modules": []} if kind == "IA3Config" else {}
+    config = getattr(peft, kind)(target_modules="all-linear", task_type="CAUSAL_LM", **options)
+    names = "model.layers.0.self_attn.q_proj, model.layers.1.self_attn.q_proj"
+    with pytest.warns(UserWarning, match=f"^target_modules: is 'all-linear', but FP8 layers take no adapter: {names}$"):
+        adapter = get_peft_model(copy.deepcopy(model), config)
+    found = {name.rpartition(".")[2] for name, m in adapter.named_modules() if isinstance(m, BaseTunerLayer)}
+    assert found == {*NAMES} - {"q_proj"}
+    adapter(input_ids=ids, labels=ids).loss.backward()
+    assert any(p.grad is not None for p in adapter.parameters())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="target_modules")
+        excluded = getattr(peft, kind)(target_modules="all-linear", exclude_modules=["q_proj"], **options)
+        get_peft_model(copy.deepcopy(model), excluded)
+    if kind == "LoraConfig":
+        with pytest.raises(nvfp4.Error, match="^target: is an FP8 layer, which takes no adapter; leave its name"):
+            get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
 
 
 @pytest.mark.parametrize("name", ["pissa", "olora", "corda"])
