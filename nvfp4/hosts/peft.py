@@ -11,7 +11,8 @@ factors to the experts. Names and shapes in a state dict are those of PEFT on th
 
 PEFT's other methods run where they add to a layer's result, and an error names those that compute with its weight, or
 that are not known (BESIDE). Merging such an adapter is an error before any layer is merged: PEFT would take the packed
-bytes for a weight, and some methods change them without a word.
+bytes for a weight, and some methods change them without a word. So is what PEFT would train itself without an adapter,
+modules_to_save and biases, where it is packed: buffers do not train.
 
 PEFT has no public entry for a layer's class, save one for each LoraConfig. So `LoraModel._create_new_module`, the
 static method that asks PEFT's own dispatchers, is replaced by one that asks `dispatch_nvfp4` before them.
@@ -50,10 +51,12 @@ try:
     from peft.tuners.lora.layer import Linear as DenseLoraLinear
     from peft.tuners.lora.layer import ParamWrapper as DenseParamWrapper
     from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_adapters_to_merge
+    from peft.utils.other import AuxiliaryTrainingWrapper
 
     _own = LoraModel._create_new_module
     _inject, _check_merge = LoraModel.inject_adapter, LoraModel._check_merge_allowed
     _inject_other, _check_merge_of_other = BaseTuner.inject_adapter, BaseTuner._check_merge_allowed
+    _check_module = AuxiliaryTrainingWrapper.check_module
     _replaced = DenseParamWrapper.get_param, DenseParamWrapper._activate_lora
 except (ImportError, AttributeError) as error:
     raise ImportError(
@@ -63,12 +66,15 @@ except (ImportError, AttributeError) as error:
 __all__ = ["LoraLinear", "ParamWrapper", "dispatch_nvfp4"]
 
 # Packages of peft.tuners whose layers do not compute with the weight before it is merged, as of PEFT 0.18.0 and 0.21.2.
-BESIDE: tuple[str, ...] = ("lora", "adalora", "beft", "c3a", "deft", "fourierft", "gralora", "ia3", "lily", "ln_tuning")
+BESIDE: tuple[str, ...] = ("lora", "adalora", "beft", "c3a", "deft", "fourierft", "gralora", "ia3", "lily")
 BESIDE += ("miss", "oft", "pvera", "randlora", "road", "unilora", "vblora", "vera", "waveft")
 # Initializations that do not read or change the weight.
 INITIALIZATIONS = (True, False, "gaussian", "eva", "orthogonal")
 OF_EXPERTS = (True, False, "gaussian")
 ALL_LINEAR = "all-linear"  # of target_modules, in any case
+OTHERWISE = {"ln_tuning": "trains a copy of the layer", "mixed_model": "in a PeftMixedModel is not known"}
+PACKED = (Linear, FusedPart, Fp8Linear, Experts)
+HEADS = {"TOKEN_CLS": ("classifier", "score"), "QUESTION_ANS": ("qa_outputs",)}  # modules_to_save that PEFT adds later
 
 
 class LoraLinear(DenseLoraLinear):
@@ -221,9 +227,8 @@ def warn_of_fp8(tuner: Any, model: torch.nn.Module, adapter_name: str) -> None:
     targets = getattr(config, "target_modules", None)
     if not isinstance(targets, str) or targets.lower() != ALL_LINEAR:
         return
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # which PEFT leaves out
-    found = [name for name, module in model.named_modules() if isinstance(module, Fp8Linear) and module is not head]
-    found = [name for name in found if not is_excluded(tuner, config, name)]
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Fp8Linear)}
+    found = [name for name in layers if not (is_head(model, layers[name]) or is_excluded(tuner, config, name))]
     if found:
         more = f" and {len(found) - 3} others" if len(found) > 3 else ""
         warnings.warn(
@@ -232,13 +237,68 @@ def warn_of_fp8(tuner: Any, model: torch.nn.Module, adapter_name: str) -> None:
         )
 
 
+def check_trained(tuner: Any, model: torch.nn.Module, adapter_name: str) -> None:
+    """Raises if a configuration trains modules or biases that are packed. PEFT would train nothing there, since their
+    tensors are buffers, and save packed bytes in the adapter's file."""
+    config, named = tuner.peft_config[adapter_name], dict(model.named_modules(remove_duplicate=False))
+    saved = (*(getattr(config, "modules_to_save", None) or ()), *HEADS.get(config.task_type, ()))
+    packed = {name: module for name, module in named.items() if isinstance(module, PACKED)}
+    for whole in [name for name in named if any(name.endswith(target) for target in saved)]:
+        for name, module in packed.items():
+            if name == whole or name.startswith(f"{whole}."):
+                cannot_train("modules_to_save", name, module)
+    tied = bool(saved) and getattr(config, "ensure_weight_tying", False)
+    tied |= any(getattr(config, key, None) is not None for key in ("trainable_token_indices", "token_indices"))
+    for name, module in packed.items():
+        if tied and is_head(model, module) and getattr(model.config, "tie_word_embeddings", False):
+            raise _C.Error(
+                f"{name}: is packed and no longer tied to the embedding, which the adapter's configuration trains in "
+                "both; set model.config.tie_word_embeddings = False"
+            )
+        if has_trained_bias(tuner, config, name, module):
+            raise _C.Error(
+                f"bias: is {config.bias!r}, but the bias of {name} is a buffer, which does not train; must be 'none'"
+            )
+
+
+def has_trained_bias(tuner: Any, config: Any, name: str, module: torch.nn.Module) -> bool:
+    """Whether a configuration trains the bias of a packed module."""
+    parts = (module.gate_up, module.down) if isinstance(module, Experts) else (module,)
+    bias, targets = getattr(config, "bias", "none"), getattr(config, "target_modules", None)
+    if not isinstance(bias, str) or bias == "none" or all(part.bias is None for part in parts):
+        return False
+    if bias == "all" or targets is None or (isinstance(targets, str) and targets.lower() == ALL_LINEAR):
+        return True
+    return bool(tuner._check_target_module_exists(config, name))
+
+
+def cannot_train(where: str, name: str, module: torch.nn.Module) -> NoReturn:
+    kind = "FP8" if isinstance(module, Fp8Linear) else "NVFP4"
+    raise _C.Error(
+        f"{where}: has {name}, which is {kind} and has no parameter to train; quantize the model with this layer in "
+        "`ignore`, or call nvfp4.dequantize_model(model) first"
+    )
+
+
+def check_copied(wrapper: Any) -> None:
+    """Raises if a module that PEFT copies to train it has a packed layer; where no tuner was asked before."""
+    for name, module in wrapper.original_module.named_modules():
+        if isinstance(module, PACKED):
+            cannot_train("modules_to_save", name or "a layer", module)
+
+
+def is_head(model: Any, module: torch.nn.Module) -> bool:
+    """Whether a module is the output layer of a model of transformers, which "all-linear" leaves out."""
+    return hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is module
+
+
 def is_excluded(tuner: Any, config: Any, name: str) -> bool:
     """Whether exclude_modules or modules_to_save take a module out of the targets."""
     return type(tuner._check_target_module_exists(config, name)).__name__ == "_ExcludedModule"
 
 
 def check_method(tuner: Any, model: torch.nn.Module, adapter_name: str) -> None:
-    """Raises if a method computes with the weight of an NVFP4 layer that it is to adapt."""
+    """Raises if a method computes with the weight of an NVFP4 layer that it is to adapt, or trains it."""
     package = type(tuner).__module__.removeprefix("peft.tuners.").partition(".")[0]
     config = tuner.peft_config[adapter_name]
     targets = getattr(config, "target_modules", None)
@@ -248,8 +308,9 @@ def check_method(tuner: Any, model: torch.nn.Module, adapter_name: str) -> None:
         if isinstance(module, (Linear, FusedPart)) and (
             targets == ALL_LINEAR or tuner._check_target_module_exists(config, name)
         ):
+            what = OTHERWISE.get(package, "computes with the dense weight")
             raise _C.Error(
-                f"{name}: is NVFP4, and {type(config).__name__} computes with the dense weight; use LoRA, or call "
+                f"{name}: is NVFP4, and {type(config).__name__} {what}; use LoRA, or call "
                 "nvfp4.dequantize_model(model) first"
             )
 
@@ -305,6 +366,7 @@ def register() -> None:
     checked: Callable[..., None] = getattr(_check_merge, "before_nvfp4", _check_merge)
     other_injected: Callable[..., None] = getattr(_inject_other, "before_nvfp4", _inject_other)
     other_checked: Callable[..., None] = getattr(_check_merge_of_other, "before_nvfp4", _check_merge_of_other)
+    module_checked: Callable[..., None] = getattr(_check_module, "before_nvfp4", _check_module)
 
     def create_new_module(
         lora_config: LoraConfig, adapter_name: str, target: torch.nn.Module, **kwargs: Any
@@ -315,16 +377,22 @@ def register() -> None:
     def inject_adapter(
         self: LoraModel, model: torch.nn.Module, adapter_name: str, *arguments: Any, **kwargs: Any
     ) -> None:
+        check_trained(self, model, adapter_name)
         warn_of_fp8(self, model, adapter_name)
         with parameters_shown(model):
             injected(self, model, adapter_name, *arguments, **kwargs)
         guard_layers(model)  # AdaLoRA's
 
     def inject_other(self: Any, model: torch.nn.Module, adapter_name: str, *arguments: Any, **kwargs: Any) -> None:
-        warn_of_fp8(self, model, adapter_name)
+        check_trained(self, model, adapter_name)
         check_method(self, model, adapter_name)
+        warn_of_fp8(self, model, adapter_name)
         other_injected(self, model, adapter_name, *arguments, **kwargs)
         guard_layers(model)
+
+    def check_module(self: Any) -> None:
+        check_copied(self)
+        module_checked(self)
 
     def check_merge_of_other(self: Any) -> None:
         """Raises before PEFT has merged other layers."""
@@ -345,9 +413,11 @@ def register() -> None:
     check_merge_allowed.before_nvfp4 = checked  # type: ignore[attr-defined]
     inject_other.before_nvfp4 = other_injected  # type: ignore[attr-defined]
     check_merge_of_other.before_nvfp4 = other_checked  # type: ignore[attr-defined]
+    check_module.before_nvfp4 = module_checked  # type: ignore[attr-defined]
     LoraModel._create_new_module = staticmethod(create_new_module)
     LoraModel.inject_adapter, LoraModel._check_merge_allowed = inject_adapter, check_merge_allowed
     BaseTuner.inject_adapter, BaseTuner._check_merge_allowed = inject_other, check_merge_of_other
+    AuxiliaryTrainingWrapper.check_module = check_module
 
 
 register()

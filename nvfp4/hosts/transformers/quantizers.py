@@ -425,6 +425,7 @@ def guard_resizing() -> None:
         self: Any, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, *more: Any, **kwargs: Any
     ) -> Any:
         head = self.get_output_embeddings()
+        head = getattr(head, "base_layer", head)  # under an adapter of PEFT
         if isinstance(head, (Linear, FusedPart, Fp8Linear)):
             rows = head.out_features if new_num_tokens is None else new_num_tokens
             rows = round_up(rows, pad_to_multiple_of) if pad_to_multiple_of else rows
