@@ -36,7 +36,7 @@ from nvfp4.quantizing.experts import check_finite, experts_from, experts_of, nam
 from nvfp4.quantizing.hessians import Hessians, collect
 from nvfp4.quantizing.linears import fusible, quantize_layer
 from nvfp4.quantizing.report import QuantizedLayer, QuantizeReport
-from nvfp4.quantizing.selection import check_ignore, find_linears, find_mixtures
+from nvfp4.quantizing.selection import check_ignore, find_linears, find_mixtures, towers_of
 from nvfp4.quantizing.weights import Results, Weights
 
 
@@ -75,6 +75,8 @@ def quantize_model(
             A pattern that matches no module is an error; "lm_head" may be missing.
             The string "mlp_only" leaves all but MLPs and experts, "experts_only" all but experts. Both go by the names
             of modules, as ModelOpt's presets do, and leave routers, heads and towers for images too.
+            Else towers for images and their projectors are quantized, which producers leave dense. The report names
+            them: `towers`.
         activations (str, optional): "nvfp4" (W4A4) or None (W4A16), see nvfp4.Linear. Default: "nvfp4".
         calibrate (callable, optional): a function that is given the model and runs it on sample inputs. Default: None.
             It is called before anything is changed.
@@ -258,6 +260,7 @@ def quantize(model: torch.nn.Module, ignore: Sequence[str] | str, options: Optio
             report.layers += [replace_experts(model, name, *make_experts(name)) for name in mixtures]
     if options.batch_invariant:
         set_batch_invariant(model)
+    report.towers = towers_of(layer.name for layer in report.layers)
     layers_replaced(model)
     return report
 

@@ -75,6 +75,8 @@ class QuantizeReport:
         unreached_layers (list of str): layers that no sample reached in `calibrate`, whose weights are therefore
             quantized by "search" without samples. Gate and up of an expert whose layers are linear layers of their own
             take the mean squares of what those of the other experts read.
+        towers (dict of int): the number of layers in each module for images, such as `model.visual` and
+            `multi_modal_projector`, that are NVFP4 now. Producers leave these modules dense.
     """
 
     layers: list[QuantizedLayer] = field(default_factory=list)
@@ -84,6 +86,7 @@ class QuantizeReport:
     unreached: dict[str, list[int]] = field(default_factory=dict)
     weights: str = "round"
     unreached_layers: list[str] = field(default_factory=list)
+    towers: dict[str, int] = field(default_factory=dict)
 
     @property
     def bytes_before(self) -> int:
@@ -124,6 +127,10 @@ class QuantizeReport:
         text += [f"not reached: {name}: quantized by 'search'" for name in self.unreached_layers]
         text += [f"damping: {row.name}: raised to {row.damping:g}" for row in layers if row.damping is not None]
         text += [f"dense: {name}: {count} bytes" for name, count in self.dense.items()]
+        text += [
+            f"for images: {name}: has {count} NVFP4 layers; producers leave it dense, as ignore=[{name!r}] does"
+            for name, count in self.towers.items()
+        ]
         return "\n".join(text)
 
 

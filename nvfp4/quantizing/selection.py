@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
@@ -19,11 +20,13 @@ from nvfp4.layers.traversal import as_linear, is_plain, reader_of
 # Presets of `ignore`, by ModelOpt's names: patterns of what is quantized, for names between dots. All else stays dense.
 EXPERTS = ("*block_sparse_moe*", "*.experts.*")
 PRESETS = {"mlp_only": ("*mlp*", "*.mixer.up_proj.*", "*.mixer.down_proj.*", *EXPERTS), "experts_only": EXPERTS}
+# Parts of names of modules for images, which producers leave dense.
+TOWERS = ("embed_vision", "vision_tower", "visual", "vision_model", "multi_modal_projector")
 # ModelOpt leaves these dense in any preset: routers, heads, towers for images.
 PRESETS_IGNORE = (
     *("*block_sparse_moe.gate*", "*.mlp.gate.*", "*.mlp.shared_expert_gate.*", "*router*", "*lm_head*"),
     *("*output_layer*", "*proj_out.*", "mtp.*", "output.*"),
-    *("*embed_vision*", "*vision_tower*", "*visual*", "*vision_model*", "*multi_modal_projector*"),
+    *(f"*{tower}*" for tower in TOWERS),
 )
 
 
@@ -56,6 +59,17 @@ def find_mixtures(model: torch.nn.Module, ignore: Sequence[str], skipped: dict[s
         else:
             found[name] = about
     return found
+
+
+def towers_of(names: Iterable[str]) -> dict[str, int]:
+    """The modules for images that these layers are in, each with the number of its layers."""
+    found: Counter[str] = Counter()
+    for name in names:
+        parts = name.split(".")
+        inside = [i for i, part in enumerate(parts, start=1) if any(tower in part for tower in TOWERS)]
+        if inside:
+            found[".".join(parts[: inside[0]])] += 1
+    return dict(found)
 
 
 def check_ignore(ignore: Sequence[str]) -> None:

@@ -228,6 +228,7 @@ def test_weights_that_transformers_renames(tmp_path: Path) -> None:
     model = load(tmp_path / "dense", config, kind, dtype=torch.bfloat16)
     expected, report = after(tmp_path / "dense", config, kind, dtype=torch.bfloat16)
     assert len(layers_of(model)) == 9 and state(model) == state(expected) and model.hf_quantizer.report == report
+    assert report.towers == {"model.multi_modal_projector": 2}
     model.save_pretrained(tmp_path / "saved")
     assert {name.rpartition(".")[0] for name in tensors} == {
         n.rpartition(".")[0] for n in tensors_of(tmp_path / "saved")

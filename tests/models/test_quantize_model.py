@@ -274,6 +274,28 @@ class Mixer(nn.Module):
         return x @ self.kernel.T
 
 
+def test_quantized_modules_for_images_are_named() -> None:
+    """Producers leave them dense. The pattern that the report names does so."""
+
+    def blocks() -> nn.ModuleList:
+        return nn.ModuleList(nn.Sequential(nn.Linear(32, 32)) for _ in range(3))
+
+    model = nn.ModuleDict({"visual": blocks(), "multi_modal_projector": nn.Sequential(nn.Linear(32, 48))})
+    model = nn.ModuleDict(
+        {"model": model, "layers": blocks(), "vision_tower": nn.ModuleDict({"vision_model": blocks()})}
+    )
+    towers = {"model.visual": 3, "model.multi_modal_projector": 1, "vision_tower": 3}
+    dense = copy.deepcopy(model)
+    report = nvfp4.quantize_model(model)
+    assert report.towers == towers and len(report.layers) == 10
+    for name, count in towers.items():
+        line = f"for images: {name}: has {count} NVFP4 layers; producers leave it dense, as ignore=[{name!r}] does"
+        assert line in str(report).splitlines()
+    report = nvfp4.quantize_model(dense, ignore=[*towers])
+    assert report.towers == {} and len(report.layers) == 3 and "for images" not in str(report)
+    assert nvfp4.dequantize_model(model).towers == {}
+
+
 def test_a_large_weight_of_another_class_is_named() -> None:
     model = nn.ModuleDict({"up": nn.Linear(32, 64), "mixer": Mixer(), "embed": nn.Embedding(64, 32)})
     report = nvfp4.quantize_model(model)

@@ -35,7 +35,7 @@ from nvfp4.quantizing.experts import check_finite, quantize_experts
 from nvfp4.quantizing.linears import quantize_layer
 from nvfp4.quantizing.quantize_model import check_modes, check_weight
 from nvfp4.quantizing.report import QuantizedLayer, QuantizeReport
-from nvfp4.quantizing.selection import check_ignore, find_linears, find_mixtures
+from nvfp4.quantizing.selection import check_ignore, find_linears, find_mixtures, towers_of
 from nvfp4.quantizing.weights import searched, shared_scale, siblings_of, weight_of
 
 METHOD = "nvfp4-on-load"  # in transformers' registry, in which "nvfp4" is taken
@@ -288,7 +288,7 @@ class NVFP4Quantizer(HfQuantizer):
         if self.quantization_config.batch_invariant:
             set_batch_invariant(model)
         report = QuantizeReport(rows, self.skipped | not_linear(model, dense), dense, others)
-        report.weights = self.quantization_config.weights
+        report.weights, report.towers = self.quantization_config.weights, towers_of(row.name for row in rows)
         model.hf_quantizer = None
         del model.config.quantization_config
         layers_replaced(model)
