@@ -13,9 +13,13 @@ passes a call of nvfp4's functions to an operator.
     grouped_gemm(a, b, scale_a, scale_b, ends, rows, scale_rows, row_scale, alpha, bias, alpha_value, scale_layout,
                  backend, flags, out_dtype) -> Tensor
     grouped_gemm_out(..., flags, Tensor(a!) out) -> ()
+    grouped_gemm_list(a, Tensor[] b, scale_a, Tensor[] scale_b, ends, ..., out_dtype) -> Tensor
+    grouped_gemm_list_out(..., flags, Tensor(a!) out) -> ()
     gated_grouped_gemm(a, ..., bias, alpha_value, activation, limit, activation_alpha, scale_layout, backend, flags,
                        out_dtype) -> Tensor
     gated_grouped_gemm_out(..., flags, Tensor(a!) out) -> ()
+    gated_grouped_gemm_list(a, Tensor[] b, scale_a, Tensor[] scale_b, ends, ..., out_dtype) -> Tensor
+    gated_grouped_gemm_list_out(..., flags, Tensor(a!) out) -> ()
     custom_kernel(a, b, sfa_permuted, sfb_permuted, Tensor(a!) c) -> ()
     quantize(x, global_scale, global_value, scale_layout, block_scale="amax6") -> (Tensor, Tensor)
     weighted_quantize(x, importance, global_scale, global_value, scale_layout) -> (Tensor, Tensor)
@@ -73,6 +77,7 @@ class Operation:
         self.results: list[dict[str, Any]] = row["results"]
         self.inputs = [t for t in self.tensors if t["role"] != "output" or self.given == "given"]
         self.outputs = [t for t in self.tensors if t not in self.inputs]
+        self.lists = [t["name"] for t in self.inputs if t["list"]]
         self.stand_ins = {s["stands_for"]: s for s in self.scalars if s["stands_for"]}
         self.names_dtype = any(result["dtype"] == "caller" for result in self.results)
 
@@ -98,12 +103,13 @@ class Operation:
     def check(self, *arguments: Any) -> None:
         """Checks a call in C by descriptions of its tensors. Symbolic sizes are checked when the operator runs: reading
         them now would specialise them."""
-        tensors = [t for t in arguments if isinstance(t, Tensor)]
+        tensors = [t for x in arguments for t in (x if isinstance(x, list) else [x]) if isinstance(t, Tensor)]
         sizes = [n for t in tensors for n in (*t.shape, *t.stride())]
         if all(isinstance(n, int) for n in sizes) and not any(isinstance(x, torch.SymInt) for x in arguments):
-            _C.check(self.name, *(_described(t) if isinstance(t, Tensor) else t for t in arguments))
+            _C.check(self.name, *(_described(t) if isinstance(t, (Tensor, list)) else t for t in arguments))
 
-    def result(self, row: dict[str, Any], inputs: list[Tensor], scalars: list[Any], out_dtype: Any) -> Tensor:
+    def result(self, row: dict[str, Any], inputs: list[Any], scalars: list[Any], out_dtype: Any) -> Tensor:
+        inputs = [_first(t) if isinstance(t, list) else t for t in inputs]
         like = inputs[row["like"]]
         rows, columns = row["flag_shape" if self.has_other_shape(row, scalars) else "shape"]
         batch = [] if like.ndim != 3 else [like.shape[0]]
@@ -159,33 +165,49 @@ class Operation:
         scalars, rest = rest[:plain], rest[plain:]
         out = rest.pop(0) if self.given == "new_or_given" else None
         self.check_tensors(tensors)
+        name = f"{self.name}_list" if self.takes_lists(tensors) else self.name
         stack, values = self.split_numbers(tensors)
         given = iter(scalars)
         for scalar in self.scalars:
             value = values[scalar["stands_for"]] if scalar["stands_for"] else next(given)
             stack.append(_plain(scalar["kind"], value))
         if self.given == "given":
-            _call(getattr(_ops, self.name), *stack)
+            _call(getattr(_ops, name), *stack)
             return tensors[-1]
         if out is None:
             if self.names_dtype:
                 stack.append(self.out_dtype(rest[0], tensors))
-            return _call(getattr(_ops, self.name), *stack)
+            return _call(getattr(_ops, name), *stack)
         outputs = self.given_outputs(out)
         if self.names_dtype and _dtype(rest[0], outputs[0].dtype) != outputs[0].dtype:
             raise _error("out_dtype", f"is {rest[0]} but out has {outputs[0].dtype}")
-        _call(getattr(_ops, f"{self.name}_out"), *stack, *outputs)
+        _call(getattr(_ops, f"{name}_out"), *stack, *outputs)
         return out
 
     def check_tensors(self, tensors: tuple[Any, ...]) -> None:
         """Arguments that have to be tensors are torch's, and none has a gradient that would be lost."""
         for row, t in zip(self.inputs, tensors):
             number = row["name"] in self.stand_ins
+            if row["list"] and isinstance(t, (list, tuple)):
+                _check_elements(row["name"], t)
+                continue
             if not isinstance(t, Tensor) and not number and not (t is None and row["optional"]):
                 raise _error(
                     row["name"], f"is of type {type(t).__name__}", "must be a torch.Tensor, as other arguments are"
                 )
         self.check_no_grad((row, t) for row, t in zip(self.inputs, tensors) if row["numbers"])
+
+    def takes_lists(self, tensors: tuple[Any, ...]) -> bool:
+        """Whether lists stand for the tensors for which they may: for all or for none."""
+        listed = [isinstance(t, (list, tuple)) for row, t in zip(self.inputs, tensors) if row["list"]]
+        for name, given in zip(self.lists[1:], listed[1:]):
+            if given != listed[0]:
+                first = f"{self.lists[0]} is {'one' if listed[0] else 'not'}"
+                raise _error(name, f"is {'a' if given else 'no'} list but {first}")
+        # TorchScript empties a list of constants when it first passes it.
+        if any(listed) and not torch.compiler.is_dynamo_compiling() and torch._C._is_tracing():
+            raise _error(self.lists[0], "is a list, which torch.jit.trace does not keep", "must be one tensor")
+        return any(listed)
 
     def check_no_grad(self, tensors: Any) -> None:
         for row, t in tensors:
@@ -202,7 +224,8 @@ class Operation:
             name = row["name"]
             if name in self.stand_ins:
                 t, values[name] = _number_or_tensor(name, t)
-            stack.append(tensors[0].new_empty(0, dtype=torch.uint8) if t is None else t)
+            t = tensors[0].new_empty(0, dtype=torch.uint8) if t is None else t
+            stack.append(t if isinstance(t, Tensor) else list(t))
         return stack, values
 
     def out_dtype(self, out_dtype: Any, tensors: tuple[Any, ...]) -> torch.dtype:
@@ -237,6 +260,19 @@ def _is_absent(t: Tensor) -> bool:
     return t.dtype == torch.uint8 and t.shape == (0,)
 
 
+def _first(tensors: list[Tensor]) -> Tensor:
+    """What stands for a list in shapes of results: its first tensor, with a dimension of size 1 before its own. The
+    check rejects an empty list."""
+    return tensors[0].unsqueeze(0) if tensors else torch.empty(1, 0, 0, dtype=torch.uint8)
+
+
+def _check_elements(name: str, tensors: Any) -> None:
+    for i, t in enumerate(tensors):
+        if not isinstance(t, Tensor):
+            what = f"element {i} of the list is of type {type(t).__name__}"
+            raise _error(name, what, "must be a torch.Tensor, as other arguments are")
+
+
 def _count(t: Tensor) -> Any:
     """The elements of a tensor; 1 of an absent one."""
     return 1 if _is_absent(t) else t.numel()
@@ -247,8 +283,10 @@ def _default(scalar: dict[str, Any]) -> Any:
     return int(scalar["default"]) if scalar["kind"] == "flags" else scalar["default"]
 
 
-def _described(t: Tensor) -> tuple[str, int, tuple[int, ...], tuple[int, ...]] | None:
-    """dtype, device, shape and strides as _C takes them; None for an absent tensor."""
+def _described(t: Tensor | list[Tensor]) -> Any:
+    """dtype, device, shape and strides as _C takes them; None for an absent tensor; a list of them for a list."""
+    if isinstance(t, list):
+        return [_described(one) for one in t]
     if _is_absent(t):
         return None
     device = (t.device.index or 0) if t.device.type == "cuda" else -2 if t.device.type == "meta" else -1
@@ -297,9 +335,10 @@ def _call(operator: Callable[..., Any], *arguments: Any) -> Any:
 
 def _register(operation: Operation) -> None:
     fake = operation.fake_given if operation.given == "given" else operation.fake
-    torch.library.register_fake(f"nvfp4::{operation.name}")(fake)
-    if operation.given == "new_or_given":
-        torch.library.register_fake(f"nvfp4::{operation.name}_out")(operation.fake_given)
+    for name in (operation.name, f"{operation.name}_list")[: 2 if operation.lists else 1]:
+        torch.library.register_fake(f"nvfp4::{name}")(fake)
+        if operation.given == "new_or_given":
+            torch.library.register_fake(f"nvfp4::{name}_out")(operation.fake_given)
 
 
 OPERATIONS = {row["name"]: Operation(row) for row in _C.operations()}

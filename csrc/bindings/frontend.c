@@ -1,6 +1,7 @@
 /* Shared by the Python module and the torch operators: operations, words, result shapes, the competition's views. */
 #include "bindings/frontend.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "api/context.h"
@@ -199,6 +200,55 @@ nvfp4_status check_new_result(const operation *op, const operation_result *resul
     if (element_count(t) == 0 || ((uintptr_t)t->data & (uintptr_t)(bytes - 1)) == 0) return NVFP4_OK;
     return REJECT(op->tensors[result->tensor].name, ("was allocated at address %p", t->data),
                   ("must be aligned to %lld bytes", (long long)bytes));
+}
+
+/* ---- lists of tensors ---- */
+
+int32_t list_of(const operation *op, int32_t tensor) {
+    for (int32_t i = 0; i < op->list_count; i++)
+        if (op->lists[i].tensor == tensor) return i;
+    return -1;
+}
+
+nvfp4_status start_list(const operation *op, int32_t which, int64_t count, front_call *call) {
+    const operation_list *where = &op->lists[which];
+    const char *name = op->tensors[where->tensor].name;
+    int32_t *counted = (int32_t *)((char *)&call->args + where->count_offset); /* in the lists before */
+    if (count < 1 || count > NVFP4_MAX_GROUPS)
+        return REJECT(name, ("is a list of %lld tensors", (long long)count),
+                      ("must have between 1 and %d", NVFP4_MAX_GROUPS));
+    if (which > 0 && call->lists[which - 1] && *counted != count)
+        return CONTRADICTS(name, ("is a list of %lld tensors but %s has %d", (long long)count,
+                                  op->tensors[op->lists[which - 1].tensor].name, *counted));
+    *counted = (int32_t)count;
+    call->lists[which] = malloc((size_t)count * sizeof *call->lists[which]);
+    if (!call->lists[which])
+        return fail(NVFP4_OUT_OF_MEMORY, "%s: no memory for %lld addresses", name, (long long)count);
+    *(const void *const **)((char *)&call->args + where->offset) = call->lists[which];
+    return NVFP4_OK;
+}
+
+nvfp4_status add_to_list(const operation *op, int32_t which, int64_t index, const nvfp4_tensor *t, front_call *call) {
+    const operation_list *where = &op->lists[which];
+    const char *name = op->tensors[where->tensor].name;
+    nvfp4_tensor *tensor = tensor_to_fill(op, where->tensor, &call->args), stacked = *t;
+    if (t->ndim >= NVFP4_MAX_DIMS) return REJECT(name, ("has %d dimensions", t->ndim), ("must have fewer in a list"));
+    stacked.ndim = t->ndim + 1;
+    stacked.shape[0] = stacked.stride[0] = 1;
+    memcpy(stacked.shape + 1, t->shape, (size_t)t->ndim * sizeof *t->shape);
+    memcpy(stacked.stride + 1, t->stride, (size_t)t->ndim * sizeof *t->stride);
+    if (index == 0) *tensor = stacked;
+    const size_t bytes = (size_t)stacked.ndim * sizeof *stacked.shape;
+    if (stacked.dtype != tensor->dtype || stacked.device != tensor->device || stacked.ndim != tensor->ndim ||
+        memcmp(stacked.shape, tensor->shape, bytes) || memcmp(stacked.stride, tensor->stride, bytes))
+        return CONTRADICTS(
+            name, ("element %lld of the list differs from the first in dtype, shape or strides", (long long)index));
+    call->lists[which][index] = t->data;
+    return NVFP4_OK;
+}
+
+void free_lists(front_call *call) {
+    for (int i = 0; i < OPERATION_MAX_LISTS; i++) free(call->lists[i]);
 }
 
 /* ---- the competition's views ---- */

@@ -56,9 +56,18 @@ typedef struct front_call {
     operation_args args;
     int64_t sizes[OPERATION_MAX_SIZES];      /* scalars of SCALAR_SIZE */
     int32_t out_dtype;                       /* nvfp4_dtype; NVFP4_NONE: the caller names none */
-    const void **lists[OPERATION_MAX_LISTS]; /* addresses of tensors that a caller gave in lists, to be freed */
+    const void **lists[OPERATION_MAX_LISTS]; /* addresses of tensors that a caller gave in lists: free_lists */
     void *elements[OPERATION_MAX_LISTS];     /* what keeps these tensors, to be released; of the Python module alone */
 } front_call;
+
+/* The list of the operation that may stand for this tensor; -1: none. */
+int32_t list_of(const operation *op, int32_t tensor);
+/* A list of `count` tensors in place of one, whose elements follow in order: their addresses go to the arguments, and
+ * the tensor becomes the first of them, with a dimension of size 1 before its own. Lists come in the order of the
+ * table. */
+nvfp4_status start_list(const operation *op, int32_t which, int64_t count, front_call *call);
+nvfp4_status add_to_list(const operation *op, int32_t which, int64_t index, const nvfp4_tensor *t, front_call *call);
+void free_lists(front_call *call);
 
 /* The address at which a scalar of a call is stored. */
 void *scalar_to_fill(const operation_scalar *scalar, front_call *call);

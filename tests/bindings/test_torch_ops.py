@@ -74,6 +74,15 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
     first = torch.tensor([128, 0], dtype=torch.int32, device=place)
     sorted_values = (a, experts[0], scale_a.flatten().repeat(2), experts[2], ends, none, first)
     silu = (0.5, "silu", 2.0, 1.702, *AUTO)
+    in_lists = (
+        routed[0],
+        [b, b.flip(0)],
+        none,
+        [torch.full((N, K // 16), x, dtype=torch.uint8) for x in (56, 64)],
+        ends,
+    )
+    in_lists = (*in_lists, rows, none, *[none] * 3, 0.5)
+    linear_auto = ("linear", "auto", 0)
     out_of_groups = (packed[0, :5], blocks[0, :5].clone(), torch.zeros(2, dtype=torch.int32, device=place))
     checks: list[tuple[Any, tuple[Any, ...]]] = [
         (ops.gemm, (a, b, scale_a, scale_b, none, none, none, 0.5, 0.0, *AUTO, torch.bfloat16)),
@@ -86,9 +95,14 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
         (ops.grouped_gemm, (*sorted_values, none, none, none, 1.0, *AUTO, torch.float16)),
         (ops.grouped_gemm, (*weighted, 1.0, *AUTO, torch.float32)),
         (ops.grouped_gemm_out, (*weighted, 1.0, *AUTO, torch.zeros(5, N, device=place))),
+        *[(ops.grouped_gemm_list, (*in_lists, *linear_auto, torch.bfloat16))] * (place == "cpu"),
+        *[(ops.grouped_gemm_list_out, (*in_lists, *linear_auto, torch.zeros(5, N)))] * (place == "cpu"),
         (ops.gated_grouped_gemm, (*routed, none, none, none, none, none, *silu, torch.bfloat16)),
         (ops.gated_grouped_gemm, (*sorted_values, none, none, none, *silu, torch.float16)),
         (ops.gated_grouped_gemm_out, (*weighted, *silu, torch.zeros(5, N, device=place))),
+        *[(ops.gated_grouped_gemm_list, (*in_lists, *silu[1:4], *linear_auto, torch.float16))] * (place == "cpu"),
+        *[(ops.gated_grouped_gemm_list_out, (*in_lists, *silu[1:4], *linear_auto, torch.zeros(5, N)))]
+        * (place == "cpu"),
         (ops.custom_kernel, (views[0], views[1], views[4], views[5], views[6])),
         (ops.quantize, (x, none, 0.5, "128x4")),
         (ops.quantize, (x.bfloat16(), one, 1.0, "linear")),
@@ -134,9 +148,9 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
     ]
     for operator, arguments in checks:
         torch.library.opcheck(operator.default, arguments)
-    assert {o.partition("::")[2] for o in torch._C._dispatch_get_all_op_names() if o.startswith("nvfp4::")} == {
-        operator.__name__ for operator, _ in checks
-    }
+    names = {o.partition("::")[2] for o in torch._C._dispatch_get_all_op_names() if o.startswith("nvfp4::")}
+    on_the_host_alone = {name for name in names if "_list" in name and place != "cpu"}
+    assert names - on_the_host_alone == {operator.__name__ for operator, _ in checks}
 
 
 def test_operators_equal_functions(operands: list[torch.Tensor]) -> None:
@@ -280,6 +294,35 @@ def test_kernels_keep_no_references(operands: list[torch.Tensor]) -> None:
     assert [x._use_count() for x in tensors] == before
 
 
+def in_lists(groups: int = 3) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
+    """Matrices and their linear scales in lists, and ends of 5 rows."""
+    b = [torch.randint(256, (N, K // 2), dtype=torch.uint8) for _ in range(groups)]
+    scale_b = [torch.randint(0x30, 0x48, (N, K // 16), dtype=torch.uint8) for _ in range(groups)]
+    return b, scale_b, torch.tensor([2, 2, 5, 5][:groups], dtype=torch.int32)
+
+
+def test_kernels_keep_no_elements_of_lists() -> None:
+    """On success, and where an error ends the reading of a list."""
+    (b, scale_b, ends), none = in_lists(), torch.empty(0, dtype=torch.uint8)
+    before = [x._use_count() for x in (*b, *scale_b)]
+    a, more = torch.randn(5, K).half(), (*[none] * 5, 1.0, "linear", "auto", 0, torch.float16)
+    expected = nvfp4.grouped_gemm(a, b, None, scale_b, ends, scale_layout="linear")
+    for _ in range(10):
+        assert same(ops.grouped_gemm_list(a, b, none, scale_b, ends, *more), expected)
+        copies = [[t.clone() for t in tensors] for tensors in (b, scale_b)]  # the call alone keeps these
+        assert same(ops.grouped_gemm_list(a, copies.pop(0), none, copies.pop(0), ends, *more), expected)
+        for message, other in {
+            "b: element 1 of the list differs from the first in dtype, shape or strides": [b[0], b[1][1:], b[2]],
+            "scale_b: is a list of 3 tensors but b has 2": b[:2],
+            "b: is a list of 0 tensors; must have between 1 and 1024": [],
+            "b: dtype is float32; must be uint8 or float4_e2m1fn_x2": [b[0].float()] * 3,
+        }.items():
+            with pytest.raises(RuntimeError) as error:
+                ops.grouped_gemm_list(a, other, none, scale_b, ends, *more)
+            assert str(error.value).splitlines()[0] == message
+    assert [x._use_count() for x in (*b, *scale_b)] == before
+
+
 # ---- torch.compile ----
 
 
@@ -370,7 +413,7 @@ def test_import_orders(order: tuple[str, str], compiled_first: bool) -> None:
 def test_errors_while_tracing(operands: list[torch.Tensor]) -> None:
     """The message is in what torch.compile raises."""
     a, b, scale_a, scale_b = operands
-    weight = torch.zeros(N, requires_grad=True)
+    weight, ends = torch.zeros(N, requires_grad=True), torch.tensor([5], dtype=torch.int32)
     calls: dict[str, Any] = {
         "b: K is 32 but a has K = 64": lambda: nvfp4.gemm(a, b[:, :16].contiguous(), scale_a, scale_b),
         "out_dtype: is float64; must be float16, bfloat16 or float32": lambda: nvfp4.gemm(
@@ -379,6 +422,16 @@ def test_errors_while_tracing(operands: list[torch.Tensor]) -> None:
         "scale_layout: is '4'; must be '128x4' or 'linear'": lambda: nvfp4.gemm(*operands, scale_layout="4"),
         "bias: requires grad; nvfp4 computes no gradients": lambda: nvfp4.gemm(*operands, bias=weight),
         "x: K is 17; must be a multiple of 16": lambda: nvfp4.quantize(torch.zeros(1, 17)),
+        "scale_b: is no list but b is one": lambda: nvfp4.grouped_gemm(a.half(), [b], None, scale_b, ends),
+        "b: is a list of 0 tensors; must have between 1 and 1024": lambda: nvfp4.grouped_gemm(
+            a.half(), [], None, [], ends
+        ),
+        "b: element 1 of the list is of type int; must be a torch.Tensor": lambda: nvfp4.grouped_gemm(
+            a.half(), [b, 1], None, [scale_b] * 2, ends
+        ),
+        "scale_b: is a list of 1 tensors but b has 2": lambda: nvfp4.grouped_gemm(
+            a.half(), [b, b], None, [scale_b], ends
+        ),
         "sfb_permuted: has 2 dimensions": lambda: nvfp4.custom_kernel(
             a[..., None], b[..., None], scale_a.new_zeros(512).view(1, 1, 1, 32, 4, 4).permute(3, 4, 1, 5, 2, 0),
             scale_b, torch.zeros(M, N, 1),
@@ -399,6 +452,36 @@ def test_export(operands: list[torch.Tensor]) -> None:
     exported = torch.export.export(Model(), tuple(operands))
     assert ops.gemm.default in [node.target for node in exported.graph.nodes]
     assert same(exported.module()(*operands), nvfp4.gemm(*operands, out_dtype="float32"))
+
+
+@pytest.mark.parametrize("function", [nvfp4.grouped_gemm, nvfp4.gated_grouped_gemm])
+def test_compiled_lists(function: Any) -> None:
+    (b, scale_b, ends), a = in_lists(), torch.randn(5, K).half()
+
+    def call(out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        options = {"scale_layout": "linear", "alpha": 0.5}
+        function(a, b, None, scale_b, ends, out=out, **options)
+        return function(a, tuple(b), None, scale_b, ends, out_dtype="float32", **options), out + 1
+
+    torch._dynamo.reset()
+    out, expected_out = torch.zeros(2, 5, N)
+    got, expected = torch.compile(call, fullgraph=True, backend="aot_eager")(out), call(expected_out)
+    assert all(same(x, y) for x, y in zip((*got, out), (*expected, expected_out))) and out.any()
+
+
+def test_lists_that_only_torch_reads() -> None:
+    """Fake tensors in lists get the shapes of results and the errors. TorchScript, which empties lists of constants,
+    gets an error."""
+    b, scale_b, ends = in_lists()
+    a, options = torch.randn(5, K).half(), {"scale_layout": "linear"}
+    with FakeTensorMode() as mode:
+        fakes = [[mode.from_tensor(x) for x in tensors] for tensors in (b, scale_b, [ends, a])]
+        y = nvfp4.grouped_gemm(fakes[2][1], fakes[0], None, fakes[1], fakes[2][0], **options)
+        assert y.shape == (5, N) and y.dtype == torch.float16
+        with pytest.raises(nvfp4.Error, match=r"^ends: has length 3; must be a vector of length E = 2$"):
+            nvfp4.grouped_gemm(fakes[2][1], fakes[0][:2], None, fakes[1][:2], fakes[2][0], **options)
+    with pytest.raises(nvfp4.Error, match=r"^b: is a list, which torch.jit.trace does not keep; must be one tensor$"):
+        torch.jit.trace(lambda a: nvfp4.grouped_gemm(a, b, None, scale_b, ends, **options), (a,))
 
 
 # ---- tensors that only the dispatcher can read ----

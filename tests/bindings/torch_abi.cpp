@@ -15,6 +15,7 @@
 static_assert(std::is_same_v<torch_tensor, AtenTensorHandle>);
 static_assert(std::is_same_v<torch_library, TorchLibraryHandle>);
 static_assert(std::is_same_v<torch_string, StringHandle>);
+static_assert(std::is_same_v<torch_list, StableListHandle>);
 static_assert(std::is_same_v<torch_value, StableIValue>);
 
 #define X(result, name, arguments) static_assert(std::is_same_v<decltype(&::name), result(*) arguments>, #name);

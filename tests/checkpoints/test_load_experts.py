@@ -187,6 +187,24 @@ def test_experts_stay_in_the_mapped_file(how: str, mixture: Callable[..., Mixtur
     assert place in mapping(model.model.layers[1].mlp.experts.down.kept[0][0][3])
 
 
+@pytest.mark.parametrize("mode", ["W4A16", "W4A4"])
+def test_a_compiled_model_in_a_mapped_file(mode: str, mixture: Callable[..., Mixture], tmp_path: Path) -> None:
+    """Its results equal those of stacks in memory; nothing is copied."""
+    own = mixture("qwen3-moe", mode)
+    folder = own.write(tmp_path / "read", "modelopt")
+    model, stacked = (loaded("load", own, folder).requires_grad_(False) for _ in range(2))
+    for module in stacked.modules():
+        if isinstance(module, Experts):
+            module.gate_up.gather(torch.device("cpu"))
+            module.down.gather(torch.device("cpu"))
+    torch._dynamo.reset()
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    y = run(IDS).logits
+    assert torch.equal(y, model(IDS).logits) and torch.equal(y, stacked(IDS).logits)
+    values, _ = model.model.layers[1].mlp.experts.down.kept[0]
+    assert f"{folder}/model.safetensors" in mapping(values[3])
+
+
 def test_the_example_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
     example = page.split("## Experts")[1].split("```python\n")[1].split("```")[0]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import shutil
 import threading
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -222,6 +224,58 @@ def test_compiled(generator: torch.Generator) -> None:
     compiled = torch.compile(experts, backend="eager", fullgraph=True)
     with torch.no_grad():
         assert torch.equal(compiled(hidden, index, weights), experts(hidden, index, weights))
+
+
+def in_mapped_files(generator: torch.Generator, mode: str) -> Experts:
+    activations = None if mode == "W4A16" else "nvfp4"
+    experts = make(generator, bias=True, activations=activations)
+    for stack in (experts.gate_up, experts.down) if mode == "W4A4" else ():
+        stack.input_global_scale = (torch.rand(stack.shape[:2], generator=generator) + 0.5) / 64
+    kept = keep(experts)
+    assert kept.mode == mode and kept.down.kept is not None
+    return kept
+
+
+MODES = ["W4A16", "W4A4", "W4A4 dynamic"]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("mode", MODES)
+def test_compiled_in_mapped_files(mode: str, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """The matrices stay where they are."""
+    experts = in_mapped_files(generator, mode)
+    one_of_all = mode == "W4A16" and dtype == torch.bfloat16 and shutil.which("g++") is not None
+    for backend in ("eager", "aot_eager", *["inductor"] * one_of_all):
+        torch._dynamo.reset()
+        compiled = torch.compile(experts, backend=backend, fullgraph=True)
+        for tokens in (TOKENS, 1, 20):
+            hidden, routed = torch.randn(tokens, H, generator=generator).to(dtype), routing(generator, tokens)
+            with torch.no_grad():
+                assert torch.equal(compiled(hidden, *routed), experts(hidden, *routed)), (backend, tokens)
+    assert experts.down.kept is not None and experts.down.weight is None
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_exported_in_mapped_files(mode: str, strict: bool, generator: torch.Generator) -> None:
+    """The program's constants are the matrices where they are. A stored program has them once."""
+    experts = in_mapped_files(generator, mode)
+    for dtype in (torch.float32, torch.bfloat16):
+        hidden, routed = torch.randn(TOKENS, H, generator=generator).to(dtype), routing(generator)
+        other, again = torch.randn(TOKENS, H, generator=generator).to(dtype), routing(generator)
+        with torch.no_grad():
+            program = torch.export.export(experts, (hidden, *routed), strict=strict)
+            stored = io.BytesIO()
+            torch.export.save(program, stored)
+            loaded = torch.export.load(stored)
+            for run in (program.module(), loaded.module()):
+                assert torch.equal(run(hidden, *routed), experts(hidden, *routed))
+                assert torch.equal(run(other, *again), experts(other, *again))
+        kept = [t for s in (experts.gate_up, experts.down) for part in s.kept for tensors in part for t in tensors]
+        constants = [t for t in program.constants.values() if isinstance(t, Tensor)]
+        assert {t.data_ptr() for t in kept} <= {t.data_ptr() for t in constants}
+        sizes = [member.file_size for member in zipfile.ZipFile(stored).infolist() if "constant" in member.filename]
+        assert sum(sizes) < 2 * sum(t.nbytes for t in kept)
 
 
 def test_autocast(generator: torch.Generator) -> None:

@@ -52,14 +52,6 @@ static void worsen(reading *done, reading also) {
 
 /* ---- lists of tensors ---- */
 
-enum { MAX_IN_LIST = NVFP4_MAX_GROUPS };
-
-static int same_layout(const nvfp4_tensor *x, const nvfp4_tensor *y) {
-    const size_t bytes = (size_t)x->ndim * sizeof *x->shape;
-    return x->dtype == y->dtype && x->device == y->device && x->ndim == y->ndim && !memcmp(x->shape, y->shape, bytes) &&
-           !memcmp(x->stride, y->stride, bytes);
-}
-
 /* The elements of a list as a tuple, a new reference: the list may make them when they are asked for, and another
  * thread may change it during the call. */
 static PyObject *snapshot(PyObject *list) {
@@ -72,74 +64,27 @@ static PyObject *snapshot(PyObject *list) {
     return elements;
 }
 
-/* Torch tensors or NumPy arrays of one dtype, shape and layout: their memory needs no export that keeps it alive. */
-static int read_elements(arrays *tensors, PyObject *elements, const operation_tensor *row, const void **addresses,
-                         nvfp4_tensor *first) {
-    const Py_ssize_t count = PyTuple_Size(elements);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        nvfp4_tensor t = {.dtype = NVFP4_NONE};
-        const int exports = tensors->count;
-        const reading done = read_tensor(tensors, PyTuple_GetItem(elements, i), row, use_of(row), &t);
-        if (done == READ_FAILED) return 0;
-        if (done == READ_BY_TORCH || tensors->count != exports || t.dtype == NVFP4_NONE) {
-            CONTRADICTS(row->name, ("element %zd of the list is no plain torch.Tensor or numpy.ndarray", i));
-            return 0;
-        }
-        if (i == 0) *first = t;
-        if (!same_layout(first, &t)) {
-            CONTRADICTS(row->name, ("element %zd of the list differs from the first in dtype, shape or strides", i));
-            return 0;
-        }
-        addresses[i] = t.data;
-    }
-    return 1;
-}
-
-/* Which list of the operation may stand for this tensor; -1: none. */
-static int32_t list_of(const operation *op, int32_t tensor) {
-    for (int32_t i = 0; i < op->list_count; i++)
-        if (op->lists[i].tensor == tensor) return i;
-    return -1;
-}
-
-/* The addresses go to the arguments, and *tensor is the first one, with a dimension of size 1 before its own. */
+/* Torch tensors or NumPy arrays, whose memory needs no export that keeps it alive. A tensor that only torch can read
+ * makes torch read the call. */
 static reading read_list(arrays *tensors, PyObject *list, const operation *op, int32_t which, front_call *call) {
-    const operation_list *where = &op->lists[which];
-    const operation_tensor *row = &op->tensors[where->tensor];
-    nvfp4_tensor *tensor = tensor_to_fill(op, where->tensor, &call->args);
-    nvfp4_tensor first = {.dtype = NVFP4_NONE};
-    const void **addresses = NULL;
+    const operation_tensor *row = &op->tensors[op->lists[which].tensor];
     PyObject *elements = call->elements[which] = snapshot(list);
     if (!elements) return READ_FAILED;
     const Py_ssize_t count = PyTuple_Size(elements);
-    if (count < 1 || count > MAX_IN_LIST) {
-        REJECT(row->name, ("is a list of %zd tensors", count), ("must have between 1 and %d", MAX_IN_LIST));
-        return READ_FAILED;
+    reading done = start_list(op, which, count, call) == NVFP4_OK ? READ : READ_FAILED;
+    for (Py_ssize_t i = 0; i < count && done == READ; i++) {
+        nvfp4_tensor t = {.dtype = NVFP4_NONE};
+        const int exports = tensors->count;
+        done = read_tensor(tensors, PyTuple_GetItem(elements, i), row, use_of(row), &t);
+        if (done != READ) break;
+        if (tensors->count != exports || t.dtype == NVFP4_NONE) {
+            CONTRADICTS(row->name, ("element %zd of the list is no torch.Tensor or numpy.ndarray", i));
+            done = READ_FAILED;
+        } else if (add_to_list(op, which, i, &t, call) != NVFP4_OK) {
+            done = READ_FAILED;
+        }
     }
-    int32_t *counted = (int32_t *)((char *)&call->args + where->count_offset); /* in the lists before */
-    if (which > 0 && call->lists[which - 1] && *counted != count) {
-        CONTRADICTS(row->name, ("is a list of %zd tensors but %s has %d", count,
-                                op->tensors[op->lists[which - 1].tensor].name, *counted));
-        return READ_FAILED;
-    }
-    *counted = (int32_t)count;
-    addresses = malloc((size_t)count * sizeof *addresses);
-    if (!addresses) {
-        fail(NVFP4_OUT_OF_MEMORY, "%s: no memory for %zd addresses", row->name, count);
-        return READ_FAILED;
-    }
-    call->lists[which] = addresses;
-    if (!read_elements(tensors, elements, row, addresses, &first)) return READ_FAILED;
-    if (first.ndim >= NVFP4_MAX_DIMS) {
-        REJECT(row->name, ("has %d dimensions", first.ndim), ("must have fewer in a list"));
-        return READ_FAILED;
-    }
-    *(const void *const **)((char *)&call->args + where->offset) = addresses;
-    *tensor = first;
-    tensor->ndim++;
-    tensor->shape[0] = tensor->stride[0] = 1;
-    for (int i = 0; i < first.ndim; i++) tensor->shape[i + 1] = first.shape[i], tensor->stride[i + 1] = first.stride[i];
-    return READ;
+    return done;
 }
 
 /* The arguments that are no results; *next: the index behind them. Scalars first: torch has no part in them. */
@@ -299,7 +244,8 @@ static PyObject *run_with_tensors(arrays *tensors, const operation *op, argument
             result = op->given == RESULTS_GIVEN ? Py_NewRef(tensors->leader) : finish_results(tensors, op, &r);
     }
     release_results(&r, op->result_count);
-    for (int i = 0; i < OPERATION_MAX_LISTS; i++) free(call.lists[i]), Py_XDECREF(call.elements[i]);
+    free_lists(&call);
+    for (int i = 0; i < OPERATION_MAX_LISTS; i++) Py_XDECREF(call.elements[i]);
     if (done == READ_BY_TORCH) return call_torch_op(op->name, a, count);
     return result ? result : raise_error();
 }
@@ -368,6 +314,23 @@ static int read_described(PyObject *object, const operation *op, int index, nvfp
     return !PyErr_Occurred();
 }
 
+/* A list of these in place of a tensor. */
+static int read_described_list(PyObject *list, const operation *op, int index, front_call *call) {
+    const int32_t which = list_of(op, index);
+    if (which < 0) {
+        PyErr_SetString(PyExc_TypeError, "_C.check: no list may stand for this tensor");
+        return 0;
+    }
+    const Py_ssize_t count = PyList_Size(list);
+    if (start_list(op, which, count, call) != NVFP4_OK) return 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        nvfp4_tensor t = {.dtype = NVFP4_NONE};
+        if (!read_described(PyList_GetItem(list, i), op, index, &t)) return 0;
+        if (add_to_list(op, which, i, &t, call) != NVFP4_OK) return 0;
+    }
+    return 1;
+}
+
 /* Tensors that are read, all scalars, results: the order of torch's schema. */
 static int read_described_call(const operation *op, arguments a, front_call *call) {
     int at = 0;
@@ -375,7 +338,9 @@ static int read_described_call(const operation *op, arguments a, front_call *cal
     for (int32_t t = 0; t < op->tensor_count; t++) {
         nvfp4_tensor *tensor = tensor_to_fill(op, t, &call->args);
         if (!is_front_input(op, t)) continue;
-        if (!read_described(a[at++], op, t, tensor)) return 0;
+        PyObject *object = a[at++];
+        if (!(PyList_Check(object) ? read_described_list(object, op, t, call) : read_described(object, op, t, tensor)))
+            return 0;
         if (op->tensors[t].allows & READS_BY_CHECK) tensor->data = NULL;
     }
     for (int32_t i = 0; i < op->scalar_count; i++) {
@@ -389,8 +354,20 @@ static int read_described_call(const operation *op, arguments a, front_call *cal
     return 1;
 }
 
-/* check(name, arguments...). A program may be traced for a device that this machine lacks: only broken rules are
- * errors. */
+/* A program may be traced for a device that this machine lacks: only broken rules are errors. */
+static int check_described(const operation *op, arguments a, front_call *call) {
+    prepared_call ignored;
+    const checked_call c = {op, &call->args};
+    if (!read_described_call(op, a, call)) return 0;
+    nvfp4_status status = op->adapt ? op->adapt(&call->args) : NVFP4_OK;
+    if (!status) status = operation_check(&c, &ignored);
+    /* A product may have a rule that its planner knows. A tensor without memory is on no device. */
+    const int is_product = !op->planners[ON_HOST], has_device = tensor_at(op, 0, &call->args)->device >= NVFP4_HOST;
+    if (!status && is_product && has_device) status = op->plan(python_context, &c, &ignored);
+    return status != NVFP4_INVALID;
+}
+
+/* check(name, arguments...) */
 PyObject *python_check(PyObject *module, arguments a, Py_ssize_t count) {
     (void)module;
     const char *name = count ? PyUnicode_AsUTF8AndSize(a[0], NULL) : NULL;
@@ -403,14 +380,9 @@ PyObject *python_check(PyObject *module, arguments a, Py_ssize_t count) {
     }
     if (!check_count("check", count, 1 + op->tensor_count + op->scalar_count)) return NULL;
     front_call call;
-    prepared_call ignored;
-    const checked_call c = {op, &call.args};
-    if (!read_described_call(op, a + 1, &call)) return raise_error();
-    nvfp4_status status = op->adapt ? op->adapt(&call.args) : NVFP4_OK;
-    if (!status) status = operation_check(&c, &ignored);
-    /* A product may have a rule that its planner knows. A tensor without memory is on no device. */
-    const int is_product = !op->planners[ON_HOST], has_device = tensor_at(op, 0, &call.args)->device >= NVFP4_HOST;
-    if (!status && is_product && has_device) status = op->plan(python_context, &c, &ignored);
-    if (status == NVFP4_INVALID) return raise_error();
+    memset(call.lists, 0, sizeof call.lists);
+    const int valid = check_described(op, a + 1, &call);
+    free_lists(&call);
+    if (!valid) return raise_error();
     Py_RETURN_NONE;
 }

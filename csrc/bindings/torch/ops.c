@@ -59,6 +59,23 @@ static nvfp4_status read_tensor(torch_value value, const operation_tensor *row, 
     return status;
 }
 
+static nvfp4_status read_list(torch_value value, const operation *op, int32_t which, front_call *call) {
+    const operation_tensor *row = &op->tensors[op->lists[which].tensor];
+    const torch_list list = (torch_list)(uintptr_t)value;
+    torch_value element;
+    size_t count;
+    if (shim.torch_list_size(list, &count)) return CONTRADICTS(row->name, ("torch gives no access to the list"));
+    nvfp4_status status = start_list(op, which, (int64_t)count, call);
+    for (size_t i = 0; i < count && !status; i++) {
+        nvfp4_tensor t;
+        if (shim.torch_list_get_item(list, i, &element))
+            return CONTRADICTS(row->name, ("torch gives no access to the list"));
+        status = read_tensor(element, row, &t);
+        if (!status) status = add_to_list(op, which, (int64_t)i, &t, call);
+    }
+    return status;
+}
+
 /* Does the work of read_tensor; a uint8 tensor of shape [0] is an absent one. */
 static nvfp4_status read_optional(torch_value value, const operation_tensor *row, nvfp4_tensor *t) {
     nvfp4_status status = read_tensor(value, row, t);
@@ -111,10 +128,6 @@ static nvfp4_status new_tensor(torch_value like, nvfp4_tensor *t, torch_value *r
     return read_tensor(*result, &allocated, t);
 }
 
-static void delete_tensor(torch_value value) {
-    if (value) shim.aoti_torch_delete_tensor_object((torch_tensor)(uintptr_t)value);
-}
-
 static int32_t thread_count(void) {
     uint32_t count = 0;
     return shim.torch_get_num_threads(&count) ? 0 : (int32_t)count;
@@ -128,7 +141,32 @@ static nvfp4_status current_stream(int32_t device, void **stream) {
     return NVFP4_OK;
 }
 
+static void delete_tensor(torch_value value) {
+    if (value) shim.aoti_torch_delete_tensor_object((torch_tensor)(uintptr_t)value);
+}
+
+/* A list holds the handles of its elements, which outlive it. */
+static void delete_list(torch_value value) {
+    const torch_list list = (torch_list)(uintptr_t)value;
+    torch_value element;
+    size_t count;
+    if (shim.torch_list_size(list, &count)) count = 0;
+    for (size_t i = 0; i < count; i++)
+        if (!shim.torch_list_get_item(list, i, &element)) delete_tensor(element);
+    shim.torch_delete_list(list);
+}
+
 /* ---- calls ---- */
+
+/* What an operator differs in from others of its operation. */
+typedef struct operator_form {
+    int results_given, lists_given; /* of tensors, where a list may stand for a tensor */
+} operator_form;
+
+/* Which list stands for a tensor; -1: none. */
+static int32_t list_given(const operation *op, operator_form form, int32_t tensor) {
+    return form.lists_given ? list_of(op, tensor) : -1;
+}
 
 typedef struct workspace {
     torch_value like, tensor;
@@ -157,7 +195,7 @@ static nvfp4_status read_scalar(torch_value value, const operation *op, const op
 
 /* An operator's arguments lie on the stack in the order of its schema: tensors that are read, scalars, then the results
  * that are given, or the dtype that the caller names for a result. */
-static nvfp4_status read_call(const operation *op, int results_are_given, const torch_value *stack, front_call *call) {
+static nvfp4_status read_call(const operation *op, operator_form form, const torch_value *stack, front_call *call) {
     nvfp4_status status = NVFP4_OK;
     int at = 0;
     op->defaults(&call->args);
@@ -166,62 +204,72 @@ static nvfp4_status read_call(const operation *op, int results_are_given, const 
         const operation_tensor *row = &op->tensors[t];
         nvfp4_tensor *tensor = tensor_to_fill(op, t, &call->args);
         if (!is_front_input(op, t)) continue;
-        status = row->optional ? read_optional(stack[at], row, tensor) : read_tensor(stack[at], row, tensor);
-        at++;
+        const torch_value value = stack[at++];
+        const int32_t list = list_given(op, form, t);
+        if (list >= 0)
+            status = read_list(value, op, list, call);
+        else
+            status = row->optional ? read_optional(value, row, tensor) : read_tensor(value, row, tensor);
     }
     for (int32_t i = 0; i < op->scalar_count && !status; i++)
         status = read_scalar(stack[at++], op, &op->scalars[i], call);
-    for (int32_t i = 0; i < op->result_count && results_are_given && !status; i++) {
+    for (int32_t i = 0; i < op->result_count && form.results_given && !status; i++) {
         const int32_t t = op->results[i].tensor;
         status = read_tensor(stack[at++], &op->tensors[t], tensor_to_fill(op, t, &call->args));
     }
-    if (!status && !results_are_given && takes_out_dtype(op))
+    if (!status && !form.results_given && takes_out_dtype(op))
         status = read_dtype((int32_t)stack[at], &named_dtype, &call->out_dtype);
-    for (int32_t i = 0; i < op->result_count && !results_are_given && !status; i++)
+    for (int32_t i = 0; i < op->result_count && !form.results_given && !status; i++)
         status = describe_result(op, &op->results[i], call);
     return status ? status : op->adapt ? op->adapt(&call->args) : NVFP4_OK;
 }
 
-/* Frees the tensors and strings among an operator's arguments. */
-static void delete_arguments(const operation *op, int results_are_given, const torch_value *stack) {
+/* Frees the tensors, lists and strings among an operator's arguments. */
+static void delete_arguments(const operation *op, operator_form form, const torch_value *stack) {
     int at = 0;
     for (int32_t t = 0; t < op->tensor_count; t++)
-        if (is_front_input(op, t)) delete_tensor(stack[at++]);
+        if (list_given(op, form, t) >= 0)
+            delete_list(stack[at++]);
+        else if (is_front_input(op, t))
+            delete_tensor(stack[at++]);
     for (int32_t i = 0; i < op->scalar_count; i++, at++)
         if (parser_of(op->scalars[i].kind)) shim.torch_delete_string((torch_string)(uintptr_t)stack[at]);
-    for (int32_t i = 0; i < op->result_count && results_are_given; i++) delete_tensor(stack[at++]);
+    for (int32_t i = 0; i < op->result_count && form.results_given; i++) delete_tensor(stack[at++]);
 }
 
-static nvfp4_status run(const operation *op, int results_are_given, const torch_value *stack, torch_value *results) {
-    front_call call;
+static nvfp4_status run(const operation *op, operator_form form, const torch_value *stack, front_call *call,
+                        torch_value *results) {
     prepared_call prepared;
     workspace w = {.like = stack[0]};
-    const checked_call c = {op, &call.args};
-    nvfp4_call *how = &call.args.call;
-    nvfp4_status status = read_call(op, results_are_given, stack, &call);
+    const checked_call c = {op, &call->args};
+    nvfp4_call *how = &call->args.call;
+    nvfp4_status status = read_call(op, form, stack, call);
     if (!status) status = operation_prepare(op_context, &c, &prepared);
-    for (int32_t i = 0; i < op->result_count && !results_are_given && !status; i++) {
-        status = new_tensor(stack[0], tensor_to_fill(op, op->results[i].tensor, &call.args), &results[i]);
-        if (!status) status = check_new_result(op, &op->results[i], &call);
+    for (int32_t i = 0; i < op->result_count && !form.results_given && !status; i++) {
+        status = new_tensor(stack[0], tensor_to_fill(op, op->results[i].tensor, &call->args), &results[i]);
+        if (!status) status = check_new_result(op, &op->results[i], call);
     }
     if (status) return status;
     how->threads = thread_count();
     how->allocate = allocate;
     how->owner = &w;
-    status = current_stream(tensor_at(op, 0, &call.args)->device, &how->stream);
+    status = current_stream(tensor_at(op, 0, &call->args)->device, &how->stream);
     if (!status) status = operation_run(op_context, &c, &prepared);
     delete_tensor(w.tensor);
     return status;
 }
 
 /* The body of each operator. Nothing is held when torch throws the error through it. */
-static void call_operation(const operation *op, int results_are_given, torch_value *stack) {
+static void call_operation(const operation *op, operator_form form, torch_value *stack) {
     torch_value results[OPERATION_MAX_TENSORS] = {0};
-    const int count = results_are_given ? 0 : op->result_count;
+    front_call call;
+    const int count = form.results_given ? 0 : op->result_count;
     const float_mode before = set_float_mode(OWN_FLOAT_MODE);
-    nvfp4_status status = run(op, results_are_given, stack, results);
+    memset(call.lists, 0, sizeof call.lists);
+    nvfp4_status status = run(op, form, stack, &call, results);
+    free_lists(&call);
     set_float_mode(before);
-    delete_arguments(op, results_are_given, stack);
+    delete_arguments(op, form, stack);
     for (int i = 0; i < count; i++) {
         if (status) delete_tensor(results[i]);
         stack[i] = results[i];
@@ -230,17 +278,19 @@ static void call_operation(const operation *op, int results_are_given, torch_val
 }
 
 /* torch gives a kernel no data of its own, so each operator has a function. */
-#define X(name)                                                                                                        \
-    static void name##_kernel(torch_value *stack, uint64_t inputs, uint64_t outputs) {                                 \
+#define KERNEL(function, name, results_given, lists_given)                                                             \
+    static void function(torch_value *stack, uint64_t inputs, uint64_t outputs) {                                      \
         (void)inputs, (void)outputs;                                                                                   \
-        call_operation(&operation_##name, operation_##name.given == RESULTS_GIVEN, stack);                             \
-    }                                                                                                                  \
-    static void name##_out_kernel(torch_value *stack, uint64_t inputs, uint64_t outputs) {                             \
-        (void)inputs, (void)outputs;                                                                                   \
-        call_operation(&operation_##name, 1, stack);                                                                   \
+        call_operation(&operation_##name, (operator_form){results_given, lists_given}, stack);                         \
     }
+#define X(name)                                                                                                        \
+    KERNEL(name##_kernel, name, operation_##name.given == RESULTS_GIVEN, 0)                                            \
+    KERNEL(name##_out_kernel, name, 1, 0)                                                                              \
+    KERNEL(name##_list_kernel, name, 0, 1)                                                                             \
+    KERNEL(name##_list_out_kernel, name, 1, 1)
 FRONT_OPERATIONS(X)
 #undef X
+#undef KERNEL
 
 /* ---- registration ---- */
 
@@ -267,7 +317,7 @@ static void append_tensor(text *t, const operation_tensor *row, const char *sepa
 }
 
 /* The schema of an operator: see read_call for the order. */
-static void write_schema(const operation *op, const char *name, int results_are_given, char schema[SCHEMA_BYTES]) {
+static void write_schema(const operation *op, const char *name, operator_form form, char schema[SCHEMA_BYTES]) {
     static const char *const types[SCALAR_KINDS] = {
         [SCALAR_FLOAT] = "float", [SCALAR_LAYOUT] = "str", [SCALAR_BLOCK_SCALE] = "str", [SCALAR_ACTIVATION] = "str",
         [SCALAR_BACKEND] = "str", [SCALAR_FLAGS] = "int",  [SCALAR_SIZE] = "SymInt",
@@ -279,55 +329,60 @@ static void write_schema(const operation *op, const char *name, int results_are_
     char alias = 'a';
     append(&t, "%s(", name);
     for (int32_t i = 0; i < op->tensor_count; i++, separator = ", ")
-        if (is_front_input(op, i)) append_tensor(&t, &op->tensors[i], separator, &alias);
+        if (list_given(op, form, i) >= 0)
+            append(&t, "%sTensor[] %s", separator, op->tensors[i].name);
+        else if (is_front_input(op, i))
+            append_tensor(&t, &op->tensors[i], separator, &alias);
     for (int32_t i = 0; i < op->scalar_count; i++) {
         append(&t, ", %s %s", types[op->scalars[i].kind], op->scalars[i].name);
         const char *quote = parser_of(op->scalars[i].kind) ? "\"" : "";
         if (op->scalars[i].schema_default) append(&t, "=%s%s%s", quote, op->scalars[i].schema_default, quote);
     }
-    for (int32_t i = 0; i < op->result_count && results_are_given; i++)
+    for (int32_t i = 0; i < op->result_count && form.results_given; i++)
         append_tensor(&t, &op->tensors[op->results[i].tensor], ", ", &alias);
-    if (!results_are_given && takes_out_dtype(op)) append(&t, ", ScalarType out_dtype");
-    append(&t, ") -> %s", results_are_given ? "()" : returned[op->result_count]);
+    if (!form.results_given && takes_out_dtype(op)) append(&t, ", ScalarType out_dtype");
+    append(&t, ") -> %s", form.results_given ? "()" : returned[op->result_count]);
 }
 
 static const struct {
     const operation *op;
-    torch_kernel *kernel, *out_kernel;
+    torch_kernel *kernels[2][2]; /* by whether lists are given, then by whether results may be new and are given */
 } operators[] = {
-#define X(name) {&operation_##name, name##_kernel, name##_out_kernel},
+#define X(name) {&operation_##name, {{name##_kernel, name##_out_kernel}, {name##_list_kernel, name##_list_out_kernel}}},
     FRONT_OPERATIONS(X)
 #undef X
 };
 
-typedef int32_t registrar(torch_library library, const operation *op, const char *name, int results_are_given,
+typedef int32_t registrar(torch_library library, const operation *op, const char *name, operator_form form,
                           torch_kernel *kernel);
 
-static int32_t define(torch_library library, const operation *op, const char *name, int results_are_given,
+static int32_t define(torch_library library, const operation *op, const char *name, operator_form form,
                       torch_kernel *kernel) {
     char schema[SCHEMA_BYTES];
     (void)kernel;
-    write_schema(op, name, results_are_given, schema);
+    write_schema(op, name, form, schema);
     return shim.aoti_torch_library_def(library, schema);
 }
 
-static int32_t implement(torch_library library, const operation *op, const char *name, int results_are_given,
+static int32_t implement(torch_library library, const operation *op, const char *name, operator_form form,
                          torch_kernel *kernel) {
-    (void)op, (void)results_are_given;
+    (void)op, (void)form;
     return shim.aoti_torch_library_impl(library, name, kernel);
 }
 
-/* Applies `registrar` to every operator: one of the operation's name, and one with `_out` where results may be given.
- */
+/* Applies `registrar` to every operator: one of the operation's name, one with `_list` where lists may stand for
+ * tensors, and one of each with `_out` where results may be given. */
 static int32_t for_each_operator(registrar *one, torch_library library) {
     int32_t error = 0;
-    for (size_t i = 0; i < sizeof operators / sizeof *operators && !error; i++) {
+    for (size_t i = 0; i < sizeof operators / sizeof *operators; i++) {
         const operation *op = operators[i].op;
-        char name[NAME_BYTES];
-        error = one(library, op, op->name, op->given == RESULTS_GIVEN, operators[i].kernel);
-        if (error || op->given != RESULTS_NEW_OR_GIVEN) continue;
-        snprintf(name, sizeof name, "%s_out", op->name);
-        error = one(library, op, name, 1, operators[i].out_kernel);
+        for (int lists = 0; lists <= (op->list_count > 0); lists++)
+            for (int out = 0; out <= (op->given == RESULTS_NEW_OR_GIVEN) && !error; out++) {
+                const operator_form form = {out || op->given == RESULTS_GIVEN, lists};
+                char name[NAME_BYTES];
+                snprintf(name, sizeof name, "%s%s%s", op->name, lists ? "_list" : "", out ? "_out" : "");
+                error = one(library, op, name, form, operators[i].kernels[lists][out]);
+            }
     }
     return error;
 }

@@ -13,6 +13,7 @@
 typedef struct AtenTensorOpaque *torch_tensor;
 typedef struct TorchLibraryOpaque *torch_library;
 typedef struct StringOpaque *torch_string;
+typedef struct StableListOpaque *torch_list;
 typedef uint64_t torch_value; /* StableIValue: an argument or result of a boxed kernel */
 
 /* Kernels own the handles among their arguments. */
@@ -41,6 +42,9 @@ typedef void torch_kernel(torch_value *stack, uint64_t inputs, uint64_t outputs)
     X(int32_t, torch_string_c_str, (torch_string string, const char **out))                                            \
     X(int32_t, torch_string_length, (torch_string string, size_t *out))                                                \
     X(int32_t, torch_delete_string, (torch_string string))                                                             \
+    X(int32_t, torch_list_size, (torch_list list, size_t *out))                                                        \
+    X(int32_t, torch_list_get_item, (torch_list list, size_t index, torch_value *out))                                 \
+    X(int32_t, torch_delete_list, (torch_list list))                                                                   \
     X(int32_t, torch_get_num_threads, (uint32_t *out))                                                                 \
     X(int32_t, aoti_torch_device_type_cuda, (void))                                                                    \
     X(int32_t, aoti_torch_dtype_uint8, (void))                                                                         \

@@ -108,7 +108,7 @@ class Stack(FixedBuffers):
         return result
 
     def gather(self, device: torch.device) -> None:
-        """Copies matrices that are kept to buffers on a device. Compiled code on a CPU needs it."""
+        """Copies matrices that are kept to buffers on a device."""
         if self.kept is not None:
             self._buffers.update(self.stacked(device))
             self.kept = None
