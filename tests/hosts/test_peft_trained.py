@@ -188,7 +188,9 @@ def test_a_model_with_adapters_changes_its_dtype(
     model.save_pretrained(tmp_path)
     base = PeftModel.from_pretrained(make(transformers.Qwen2Config), tmp_path).to(dtype)
     assert torch.equal(outputs(base, ids), y)
-    trained(model, ids)
+    model.train()(input_ids=ids, labels=ids).loss.backward()
+    factors = [p for name, p in model.named_parameters() if "lora_" in name]
+    assert all(p.dtype == dtype and p.grad.isfinite().all() for p in factors) and any(p.grad.any() for p in factors)
     assert {m.weight.dtype for m in model.merge_and_unload().modules() if type(m) is nn.Linear} == {dtype}
 
 
@@ -227,6 +229,8 @@ def test_a_packed_head_is_not_tied(
     model = make(tie_word_embeddings=True, ignore=())
     assert isinstance(model.lm_head, nvfp4.Linear)
     fails("set model.config.tie_word_embeddings = False", model, ids, lambda: get_peft_model(model, lora(**options)))
+    if peft.__version__ < "0.21" and "modules_to_save" in options:  # which does not look at the configuration
+        return
     bases = [model, make(tie_word_embeddings=True, ignore=())]
     for base in bases:
         base.config.tie_word_embeddings = False
