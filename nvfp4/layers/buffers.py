@@ -39,6 +39,15 @@ class FixedBuffers(torch.nn.Module):
                 moved = self._buffers[name]
                 self._buffers[name] = t if moved is given[name] or moved is None else moved.view(t.dtype)
 
+    def no_tensors(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
+        """Messages on values of a state dict for this module's buffers that are no tensors."""
+        given = {prefix + name: state_dict[prefix + name] for name in self._buffers if prefix + name in state_dict}
+        return [
+            f"{name}: is of type {type(t).__name__}; must be a torch.Tensor"
+            for name, t in given.items()
+            if not isinstance(t, Tensor)
+        ]
+
     def wrong_dtypes(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
         """Messages on tensors of a state dict that have another dtype than a fixed buffer, or than float32 where this
         module has none. torch would convert the values, or with assign=True keep the dtype."""

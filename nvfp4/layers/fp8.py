@@ -244,7 +244,7 @@ class Fp8Linear(FixedBuffers):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         """Also takes scales of the other shapes, and an input_scale where this layer has none, and the reverse."""
-        if mismatches := self.wrong_dtypes(state_dict, prefix):
+        if mismatches := self.no_tensors(state_dict, prefix) or self.wrong_dtypes(state_dict, prefix):
             arguments[-1].extend(mismatches)
             return
         if prefix + "weight" in state_dict:

@@ -387,6 +387,9 @@ class Linear(FixedBuffers, torch.nn.Linear):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         """Also takes a state whose layer has one weight_global_scale for each row, or an input_global_scale, where
         this layer has not, and the reverse; a pre_quant_scale too, in any floating-point dtype."""
+        if messages := self.no_tensors(state_dict, prefix):
+            arguments[-1].extend(messages)  # load_state_dict raises them, with those of other modules
+            return
         before = state_dict.get(prefix + "pre_quant_scale")
         if prefix + "weight" in state_dict:
             dtype = torch.float32 if before is None else before.dtype
@@ -395,7 +398,7 @@ class Linear(FixedBuffers, torch.nn.Linear):
             self.pre_quant_scale = None if before is None else ones
         mismatches = self.wrong_dtypes(state_dict, prefix)
         if mismatches:
-            arguments[-1].extend(mismatches)  # load_state_dict raises them, with those of other modules
+            arguments[-1].extend(mismatches)
             return
         scale, given = (state_dict.get(prefix + name) for name in ("weight_global_scale", "input_global_scale"))
         shape = None if scale is None else tuple(scale.shape)

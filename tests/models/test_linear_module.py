@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
@@ -100,6 +101,36 @@ def test_state_dict_names_what_is_wrong(generator: torch.Generator) -> None:
         wrong = {key: t for key, t in (state | {name: value}).items() if t is not None}
         with pytest.raises(RuntimeError, match=message):
             nvfp4.Linear(K, N).load_state_dict(wrong)
+
+
+@pytest.mark.parametrize("value", [None, 3, "text", [1.0]], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nvfp4.Linear.from_linear(torch.nn.Linear(K, N)),
+        lambda: nvfp4.Fp8Linear(K, N),
+        lambda: nvfp4.Experts(2, 32, 16, bias=True).down,
+    ],
+    ids=["Linear", "Fp8Linear", "Stack"],
+)
+def test_state_dict_of_no_tensors_is_rejected(make: Callable[[], torch.nn.Module], value: object) -> None:
+    """Every value of a state, and every buffer that may have one. A missing one is torch's error."""
+    state = make().state_dict()
+    names = {*make()._buffers} - make()._non_persistent_buffers_set
+    assert names > {"weight_scale", "bias"}
+    for name in names:
+        layer = make()
+        before = {key: t.clone() for key, t in layer.state_dict().items()}
+        with pytest.raises(RuntimeError, match=f"up.{name}: is of type {type(value).__name__}; must be a torch.Tensor"):
+            torch.nn.ModuleDict({"up": layer}).load_state_dict(
+                {f"up.{k}": t for k, t in (state | {name: value}).items()}
+            )
+        after = layer.state_dict()
+        assert after.keys() == before.keys()
+        assert all(t.view(torch.uint8).equal(after[k].view(torch.uint8)) for k, t in before.items() if t.ndim)
+    for name in state:
+        with pytest.raises(RuntimeError, match=f'Missing key.*"{name}"'):
+            make().load_state_dict({key: t for key, t in state.items() if key != name} | {"bias_": torch.ones(1)})
 
 
 @pytest.mark.parametrize("assign", [False, True])

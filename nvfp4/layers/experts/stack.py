@@ -148,7 +148,7 @@ class Stack(FixedBuffers):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         """Also takes a state with input scales where this stack has none, and the reverse. Another dtype is an
         error."""
-        mismatches = []
+        mismatches = self.no_tensors(state_dict, prefix)
         wanted = {"weight": torch.uint8, "weight_scale": torch.float8_e4m3fn}
         for name in ("weight", "weight_scale", "weight_global_scale", "input_global_scale"):
             t, dtype = state_dict.get(prefix + name), wanted.get(name, torch.float32)
@@ -162,7 +162,8 @@ class Stack(FixedBuffers):
                 self.input_global_scale = None
             elif self.input_global_scale is None:
                 self.input_global_scale = self.weight_global_scale.new_empty(self.shape[:2])
-            shape = state_dict[prefix + "weight_global_scale"].shape
+            own = state_dict.get(prefix + "weight_global_scale", self.weight_global_scale)
+            shape = tuple(own.shape)
             if shape != self.weight_global_scale.shape and shape in (self.shape[:2], self.shape[:3]):
                 self.weight_global_scale = self.weight_global_scale.new_empty(shape)
             if self.kept is not None:
