@@ -3,16 +3,16 @@
 #define NVFP4_API_CALL_H
 
 #include "api/context.h"
-#include "common/grouped_problem.h"
-#include "common/quantize_gemm_problem.h"
+#include "plan/gemm_backend.h"
 #include "plan/launch_plan.h"
 #include "plan/row_op.h"
 
 /* A problem as its check leaves it: pointers, sizes and strides. */
 typedef union call_problem {
+    product_problem product; /* the next three, as planners take them */
     gemm_problem gemm;
-    grouped_problem grouped;             /* begins with a gemm_problem */
-    quantize_gemm_problem quantize_gemm; /* so does this */
+    grouped_problem grouped;
+    quantize_gemm_problem quantize_gemm;
     row_op_problem row_op;
 } call_problem;
 
@@ -23,6 +23,7 @@ typedef struct prepared_call {
     int32_t candidates;       /* how many there are */
     int32_t is_empty;         /* 1: there is nothing to compute */
     int32_t is_fused;         /* 1: the candidate quantizes A too, or computes the activation too */
+    int64_t between;          /* bytes of workspace before the candidate's: what two steps have between them */
 } prepared_call;
 
 #endif

@@ -3,8 +3,6 @@
  *
  * A kernel of the product's backend may compute the activation too, with the same bits. Otherwise the results of all
  * parts lie side by side in the workspace, the product's own behind them, and `gated` reads them from there. */
-#include <stdlib.h>
-
 #include "api/gemm.h"
 #include "api/row_op.h"
 #include "common/error.h"
@@ -50,98 +48,62 @@ nvfp4_status check_gated_grouped_gemm(const checked_call *c, prepared_call *call
     return status;
 }
 
-/* ---- plan and run ---- */
+/* ---- the two steps ---- */
 
 static int64_t part_bytes(const grouped_problem *p) {
     return p->g.n * dtype_bytes(p->g.out_type);
 }
 
-/* The product alone, whose results lie in `memory`. */
-static grouped_problem product_of(const grouped_problem *p, void *memory) {
-    grouped_problem product = *p;
-    product.has_activation = 0;
-    product.g.out = memory;
-    product.g.out_pitch = p->parts * part_bytes(p);
-    product.g.out_batch = part_bytes(p);
-    return product;
-}
-
-static gated_problem activation_of(const grouped_problem *p, const void *memory) {
-    const int64_t pitch = p->parts * part_bytes(p);
-    return (gated_problem){.rows = p->g.m,
-                           .columns = p->g.n,
-                           .l = 1,
-                           .gate = memory,
-                           .up = p->parts == 2 ? (const char *)memory + part_bytes(p) : NULL,
-                           .out = p->g.out,
-                           .gate_pitch = pitch,
-                           .up_pitch = pitch,
-                           .out_pitch = p->g.out_pitch,
-                           .limit = p->limit,
-                           .alpha = p->activation_alpha,
-                           .activation = p->activation,
-                           .type = p->g.out_type,
-                           .out_type = p->g.out_type};
-}
-
-/* Bytes of the product's results, rounded up to the alignment of a workspace. */
-static int64_t results_bytes(const grouped_problem *p) {
+/* The results of all parts, side by side. */
+static int64_t between(const call_problem *problem) {
+    const grouped_problem *p = &problem->grouped;
     return ceil_div(p->g.m * p->parts * part_bytes(p), 16) * 16;
 }
 
-void fuse_activation(prepared_call *call) {
-    const grouped_problem *p = &call->problem.grouped;
-    gemm_candidate fused;
-    if (call->is_empty || !call->where.on_gpu) return;
-    const gemm_planner *planner = planner_of(call->candidate.backend, p->g.product_kind, p->g.a_type);
-    call->is_fused =
-        planner->with_activation && planner->with_activation(call->where.props, p, &call->candidate, &fused);
-    if (call->is_fused)
-        call->candidate = fused;
-    else
-        call->candidate.workspace += results_bytes(p);
+static int32_t split(const call_problem *problem, void *memory, product_problem *product, row_op_problem *row_op) {
+    const grouped_problem *p = &problem->grouped;
+    const int64_t part = part_bytes(p), pitch = p->parts * part;
+    product->grouped = *p;
+    product->grouped.has_activation = 0;
+    product->gemm.out = memory;
+    product->gemm.out_pitch = pitch;
+    product->gemm.out_batch = part;
+    row_op->gated = (gated_problem){.rows = p->g.m,
+                                    .columns = p->g.n,
+                                    .l = 1,
+                                    .gate = memory,
+                                    .up = p->parts == 2 && memory ? (const char *)memory + part : NULL,
+                                    .out = p->g.out,
+                                    .gate_pitch = pitch,
+                                    .up_pitch = pitch,
+                                    .out_pitch = p->g.out_pitch,
+                                    .limit = p->limit,
+                                    .alpha = p->activation_alpha,
+                                    .activation = p->activation,
+                                    .type = p->g.out_type,
+                                    .out_type = p->g.out_type};
+    return 1;
 }
+
+static int32_t fuse(const gemm_planner *planner, const device_props *props, const call_problem *problem,
+                    const gemm_candidate *of, gemm_candidate *out) {
+    return planner->with_activation && planner->with_activation(props, &problem->grouped, of, out);
+}
+
+const composite gated_grouped_gemm_composite = {.row_op = PLANNERS(gated),
+                                                .product_is_first = 1,
+                                                .between = between,
+                                                .split = split,
+                                                .fuse = fuse,
+                                                .argument = "b",
+                                                .contents = "its products"};
 
 nvfp4_status gated_grouped_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call) {
-    const grouped_problem p = call->problem.grouped;
-    call->problem.grouped = product_of(&p, NULL);
-    nvfp4_status status = grouped_gemm_plan(context, c, call);
-    call->problem.grouped = p;
-    if (!status) fuse_activation(call);
-    return status;
-}
-
-/* Multiplies to `memory` and computes the activation. On a GPU the product's own workspace lies behind. */
-static nvfp4_status run_in(nvfp4_context *context, const nvfp4_gated_grouped_gemm_args *args, const prepared_call *call,
-                           uint8_t *memory) {
-    const grouped_problem *p = &call->problem.grouped;
-    nvfp4_grouped_gemm_args grouped = args->grouped;
-    prepared_call product = *call;
-    product.problem.grouped = product_of(p, memory);
-    if (call->where.on_gpu) {
-        product.candidate.workspace -= results_bytes(p);
-        grouped.call.workspace = memory + results_bytes(p);
-        grouped.call.workspace_size = (size_t)product.candidate.workspace;
-        grouped.call.allocate = NULL;
-    }
-    nvfp4_status status = gemm_run(context, &(const checked_call){&operation_grouped_gemm, &grouped}, &product);
-    if (status) return status;
-    const prepared_call activation = {.problem.row_op.gated = activation_of(p, memory), .where = call->where};
-    return row_op_run(context, &(const checked_call){&operation_gated, args}, &activation);
+    const nvfp4_gated_grouped_gemm_args *args = c->args;
+    nvfp4_status status = find_target(context, args->grouped.backend, args->grouped.a.device, &call->where);
+    return status ? status : composite_plan(context, &gated_grouped_gemm_composite, args->grouped.flags, call);
 }
 
 nvfp4_status gated_grouped_gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call) {
-    const nvfp4_gated_grouped_gemm_args *args = c->args;
-    void *memory;
-    if (call->is_fused) return gemm_run(context, c, call);
-    if (call->where.on_gpu) {
-        nvfp4_status status = find_workspace(c->args, call->candidate.workspace, &memory);
-        return status ? status : run_in(context, args, call, memory);
-    }
-    const int64_t bytes = results_bytes(&call->problem.grouped);
-    memory = aligned_alloc(64, (size_t)ceil_div(bytes, 64) * 64);
-    if (!memory) return fail(NVFP4_OUT_OF_MEMORY, "b: no memory for the %lld bytes of its products", (long long)bytes);
-    nvfp4_status status = run_in(context, args, call, memory);
-    free(memory);
-    return status;
+    return composite_run(context, &gated_grouped_gemm_composite, c->args, call);
 }

@@ -9,9 +9,8 @@ void bind_gemm(const checked_call *c, prepared_call *call) {
     call->problem.gemm.out = args->out.data;
 }
 
-static nvfp4_status run_on_gpu(nvfp4_context *context, const nvfp4_call *how, const gemm_planner *planner,
-                               const prepared_call *call) {
-    const gemm_candidate *candidate = &call->candidate;
+static nvfp4_status launch(nvfp4_context *context, const nvfp4_call *how, const gemm_planner *planner,
+                           const target *where, const gemm_candidate *candidate, const product_problem *p) {
     void *workspace;
     launch_plan plan;
     nvfp4_status status = find_workspace(how, candidate->workspace, &workspace);
@@ -20,14 +19,17 @@ static nvfp4_status run_on_gpu(nvfp4_context *context, const nvfp4_call *how, co
 #ifdef NVFP4_DUMP
     plan.dump = context->dump, plan.dump_cta = context->dump_cta, plan.dump_k_block = context->dump_k_block;
 #endif
-    planner->build(call->where.props, &call->problem.gemm, candidate, workspace, &plan);
-    return launch_steps(context, &call->where, gemm_backends[candidate->backend]->kernels, &plan, how->stream);
+    planner->build(where->props, p, candidate, workspace, &plan);
+    return launch_steps(context, where, gemm_backends[candidate->backend]->kernels, &plan, how->stream);
+}
+
+nvfp4_status product_launch(nvfp4_context *context, const nvfp4_call *how, const target *where,
+                            const gemm_candidate *candidate, const product_problem *p) {
+    const gemm_planner *planner = planner_of(candidate->backend, p->gemm.product_kind, p->gemm.a_type);
+    if (where->on_gpu) return launch(context, how, planner, where, candidate, p);
+    return planner->run_host(p, candidate, how->threads);
 }
 
 nvfp4_status gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call) {
-    const nvfp4_call *how = c->args;
-    const gemm_problem *p = &call->problem.gemm;
-    const gemm_planner *planner = planner_of(call->candidate.backend, p->product_kind, p->a_type);
-    if (call->where.on_gpu) return run_on_gpu(context, how, planner, call);
-    return planner->run_host(p, &call->candidate, how->threads);
+    return product_launch(context, c->args, &call->where, &call->candidate, &call->problem.product);
 }

@@ -2,6 +2,7 @@
 #ifndef NVFP4_API_GEMM_H
 #define NVFP4_API_GEMM_H
 
+#include "api/composite.h"
 #include "api/operation.h"
 #include "api/rules.h"
 
@@ -16,13 +17,14 @@ nvfp4_status check_bias(const checked_call *c, const nvfp4_tensor *bias, nvfp4_d
 /* A 16-bit a, with aligned rows; without the transposition of b, rows of any length. */
 nvfp4_status check_activations(const checked_call *c, const nvfp4_tensor *t, int no_transpose_b, matrix *x);
 nvfp4_status gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call);
+/* Launches or computes a product by a candidate of its plan. */
+nvfp4_status product_launch(nvfp4_context *context, const nvfp4_call *how, const target *where,
+                            const gemm_candidate *candidate, const product_problem *p);
 
 /* A product whose A is quantized first (quantize_gemm.c). */
+extern const composite quantize_gemm_composite;
 nvfp4_status check_quantize_gemm(const checked_call *c, prepared_call *call);
 nvfp4_status quantize_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
-/* Takes the kernel that quantizes A too, where the plan of the call's product has one, or adds what A needs to the
- * workspace. */
-void fuse_quantizer(prepared_call *call);
 nvfp4_status quantize_gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call);
 
 /* Products of groups; they run as others do. join_parts makes stacks with parts, [E, P, N, ..], those of E * P. */
@@ -35,10 +37,9 @@ void bind_grouped_gemm(const checked_call *c, prepared_call *call);
 nvfp4_status grouped_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
 
 /* Products of groups and their activation (gated_grouped_gemm.c). */
+extern const composite gated_grouped_gemm_composite;
 nvfp4_status check_gated_grouped_gemm(const checked_call *c, prepared_call *call);
 nvfp4_status gated_grouped_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
-/* The same for a problem with an activation. */
-void fuse_activation(prepared_call *call);
 nvfp4_status gated_grouped_gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call);
 
 #endif

@@ -3,8 +3,6 @@
  *
  * The rules are those of quantize and of gemm: either checks a call of its own, whose data and scales of A have no
  * memory yet. On a GPU they lie in the workspace, the product's own behind them. */
-#include <stdlib.h>
-
 #include "api/gemm.h"
 #include "api/row_op.h"
 #include "common/error.h"
@@ -137,7 +135,7 @@ nvfp4_status check_quantize_gemm(const checked_call *c, prepared_call *call) {
     return status;
 }
 
-/* ---- plan and run ---- */
+/* ---- the two steps ---- */
 
 /* Bytes of the data and of the scales of A, each rounded up to the alignment of a workspace. */
 static int64_t data_bytes(const quantize_problem *q) {
@@ -149,61 +147,42 @@ static int64_t quantized_bytes(const quantize_problem *q) {
     return data_bytes(q) + ceil_div(q->l * scales, 16) * 16;
 }
 
-void fuse_quantizer(prepared_call *call) {
-    const quantize_gemm_problem *p = &call->problem.quantize_gemm;
-    gemm_candidate fused;
-    if (call->is_empty || !call->where.on_gpu) return;
-    const gemm_planner *planner = planner_of(call->candidate.backend, p->g.product_kind, p->g.a_type);
-    call->is_fused = planner->with_quantizer && planner->with_quantizer(call->where.props, p, &call->candidate, &fused);
-    if (call->is_fused)
-        call->candidate = fused;
-    else
-        call->candidate.workspace += quantized_bytes(&p->q);
+static int64_t between(const call_problem *problem) {
+    return quantized_bytes(&problem->quantize_gemm.q);
 }
+
+/* A product without terms reads no A. */
+static int32_t split(const call_problem *problem, void *memory, product_problem *product, row_op_problem *row_op) {
+    quantize_problem *q = &row_op->quantize;
+    gemm_problem *p = &product->gemm;
+    *q = problem->quantize_gemm.q;
+    *p = problem->quantize_gemm.g;
+    if (memory) q->data = memory, q->scale = (uint8_t *)memory + data_bytes(q);
+    p->a = q->data, p->scale_a = q->scale;
+    if (p->k == 0) return 0;
+    /* The quantizer starts after all work before it and writes a alone: whatever wrote b has completed. */
+    p->constant_b = 1;
+    return 1;
+}
+
+static int32_t fuse(const gemm_planner *planner, const device_props *props, const call_problem *problem,
+                    const gemm_candidate *of, gemm_candidate *out) {
+    return planner->with_quantizer && planner->with_quantizer(props, &problem->quantize_gemm, of, out);
+}
+
+const composite quantize_gemm_composite = {.row_op = PLANNERS(quantize),
+                                           .between = between,
+                                           .split = split,
+                                           .fuse = fuse,
+                                           .argument = "a",
+                                           .contents = "its values as NVFP4"};
 
 nvfp4_status quantize_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call) {
-    nvfp4_status status = gemm_plan(context, c, call);
-    if (!status) fuse_quantizer(call);
-    return status;
-}
-
-/* Quantizes A to `memory` and multiplies. On a GPU the product's own workspace lies behind. */
-static nvfp4_status run_in(nvfp4_context *context, const nvfp4_quantize_gemm_args *args, const prepared_call *call,
-                           uint8_t *memory) {
-    nvfp4_gemm_args gemm = args->gemm;
-    prepared_call product = *call;
-    quantize_problem *q = &product.problem.quantize_gemm.q;
-    gemm_problem *p = &product.problem.quantize_gemm.g;
-    nvfp4_status status = NVFP4_OK;
-    q->data = memory, q->scale = memory + data_bytes(q);
-    p->a = q->data, p->scale_a = q->scale;
-    if (call->where.on_gpu) {
-        product.candidate.workspace -= quantized_bytes(q);
-        gemm.call.workspace = memory + quantized_bytes(q);
-        gemm.call.workspace_size = (size_t)product.candidate.workspace;
-        gemm.call.allocate = NULL;
-    }
-    if (p->k > 0) {
-        const prepared_call quantizer = {.problem.row_op.quantize = *q, .where = call->where};
-        status = row_op_run(context, &(const checked_call){&operation_quantize, args}, &quantizer);
-        /* The quantizer starts after all work before it and writes a alone: whatever wrote b has completed. */
-        p->constant_b = 1;
-    }
-    return status ? status : gemm_run(context, &(const checked_call){&operation_gemm, &gemm}, &product);
+    const nvfp4_quantize_gemm_args *args = c->args;
+    nvfp4_status status = find_target(context, args->gemm.backend, args->gemm.a.device, &call->where);
+    return status ? status : composite_plan(context, &quantize_gemm_composite, args->gemm.flags, call);
 }
 
 nvfp4_status quantize_gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call) {
-    const nvfp4_quantize_gemm_args *args = c->args;
-    void *memory;
-    if (call->is_fused) return gemm_run(context, c, call);
-    if (call->where.on_gpu) {
-        nvfp4_status status = find_workspace(c->args, call->candidate.workspace, &memory);
-        return status ? status : run_in(context, args, call, memory);
-    }
-    const int64_t bytes = quantized_bytes(&call->problem.quantize_gemm.q);
-    memory = aligned_alloc(64, (size_t)ceil_div(max_int(bytes, 1), 64) * 64);
-    if (!memory) return fail(NVFP4_OUT_OF_MEMORY, "a: no memory for its %lld bytes as NVFP4", (long long)bytes);
-    nvfp4_status status = run_in(context, args, call, memory);
-    free(memory);
-    return status;
+    return composite_run(context, &quantize_gemm_composite, c->args, call);
 }

@@ -113,11 +113,9 @@ nvfp4_status row_op_plan(nvfp4_context *context, const checked_call *c, prepared
                      ("%s runs elsewhere alone", op->name));
 }
 
-nvfp4_status row_op_run(nvfp4_context *context, const checked_call *c, const prepared_call *call) {
-    const nvfp4_call *how = c->args;
-    const target *where = &call->where;
-    const row_op_planner *planner = c->op->planners[where->on_gpu ? ON_GPU : ON_HOST];
-    const row_op_problem *problem = &call->problem.row_op;
+nvfp4_status row_op_launch(nvfp4_context *context, const row_op_planner *const planners[ROW_OP_TARGETS],
+                           const nvfp4_call *how, const target *where, const row_op_problem *problem) {
+    const row_op_planner *planner = planners[where->on_gpu ? ON_GPU : ON_HOST];
     if (!where->on_gpu) return planner->run_host(problem, how->threads);
     void *workspace;
     launch_plan plan;
@@ -127,4 +125,8 @@ nvfp4_status row_op_run(nvfp4_context *context, const checked_call *c, const pre
     launch_plan_init(&plan);
     planner->build(where->props, problem, workspace, &plan);
     return launch_steps(context, where, planner->kernels, &plan, how->stream);
+}
+
+nvfp4_status row_op_run(nvfp4_context *context, const checked_call *c, const prepared_call *call) {
+    return row_op_launch(context, c->op->planners, c->args, &call->where, &call->problem.row_op);
 }

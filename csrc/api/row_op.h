@@ -37,6 +37,9 @@ void bind_moe_route(const checked_call *c, prepared_call *call);
 void bind_moe_combine(const checked_call *c, prepared_call *call);
 
 nvfp4_status row_op_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
+/* Launches or computes a row op by its planners. */
+nvfp4_status row_op_launch(nvfp4_context *context, const row_op_planner *const planners[ROW_OP_TARGETS],
+                           const nvfp4_call *how, const target *where, const row_op_problem *problem);
 nvfp4_status row_op_run(nvfp4_context *context, const checked_call *c, const prepared_call *call);
 
 #endif

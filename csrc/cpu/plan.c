@@ -27,12 +27,12 @@ static nvfp4_status reject(const device_props *props, const gemm_traits *traits)
     return cpu_isa_detect(&isa);
 }
 
-static nvfp4_status run_host(const gemm_problem *p, const gemm_candidate *c, int32_t threads) {
-    return cpu_gemm(p, (cpu_isa)c->kernel, threads, c->batch_invariant);
+static nvfp4_status run_host(const product_problem *p, const gemm_candidate *c, int32_t threads) {
+    return cpu_gemm(&p->gemm, (cpu_isa)c->kernel, threads, c->batch_invariant);
 }
 
-static nvfp4_status run_grouped(const gemm_problem *p, const gemm_candidate *c, int32_t threads) {
-    return cpu_grouped_gemm((const grouped_problem *)p, (cpu_isa)c->kernel, threads, c->batch_invariant);
+static nvfp4_status run_grouped(const product_problem *p, const gemm_candidate *c, int32_t threads) {
+    return cpu_grouped_gemm(&p->grouped, (cpu_isa)c->kernel, threads, c->batch_invariant);
 }
 
 static const gemm_planner gemm = {.a_types = TAKES_E2M1 | TAKES_16_BIT,

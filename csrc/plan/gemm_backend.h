@@ -12,6 +12,14 @@
 #include "plan/launch_plan.h"
 #include "plan/traits.h"
 
+/* The problem of a product, by its product_kind; that of a kernel that quantizes A too is the last. Each begins with a
+ * gemm_problem. */
+typedef union product_problem {
+    gemm_problem gemm;
+    grouped_problem grouped;
+    quantize_gemm_problem quantize_gemm;
+} product_problem;
+
 /* The way in which a backend runs one kind of product. A planner is asked only for products whose A it takes. */
 typedef struct gemm_planner {
     uint32_t a_types;       /* bit d: A may have nvfp4_dtype d; bit VALUES_E2M1: A may be in the format */
@@ -37,15 +45,15 @@ typedef struct gemm_planner {
     int32_t (*with_activation)(const device_props *props, const grouped_problem *problem, const gemm_candidate *of,
                                gemm_candidate *out);
     /* Bytes of workspace that a problem needs where traits leave them open: at most the candidate's. NULL: these. */
-    int64_t (*workspace)(const gemm_problem *problem, const gemm_candidate *candidate);
+    int64_t (*workspace)(const product_problem *problem, const gemm_candidate *candidate);
     /* Says why there are no candidates: sets the error message and returns its status. */
     nvfp4_status (*reject)(const device_props *props, const gemm_traits *traits);
     /* Fills an initialized launch plan for a candidate of this problem; workspace is aligned to 16. GPU backends only.
      */
-    void (*build)(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
+    void (*build)(const device_props *props, const product_problem *problem, const gemm_candidate *candidate,
                   void *workspace, launch_plan *out);
     /* Computes the product. Backends of the host; threads: 0 means all CPUs that the process may run on. */
-    nvfp4_status (*run_host)(const gemm_problem *problem, const gemm_candidate *candidate, int32_t threads);
+    nvfp4_status (*run_host)(const product_problem *problem, const gemm_candidate *candidate, int32_t threads);
 } gemm_planner;
 
 enum { TAKES_E2M1 = 1 << VALUES_E2M1, TAKES_16_BIT = 1 << NVFP4_FP16 | 1 << NVFP4_BF16 }; /* for a_types */

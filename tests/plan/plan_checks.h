@@ -383,6 +383,12 @@ static inline int same_launches(const launch_plan *x, const launch_plan *y, para
     return 1;
 }
 
+/* A problem as planners take it; p begins a grouped_problem where its kind is one of groups. */
+static inline product_problem whole_problem(const gemm_problem *p) {
+    if (p->product_kind >= PRODUCT_GROUPED) return (product_problem){.grouped = *(const grouped_problem *)p};
+    return (product_problem){.gemm = *p};
+}
+
 static inline void build_plan(const gpu *g, const gemm_problem *p, const gemm_candidate *c, int garbage,
                               launch_plan *plan) {
     memset(plan, garbage, sizeof *plan);
@@ -391,7 +397,8 @@ static inline void build_plan(const gpu *g, const gemm_problem *p, const gemm_ca
     plan->dump = NULL, plan->dump_cta = plan->dump_k_block = 0;
 #endif
     const gemm_planner *planner = planner_of(c->backend, p->product_kind, p->a_type);
-    planner->build(&g->props, p, c, (void *)WORKSPACE, plan); /* NOLINT: nothing is read */
+    const product_problem problem = whole_problem(p);
+    planner->build(&g->props, &problem, c, (void *)WORKSPACE, plan); /* NOLINT: nothing is read */
 }
 
 /* Builds a candidate's launch plan, and again from the same candidate of another list, and checks what holds for every

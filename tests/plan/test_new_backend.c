@@ -38,9 +38,10 @@ static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
     return fail(NVFP4_UNSUPPORTED, "M is %lld; must be at most %d", (long long)t->m, MAX_ROWS);
 }
 
-static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+static void build(const device_props *props, const product_problem *problem, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
     (void)props;
+    const gemm_problem *p = &problem->gemm;
     launch_step *step = add_step(out, c->kernel, c->grid, SHARED_BYTES);
     *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
     *(tiny_schedule *)add_param(out, step, sizeof(tiny_schedule)) =

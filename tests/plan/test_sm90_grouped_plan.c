@@ -145,7 +145,7 @@ static void check_with_activation(const gpu *g, const grouped_problem *p) {
         expect(fused.workspace == of->workspace && fused.modelled_us == fused.single_us - SINGLE_CALL_US,
                "with the workspace of the product, and a time");
         launch_plan_init(&plan);
-        planner->build(&g->props, &gated.g, &fused, (void *)WORKSPACE, &plan);
+        planner->build(&g->props, &(product_problem){.grouped = gated}, &fused, (void *)WORKSPACE, &plan);
         const launch_step *step = &plan.step[plan.steps - 1];
         const int64_t hit = min_int(p->groups, p->g.m), tiles_m = (p->g.m + hit * (of->tile_m - 1)) / of->tile_m;
         expect(of->kernel < FIRST, "wgmma takes longer than two launches do");
@@ -273,7 +273,7 @@ static void check_limits(void) {
     list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &tall.g, 0, &list);
     launch_plan_init(&plan);
     planner_of(NVFP4_BACKEND_SM90, PRODUCT_GROUPED, NVFP4_FP16)
-        ->build(&gpus[H200].props, &tall.g, &list.all[0], (void *)WORKSPACE, &plan);
+        ->build(&gpus[H200].props, &(product_problem){.grouped = tall}, &list.all[0], (void *)WORKSPACE, &plan);
     const sm90_grouped_schedule *s = param_of(&plan, &plan.step[0], 1);
     expect(plan.steps == 1 && !s->a, "an A without rows has no pre-pass");
 }

@@ -55,10 +55,10 @@ static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
     return status ? status : reject_tiles(sm100_name, t);
 }
 
-static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+static void build(const device_props *props, const product_problem *problem, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
     (void)workspace; /* partial sums of split-K stay in the cluster */
-    sm100_build(props, p, c, out);
+    sm100_build(props, &problem->gemm, c, out);
 }
 
 static const gemm_planner gemm = {.a_types = TAKES_E2M1,

@@ -110,14 +110,15 @@ int32_t sm120_grouped_with_activation(const device_props *props, const grouped_p
     return 1;
 }
 
-void sm120_grouped_build(const device_props *props, const gemm_problem *g, const gemm_candidate *candidate,
+void sm120_grouped_build(const device_props *props, const product_problem *problem, const gemm_candidate *candidate,
                          void *workspace, launch_plan *out) {
     (void)props, (void)workspace;
     const grouped_config *c = &configs[candidate->kernel - configs->kernel];
     const grouped_tiling *tiling = TILING(const grouped_tiling, candidate);
-    const grouped_problem *p = (const grouped_problem *)g;
+    const grouped_problem *p = &problem->grouped;
+    const gemm_problem *g = &p->g;
     launch_step *step = add_step(out, c->kernel, candidate->grid, c->shared_bytes);
-    *(grouped_problem *)add_param(out, step, sizeof(grouped_problem)) = *p;
+    *(grouped_problem *)add_param(out, step, sizeof *p) = *p;
     sm120_grouped_schedule *s = add_param(out, step, sizeof *s);
     memset(s, 0, sizeof *s);
     s->tiles_n = tiling->tiles_n;

@@ -189,8 +189,9 @@ void sm120_add_values_map(const gemm_problem *p, int is_b, int64_t batches, int3
     add_tensor_map(out, &layout, &o->values);
 }
 
-static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+static void build(const device_props *props, const product_problem *problem, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
+    const gemm_problem *p = &problem->gemm;
     (void)workspace; /* partial sums of split-K stay in the cluster */
     const sm120_config *config = &configs[c->kernel];
     const sm120_tiling *tiling = TILING(const sm120_tiling, c);

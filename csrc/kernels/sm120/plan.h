@@ -29,7 +29,7 @@ int32_t sm120_candidates(const sm120_model *model, const device_props *props, co
 int32_t sm120_grouped_candidates(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
 int32_t sm120_grouped_with_activation(const device_props *props, const grouped_problem *problem,
                                       const gemm_candidate *of, gemm_candidate *out);
-void sm120_grouped_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
+void sm120_grouped_build(const device_props *props, const product_problem *problem, const gemm_candidate *candidate,
                          void *workspace, launch_plan *out);
 
 /* The first fills a launch's description of A or B but for the tensor map. The second adds that map, whose boxes are a

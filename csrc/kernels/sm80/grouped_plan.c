@@ -119,10 +119,10 @@ int32_t sm80_grouped_candidates(const device_props *props, const gemm_traits *t,
     return set_modelled_us(out, count);
 }
 
-void sm80_add_grouped(const gemm_problem *problem, const gemm_candidate *c, int32_t shared_bytes, launch_plan *out) {
+void sm80_add_grouped(const grouped_problem *problem, const gemm_candidate *c, int32_t shared_bytes, launch_plan *out) {
     const sm80_tiling *tiling = TILING(const sm80_tiling, c);
     launch_step *step = add_step(out, c->kernel, c->grid, shared_bytes);
-    *(grouped_problem *)add_param(out, step, sizeof(grouped_problem)) = *(const grouped_problem *)problem;
+    *(grouped_problem *)add_param(out, step, sizeof *problem) = *problem;
     *(sm80_grouped_schedule *)add_param(out, step, sizeof(sm80_grouped_schedule)) =
         (sm80_grouped_schedule){.tiles_m = tiling->tiles_m, .tiles_n = tiling->tiles_n};
 }

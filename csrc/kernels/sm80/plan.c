@@ -250,8 +250,9 @@ static const kernel_entry kernels[SM80_KERNELS] = {
                                                           .threads = SM80_REDUCE_THREADS,
                                                           .pdl = 1},
 };
-static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+static void build(const device_props *props, const product_problem *problem, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
+    const gemm_problem *p = &problem->gemm;
     (void)props;
     const sm80_tiling *tiling = TILING(const sm80_tiling, c);
     launch_step *step = add_step(out, c->kernel, c->grid, kernels[c->kernel].shared_bytes);
@@ -270,10 +271,10 @@ static void build(const device_props *props, const gemm_problem *p, const gemm_c
     memcpy(reduce->param_offset, step->param_offset, sizeof reduce->param_offset);
 }
 
-static void build_grouped(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
-                          launch_plan *out) {
+static void build_grouped(const device_props *props, const product_problem *problem, const gemm_candidate *c,
+                          void *workspace, launch_plan *out) {
     (void)props, (void)workspace;
-    sm80_add_grouped(p, c, kernels[c->kernel].shared_bytes, out);
+    sm80_add_grouped(&problem->grouped, c, kernels[c->kernel].shared_bytes, out);
 }
 
 static const kernel_set set = {

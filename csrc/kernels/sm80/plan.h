@@ -68,7 +68,7 @@ int32_t sm80_nn_batch_invariant(const device_props *props, const gemm_traits *tr
 /* The kernels of grouped.cu, grouped_w4a4.cu and grouped_nn.cu, for the gemm_planner of products of groups,
  * batch-invariant or not; and the launch of one of them. */
 int32_t sm80_grouped_candidates(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
-void sm80_add_grouped(const gemm_problem *problem, const gemm_candidate *candidate, int32_t shared_bytes,
+void sm80_add_grouped(const grouped_problem *problem, const gemm_candidate *candidate, int32_t shared_bytes,
                       launch_plan *out);
 
 /* The candidates of the other kernels with their times under given constants. */

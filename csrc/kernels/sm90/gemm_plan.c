@@ -249,8 +249,9 @@ static void build_streamk(const gemm_config *config, const gemm_tiling *tiling, 
     dequant->zeroed = s->fixup_flags;
 }
 
-static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+static void build(const device_props *props, const product_problem *problem, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
+    const gemm_problem *p = &problem->gemm;
     const gemm_config *config = &configs[c->kernel - configs->kernel];
     const gemm_tiling *tiling = TILING(const gemm_tiling, c);
     const sm90_operand_size *mma_b = &tiling->mma_b, no_operand = {.dequant_bytes = 0};

@@ -127,8 +127,9 @@ static void add_launch(const gemm_problem *p, const gemm_candidate *c, const sm9
     *(sm90_gemv_schedule *)add_param(out, step, sizeof *s) = *s;
 }
 
-static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+static void build(const device_props *props, const product_problem *problem, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
+    const gemm_problem *p = &problem->gemm;
     (void)props, (void)workspace;
     const gemm_problem exchanged = c->swap_ab ? transposed(p) : *p;
     add_launch(&exchanged, c, &TILING(const gemv_tiling, c)->schedule, out);
@@ -168,11 +169,11 @@ int32_t sm90_gemv_with_quantizer(const device_props *props, const quantize_gemm_
     return 0;
 }
 
-static void build_quantizing(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
-                             launch_plan *out) {
+static void build_quantizing(const device_props *props, const product_problem *problem, const gemm_candidate *c,
+                             void *workspace, launch_plan *out) {
     (void)props, (void)workspace;
-    const quantize_problem *q = &((const quantize_gemm_problem *)p)->q;
-    gemm_problem of_x = *p;
+    const quantize_problem *q = &problem->quantize_gemm.q;
+    gemm_problem of_x = problem->quantize_gemm.g;
     sm90_gemv_schedule s = TILING(const gemv_tiling, c)->schedule;
     of_x.a = q->x, of_x.a_pitch = q->x_pitch, of_x.a_batch = q->x_batch;
     of_x.a_type = q->x_type, of_x.scale_a = NULL;

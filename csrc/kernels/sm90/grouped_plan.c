@@ -144,9 +144,9 @@ static int64_t reordered_rows(const grouped_problem *p) {
     return p->g.a_type == VALUES_E2M1 ? p->g.m : min_int(p->g.m, p->a_rows);
 }
 
-static int64_t workspace_of(const gemm_problem *g, const gemm_candidate *c) {
+static int64_t workspace_of(const product_problem *problem, const gemm_candidate *c) {
     (void)c;
-    return reordered_rows((const grouped_problem *)g) * row_bytes(g->k);
+    return reordered_rows(&problem->grouped) * row_bytes(problem->gemm.k);
 }
 
 /* Puts A into order, or, if it has more rows than the result, those rows of it that the result's are. */
@@ -165,10 +165,11 @@ static void add_reorder(const grouped_problem *p, int gathers, uint8_t *to, laun
                                 .bf16 = p->g.a_type == NVFP4_BF16};
 }
 
-static void build(const device_props *props, const gemm_problem *g, const gemm_candidate *c, void *workspace,
+static void build(const device_props *props, const product_problem *problem, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
     (void)props;
-    const grouped_problem *p = (const grouped_problem *)g;
+    const grouped_problem *p = &problem->grouped;
+    const gemm_problem *g = &p->g;
     const grouped_tiling *tiling = TILING(const grouped_tiling, c);
     const int gathers = p->a_rows > g->m, has_values = g->k > 0 && p->a_rows > 0;
     if (has_values && g->a_type == VALUES_E2M1)

@@ -156,12 +156,14 @@ static int32_t with_activation(const sm90_model *model, const device_props *prop
     return 1;
 }
 
-static void build(const device_props *props, const gemm_problem *g, const gemm_candidate *c, void *workspace,
+static void build(const device_props *props, const product_problem *problem, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
     (void)props, (void)workspace;
+    const grouped_problem *p = &problem->grouped;
+    const gemm_problem *g = &p->g;
     const units_tiling *tiling = TILING(const units_tiling, c);
     launch_step *step = add_step(out, c->kernel, c->grid, configs[c->kernel - configs->kernel].shared_bytes);
-    *(grouped_problem *)add_param(out, step, sizeof(grouped_problem)) = *(const grouped_problem *)g;
+    *(grouped_problem *)add_param(out, step, sizeof *p) = *p;
     sm90_grouped_units_schedule *s = add_param(out, step, sizeof *s);
     *s = (sm90_grouped_units_schedule){.a_cache_policy = L2_EVICT_NORMAL,
                                        .b_cache_policy = tiling->read_once ? L2_EVICT_FIRST : L2_EVICT_NORMAL,
@@ -171,7 +173,7 @@ static void build(const device_props *props, const gemm_problem *g, const gemm_c
                                        .full_pairs = SM90_UNITS_FULL((int32_t)g->n) / 2,
                                        .tile_pairs = tiling->tile_pairs,
                                        .tiles_n = tiling->tiles_n,
-                                       .numbers = sm90_gating(g)};
+                                       .numbers = sm90_gating(p)};
     sm90_units_maps(g, out, &s->b_pairs, NULL, &s->b_tail, &s->b_scales);
 }
 

@@ -101,8 +101,9 @@ static tensor_layout b_layout(const gemm_problem *p, int64_t batches) {
     };
 }
 
-static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+static void build(const device_props *props, const product_problem *problem, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
+    const gemm_problem *p = &problem->gemm;
     (void)props, (void)workspace;
     const nn_tiling *tiling = TILING(const nn_tiling, c);
     launch_step *step = add_step(out, c->kernel, c->grid, configs[c->kernel - configs->kernel].shared_bytes);

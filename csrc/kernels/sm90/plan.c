@@ -78,12 +78,12 @@ static int32_t batch_invariant(const device_props *props, const gemm_traits *t, 
     return of_this_backend(out, count);
 }
 
-static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+static void build(const device_props *props, const product_problem *problem, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
-    kind_of(c->kernel)->build(props, p, c, workspace, out);
+    kind_of(c->kernel)->build(props, problem, c, workspace, out);
 }
 
-static int64_t workspace_of(const gemm_problem *p, const gemm_candidate *c) {
+static int64_t workspace_of(const product_problem *p, const gemm_candidate *c) {
     const sm90_kind *kind = kind_of(c->kernel);
     return kind->workspace ? kind->workspace(p, c) : c->workspace;
 }

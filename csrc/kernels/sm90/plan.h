@@ -55,8 +55,8 @@ typedef struct sm90_kind {
     int32_t (*with_activation)(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                                const gemm_candidate *of, gemm_candidate *out);
     /* NULL: the candidate's. */
-    int64_t (*workspace)(const gemm_problem *problem, const gemm_candidate *candidate);
-    void (*build)(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
+    int64_t (*workspace)(const product_problem *problem, const gemm_candidate *candidate);
+    void (*build)(const device_props *props, const product_problem *problem, const gemm_candidate *candidate,
                   void *workspace, launch_plan *out);
 } sm90_kind;
 
@@ -92,9 +92,8 @@ static inline int32_t sm90_wgmma_type(const gemm_traits *t) {
     return t->a_type == NVFP4_BF16 ? NVFP4_BF16 : NVFP4_FP16;
 }
 
-/* The numbers of the activation of a grouped_problem; any where it has none. */
-static inline gating sm90_gating(const gemm_problem *g) {
-    const grouped_problem *p = (const grouped_problem *)g;
+/* The numbers of a problem's activation; any where it has none. */
+static inline gating sm90_gating(const grouped_problem *p) {
     return gating_of(p->limit, p->activation_alpha, p->parts == 2);
 }
 

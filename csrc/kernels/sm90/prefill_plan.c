@@ -173,8 +173,9 @@ static void build_flags(const prefill_tiling *tiling, uint8_t *behind, sm90_dequ
     dequant->ready = (uint32_t)ready_blocks(tiling);
 }
 
-static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+static void build(const device_props *props, const product_problem *problem, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
+    const gemm_problem *p = &problem->gemm;
     (void)props;
     const prefill_config *config = &configs[c->kernel - configs->kernel];
     const prefill_tiling *tiling = TILING(const prefill_tiling, c);

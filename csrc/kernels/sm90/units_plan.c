@@ -133,8 +133,9 @@ static tensor_layout a_layout(const gemm_problem *p) {
     return t;
 }
 
-static void build(const device_props *props, const gemm_problem *p, const gemm_candidate *c, void *workspace,
+static void build(const device_props *props, const product_problem *problem, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
+    const gemm_problem *p = &problem->gemm;
     (void)workspace;
     const units_tiling *tiling = TILING(const units_tiling, c);
     const cache_policies policies = choose_cache_policies(props, p, 1, tiling->ctas, 1, 0);
