@@ -226,7 +226,7 @@ typedef struct nvfp4_plan {
     int32_t swap_ab;         /* sm90, sm100, sm120: B is the A operand of the mma, the one with 64 rows or more; of
                               * sm90_gemv_*: B is the operand with few rows */
     int32_t split_k;         /* CTAs (sm100: or pairs of CTAs) that share each output tile along K; 1 for sm90_gemv and
-                              * sm90_prefill,  which split K by rules of their own */
+                              * sm90_prefill, which split K by rules of their own */
     int64_t grid;            /* CTAs of the GEMM kernel; 0 on the CPU */
     size_t workspace;        /* bytes of device memory the call needs */
     int32_t prefetch_stages; /* sm100: stages of K that each CTA prefetches into L2 before the call may read */
@@ -417,13 +417,18 @@ nvfp4_status nvfp4_quantize_gemm(nvfp4_context *context, const nvfp4_quantize_ge
 nvfp4_status nvfp4_quantize_gemm_plan(nvfp4_context *context, const nvfp4_quantize_gemm_args *args, nvfp4_plan *plan);
 
 /* quantize of rows in the order of their groups, as nvfp4_grouped_gemm takes them. One launch on a GPU, whose host
- * reads none of the numbers. x          [R, K]; data is [T, K/2]. ends       absent: one group has all rows. Else int32
- * [E], 1 <= E <= NVFP4_MAX_GROUPS, as of nvfp4_grouped_gemm. rows       absent (T = R, row i is row i of x), or int32
- * [T]. An index outside of x gives a row of scales NaN and codes 0. scale      NVFP4_LINEAR: [T, K/16]. NVFP4_128X4:
- * each group begins with a 128-row block of its own. There are m + floor((T - m) / 128) blocks, m = min(E, T): the most
- * that any ends lead to. scale_rows int32 [E], without ends [1], is written: row i of group e has its scales in row
- *              scale_rows[e] + i - b of scale, b being the group's first row. Multiples of 128 in the 128x4 layout.
- *   global_scale  as of nvfp4_quantize, and one a row is one a row of x. With ends: 1 element, [E] or [R, 1].
+ * reads none of the numbers.
+ *
+ *   x            [R, K]; data is [T, K/2].
+ *   ends         absent: one group has all rows. Else int32 [E], 1 <= E <= NVFP4_MAX_GROUPS, as of nvfp4_grouped_gemm.
+ *   rows         absent (T = R, row i is row i of x), or int32 [T]. An index outside of x gives a row of scales NaN and
+ *                codes 0.
+ *   scale        NVFP4_LINEAR: [T, K/16]. NVFP4_128X4: each group begins with a 128-row block of its own. There are
+ *                m + floor((T - m) / 128) blocks, m = min(E, T): the most that any ends lead to.
+ *   scale_rows   int32 [E], without ends [1], is written: row i of group e has its scales in row
+ *                scale_rows[e] + i - b of scale, b being the group's first row. Multiples of 128 in the 128x4 layout.
+ *   global_scale as of nvfp4_quantize, and one a row is one a row of x. With ends: 1 element, [E] or [R, 1].
+ *
  * Rows past the last end, their scales and blocks of no group are not written. Padding of a group's blocks is zeros. */
 typedef struct nvfp4_grouped_quantize_args {
     nvfp4_quantize_args quantize;

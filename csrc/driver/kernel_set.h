@@ -10,10 +10,9 @@ typedef struct kernel_entry {
     int32_t threads;      /* of a CTA */
     int32_t shared_bytes; /* dynamic shared memory that each launch takes at least */
     int32_t more_shared;  /* 1: a launch may take more than shared_bytes, up to the device's limit */
-    int32_t
-        ctas_per_sm; /* 1 or 2: launched in clusters, of which the driver asks how many fit (device_props); 0: not */
-    int32_t pdl;     /* 1: programmatic dependent launch, where the kernel's PTX is that of sm_90 or later: there it
-                        executes     griddepcontrol.wait, so it may start early */
+    int32_t ctas_per_sm;  /* 1 or 2: launched in clusters; the driver asks how many fit (device_props). 0: not so */
+    int32_t pdl;          /* 1: programmatic dependent launch, where the kernel's PTX is that of sm_90 or later: there
+                           * it executes griddepcontrol.wait, so it may start early */
 } kernel_entry;
 
 typedef struct kernel_set {

@@ -38,8 +38,8 @@
     X(decode_16, 27.9)        /* values a clock that 16 warps of an SM decode */                                       \
     X(in_kernel_us, 1.47)     /* added to fixed_us where mma_b is dequantized in the kernel */                         \
     X(in_kernel_per_clk, 2.9) /* values of mma_b a clock that the warps which dequantize it in the kernel decode */    \
-    /* The _raw kernels beside those with the pre-pass, in CUDA graphs on an H100, M = 17 to 64 of nine (N, K): the    \
-     * difference is off by 0.7 us (rms), with 64 rows and long K by 3 */                                              \
+    /* The _raw kernels beside those with the pre-pass, in CUDA graphs on an H100, M = 17 to 64 of nine (N, K): the */ \
+    /* difference is off by 0.7 us (rms), with 64 rows and long K by 3 */                                              \
     X(raw_32_clk, 242.0)        /* clocks that a stage takes longer where a warpgroup dequantizes mma_b, of 32 rows */ \
     X(raw_64_clk, 500.0)        /* of 64 */                                                                            \
     X(hidden_mma, 0.4436)       /* share of wgmma's clocks that longer decoding does not hide */                       \
@@ -98,11 +98,12 @@
     X(grouped_tile_clocks, 1740.0)  /* start and end of a tile */                                                      \
     X(grouped_e2m1_us, 2.28) /* added to grouped_fixed_us with NVFP4 A: 140 products on an H100, off by 8 % (rms) */   \
     X(activation_us, 2.2)    /* gated's kernel in a graph, without its bytes: layers of Qwen3-30B-A3B on an H100 */    \
-    /* Products that take less keep a launch of their own for the activation: the next product, which is sm80's, loads \
-     * its weights meanwhile. A layer of Qwen3-30B-A3B, one token, on an H100: 28.1 us by two launches, 28.8 by one */ \
+    /* Products that take less keep a launch of their own for the activation: the next product, which is sm80's, */    \
+    /* loads its weights meanwhile. A layer of Qwen3-30B-A3B, one token, on an H100: 28.1 us by two launches, 28.8 */  \
+    /* by one */                                                                                                       \
     X(activation_least_us, 18.0)                                                                                       \
-    /* grouped_units.cu: 424 products of experts with bf16 A, by any tiling, in CUDA graphs on an H100: off by 7 %     \
-     * (rms); the tilings that are chosen take 1.7 % longer than the best ones */                                      \
+    /* grouped_units.cu: 424 products of experts with bf16 A, by any tiling, in CUDA graphs on an H100: off by 7 % */  \
+    /* (rms); the tilings that are chosen take 1.7 % longer than the best ones */                                      \
     X(group_units_fixed_us, 8.96)        /* the kernel's own fixed_us */                                               \
     X(group_units_tile_clocks, 2031.0)   /* of a team: start and end of a tile */                                      \
     X(group_units_step_clocks, 436.0)    /* of a warp: A of a step */                                                  \
@@ -111,11 +112,11 @@
     X(group_units_dram, 0.945)           /* share of dram_tb_s with which B is read */                                 \
     X(group_units_again, 0.9)            /* share of that time to read B again for further rows of a group */          \
     X(group_units_hidden, 0.259)         /* share of the shorter of memory and warps that the longer does not hide */  \
-    X(group_units_teams8, 1.113)         /* factor of the time with 8 teams a CTA; this and the next three rank teams, \
-                                          * and layers have corrected the fit */                                       \
-    X(group_units_teams4, 0.975)         /* with 4 */                                                                  \
-    X(group_units_teams2, 0.95)          /* with 2 */                                                                  \
-    X(group_units_teams1, 1.0)           /* with 1 */
+    /* factors of the time by teams a CTA, which rank teams: layers have corrected the fit */                          \
+    X(group_units_teams8, 1.113) /* with 8 */                                                                          \
+    X(group_units_teams4, 0.975) /* with 4 */                                                                          \
+    X(group_units_teams2, 0.95)  /* with 2 */                                                                          \
+    X(group_units_teams1, 1.0)   /* with 1 */
 
 typedef struct sm90_model {
 #define X(name, value) double name;
