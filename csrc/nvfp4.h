@@ -38,9 +38,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "common/activations.h"
-#include "common/format.h"
-
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -58,10 +55,50 @@ typedef enum nvfp4_status {
 
 typedef enum nvfp4_backend {
     NVFP4_AUTO = 0, /* the plan with the least modelled time of all that the device can run */
-/* NVFP4_BACKEND_CPU, NVFP4_BACKEND_SM80 ...: 1, 2 ... in the order of the file, which says what each runs on */
-#define NVFP4_BACKEND(ID, ...) NVFP4_BACKEND_##ID,
-#include "backends.def"
+    NVFP4_BACKEND_CPU = 1,
+    NVFP4_BACKEND_SM80 = 2,  /* any GPU of compute capability 8.0 or later */
+    NVFP4_BACKEND_SM90 = 3,  /* compute capability 9.0 (H100, H200) */
+    NVFP4_BACKEND_SM100 = 4, /* compute capability 10.0, 10.3 and 11.0 (B200, B300, Thor) */
+    NVFP4_BACKEND_SM120 = 5, /* compute capability 12.0 and 12.1 (RTX 50, RTX PRO, GB10) */
 } nvfp4_backend;
+
+/* The library's kernels know the numbers of the next four enums without this header, by common/format.h and
+ * common/activations.h; these are the same (csrc/api/header.c). */
+#ifndef NVFP4_COMMON_FORMAT_H
+#define NVFP4_COMMON_FORMAT_H
+typedef enum nvfp4_dtype {
+    NVFP4_NONE = 0, /* the argument is absent */
+    NVFP4_UINT8,
+    NVFP4_E2M1X2, /* two e2m1 values in a byte */
+    NVFP4_E4M3,
+    NVFP4_FP16,
+    NVFP4_BF16,
+    NVFP4_FP32,
+    NVFP4_INT32,
+    NVFP4_INT64,
+} nvfp4_dtype;
+
+typedef enum nvfp4_layout {
+    NVFP4_128X4 = 0,
+    NVFP4_LINEAR = 1,
+} nvfp4_layout;
+
+typedef enum nvfp4_block_scale {
+    NVFP4_AMAX6 = 0,         /* amax / 6: the largest value of a block becomes 6 */
+    NVFP4_FOUR_OVER_SIX = 1, /* amax / 6 or amax / 4, the one with the smaller error */
+    NVFP4_SEARCH = 2,        /* the best of 13 scales */
+} nvfp4_block_scale;
+#endif
+
+#ifndef NVFP4_COMMON_ACTIVATIONS_H
+#define NVFP4_COMMON_ACTIVATIONS_H
+typedef enum nvfp4_activation {
+    NVFP4_SILU = 0,      /* silu(gate) * up */
+    NVFP4_GELU_TANH = 1, /* gelu_tanh(gate) * up */
+    NVFP4_RELU2 = 2,     /* relu(gate)^2 */
+    NVFP4_SWIGLU = 3,    /* gate * sigmoid(alpha * gate) * (up + 1) */
+} nvfp4_activation;
+#endif
 
 typedef enum nvfp4_flags {
     /* The bits of a row of the result depend neither on M nor on the row's place: one order of additions along K serves

@@ -161,14 +161,43 @@ def test_only_the_public_header() -> None:
     assert [line for line in includes if '"' in line] == ['#include "nvfp4.h"']
 
 
-def test_header_is_cxx_as_well(tmp_path: Path) -> None:
-    if not shutil.which("g++"):
-        pytest.skip("g++ not installed")
-    source = tmp_path / "header.cpp"
-    source.write_text('#include "nvfp4.h"\nint main() { return nvfp4_last_error() == nullptr; }\n')
-    command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{CSRC}", str(source)]
+@pytest.mark.parametrize("compiler", ["gcc -xc -std=c11", "clang -xc -std=c11", "g++ -std=c++17", "clang++ -std=c++17"])
+def test_header_alone(compiler: str, tmp_path: Path) -> None:
+    """A copy of the header, with none of the library's other files beside it."""
+    command = compiler.split()
+    if not shutil.which(command[0]):
+        pytest.skip(f"{command[0].rstrip('+')} not installed")
+    shutil.copy(CSRC / "nvfp4.h", tmp_path)
+    source = tmp_path / "program.cpp"
+    source.write_text('#include "nvfp4.h"\nint main(void) { return NVFP4_GATED_ARGS.alpha == NVFP4_SWIGLU; }\n')
+    command += ["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only", str(source)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        (
+            "NVFP4_BACKEND_SM90 = 3",
+            "NVFP4_BACKEND_SM90 = 6",
+            "NVFP4_BACKEND_SM90 of nvfp4.h is not",
+        ),
+        ("NVFP4_BACKEND_SM120 = 5,", "", "NVFP4_BACKEND_SM120"),
+        ("NVFP4_FP16,", "NVFP4_FP8, NVFP4_FP16,", "NVFP4_FP16 of nvfp4.h is another number for kernels"),
+        ("NVFP4_LINEAR = 1", "NVFP4_LINEAR = 2", "NVFP4_LINEAR of nvfp4.h is another number for kernels"),
+        ("NVFP4_SEARCH = 2", "NVFP4_SEARCH = 3", "NVFP4_SEARCH of nvfp4.h is another number for kernels"),
+        ("NVFP4_SWIGLU = 3", "NVFP4_SWIGLU = 4", "NVFP4_SWIGLU of nvfp4.h is another number for kernels"),
+    ],
+)
+def test_numbers_of_the_header_are_compared(old: str, new: str, named: str, tmp_path: Path) -> None:
+    """The core does not compile with a header that has another number than backends.def or the kernels."""
+    header = (CSRC / "nvfp4.h").read_text()
+    assert header.count(old) == 1
+    (tmp_path / "nvfp4.h").write_text(header.replace(old, new))
+    command = ["gcc", *WARNINGS, "-fsyntax-only", f"-I{tmp_path}", f"-I{CSRC}", str(CSRC / "api/header.c")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode and named in done.stderr, done.stderr
 
 
 def test_driver_prototypes_equal_the_toolkits(tmp_path: Path) -> None:
