@@ -166,6 +166,22 @@ typedef struct nvfp4_call {
     void *owner;
 } nvfp4_call;
 
+/* The functions that go with nvfp4_NAME_args, the arguments of an operation:
+ *   nvfp4_NAME_init(&args)   sets the size and gives every other field its default: zero, which stands for an absent
+ *                            tensor, but where the statements after the name give it another one.
+ *   nvfp4_NAME_defaults()    returns such a struct, which is also NVFP4_NAME_ARGS. */
+#define NVFP4_DEFAULTS(name, ...)                                                                                      \
+    static inline void nvfp4_##name##_init(nvfp4_##name##_args *args) {                                                \
+        memset(args, 0, sizeof *args);                                                                                 \
+        ((nvfp4_call *)args)->size = sizeof *args;                                                                     \
+        __VA_ARGS__                                                                                                    \
+    }                                                                                                                  \
+    static inline nvfp4_##name##_args nvfp4_##name##_defaults(void) {                                                  \
+        nvfp4_##name##_args args;                                                                                      \
+        nvfp4_##name##_init(&args);                                                                                    \
+        return args;                                                                                                   \
+    }
+
 /* The arguments of one product. Fill from NVFP4_GEMM_ARGS so that what you leave out has its default.
  *
  *   a        [M, K/2] or [L, M, K/2], uint8 or e2m1x2; b the same with N rows. K is a multiple of 16. Rows are dense
@@ -189,16 +205,7 @@ typedef struct nvfp4_gemm_args {
     uint32_t flags;
     uint32_t reserved; /* 0 */
 } nvfp4_gemm_args;
-static inline void nvfp4_gemm_init(nvfp4_gemm_args *args) {
-    memset(args, 0, sizeof *args);
-    args->call.size = sizeof *args;
-    args->alpha_value = 1.0f;
-}
-static inline nvfp4_gemm_args nvfp4_gemm_defaults(void) {
-    nvfp4_gemm_args args;
-    nvfp4_gemm_init(&args);
-    return args;
-}
+NVFP4_DEFAULTS(gemm, args->alpha_value = 1.0f;)
 #define NVFP4_GEMM_ARGS nvfp4_gemm_defaults()
 
 /* Products of groups of rows, each group by a matrix of its own (the experts of a mixture): row i of the result is
@@ -241,17 +248,7 @@ typedef struct nvfp4_grouped_gemm_args {
     nvfp4_backend backend;
     uint32_t flags;
 } nvfp4_grouped_gemm_args;
-static inline void nvfp4_grouped_gemm_init(nvfp4_grouped_gemm_args *args) {
-    memset(args, 0, sizeof *args);
-    args->call.size = sizeof *args;
-    args->alpha_value = 1.0f;
-    args->parts = 1;
-}
-static inline nvfp4_grouped_gemm_args nvfp4_grouped_gemm_defaults(void) {
-    nvfp4_grouped_gemm_args args;
-    nvfp4_grouped_gemm_init(&args);
-    return args;
-}
+NVFP4_DEFAULTS(grouped_gemm, args->alpha_value = 1.0f; args->parts = 1;)
 #define NVFP4_GROUPED_GEMM_ARGS nvfp4_grouped_gemm_defaults()
 
 /* Describes how a product will be run. Strings are static. */
@@ -352,16 +349,7 @@ typedef struct nvfp4_quantize_args {
     nvfp4_block_scale block_scale; /* dequantize does not depend on it */
     uint32_t reserved;             /* 0 */
 } nvfp4_quantize_args;
-static inline void nvfp4_quantize_init(nvfp4_quantize_args *args) {
-    memset(args, 0, sizeof *args);
-    args->call.size = sizeof *args;
-    args->global_value = 1.0f;
-}
-static inline nvfp4_quantize_args nvfp4_quantize_defaults(void) {
-    nvfp4_quantize_args args;
-    nvfp4_quantize_init(&args);
-    return args;
-}
+NVFP4_DEFAULTS(quantize, args->global_value = 1.0f;)
 #define NVFP4_QUANTIZE_ARGS nvfp4_quantize_defaults()
 
 nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *args);
@@ -377,17 +365,7 @@ typedef struct nvfp4_weighted_quantize_args {
     nvfp4_quantize_args quantize;
     nvfp4_tensor importance;
 } nvfp4_weighted_quantize_args;
-static inline void nvfp4_weighted_quantize_init(nvfp4_weighted_quantize_args *args) {
-    memset(args, 0, sizeof *args);
-    args->quantize.call.size = sizeof *args;
-    args->quantize.global_value = 1.0f;
-    args->quantize.block_scale = NVFP4_SEARCH;
-}
-static inline nvfp4_weighted_quantize_args nvfp4_weighted_quantize_defaults(void) {
-    nvfp4_weighted_quantize_args args;
-    nvfp4_weighted_quantize_init(&args);
-    return args;
-}
+NVFP4_DEFAULTS(weighted_quantize, args->quantize.global_value = 1.0f; args->quantize.block_scale = NVFP4_SEARCH;)
 #define NVFP4_WEIGHTED_QUANTIZE_ARGS nvfp4_weighted_quantize_defaults()
 nvfp4_status nvfp4_weighted_quantize(nvfp4_context *context, const nvfp4_weighted_quantize_args *args);
 
@@ -411,16 +389,7 @@ typedef struct nvfp4_gptq_block_args {
     float global_value;
     uint32_t reserved; /* 0 */
 } nvfp4_gptq_block_args;
-static inline void nvfp4_gptq_block_init(nvfp4_gptq_block_args *args) {
-    memset(args, 0, sizeof *args);
-    args->call.size = sizeof *args;
-    args->global_value = 1.0f;
-}
-static inline nvfp4_gptq_block_args nvfp4_gptq_block_defaults(void) {
-    nvfp4_gptq_block_args args;
-    nvfp4_gptq_block_init(&args);
-    return args;
-}
+NVFP4_DEFAULTS(gptq_block, args->global_value = 1.0f;)
 #define NVFP4_GPTQ_BLOCK_ARGS nvfp4_gptq_block_defaults()
 nvfp4_status nvfp4_gptq_block(nvfp4_context *context, const nvfp4_gptq_block_args *args);
 
@@ -438,16 +407,7 @@ typedef struct nvfp4_quantize_gemm_args {
     float global_value;
     nvfp4_block_scale block_scale;
 } nvfp4_quantize_gemm_args;
-static inline void nvfp4_quantize_gemm_init(nvfp4_quantize_gemm_args *args) {
-    memset(args, 0, sizeof *args);
-    args->gemm.call.size = sizeof *args;
-    args->gemm.alpha_value = args->global_value = 1.0f;
-}
-static inline nvfp4_quantize_gemm_args nvfp4_quantize_gemm_defaults(void) {
-    nvfp4_quantize_gemm_args args;
-    nvfp4_quantize_gemm_init(&args);
-    return args;
-}
+NVFP4_DEFAULTS(quantize_gemm, args->gemm.alpha_value = args->global_value = 1.0f;)
 #define NVFP4_QUANTIZE_GEMM_ARGS nvfp4_quantize_gemm_defaults()
 nvfp4_status nvfp4_quantize_gemm(nvfp4_context *context, const nvfp4_quantize_gemm_args *args);
 /* Says how it would be run, as nvfp4_gemm_plan. */
@@ -472,16 +432,7 @@ typedef struct nvfp4_grouped_quantize_args {
     nvfp4_tensor ends, rows, scale_rows;
     uint64_t reserved; /* 0 */
 } nvfp4_grouped_quantize_args;
-static inline void nvfp4_grouped_quantize_init(nvfp4_grouped_quantize_args *args) {
-    memset(args, 0, sizeof *args);
-    args->quantize.call.size = sizeof *args;
-    args->quantize.global_value = 1.0f;
-}
-static inline nvfp4_grouped_quantize_args nvfp4_grouped_quantize_defaults(void) {
-    nvfp4_grouped_quantize_args args;
-    nvfp4_grouped_quantize_init(&args);
-    return args;
-}
+NVFP4_DEFAULTS(grouped_quantize, args->quantize.global_value = 1.0f;)
 #define NVFP4_GROUPED_QUANTIZE_ARGS nvfp4_grouped_quantize_defaults()
 nvfp4_status nvfp4_grouped_quantize(nvfp4_context *context, const nvfp4_grouped_quantize_args *args);
 
@@ -495,17 +446,7 @@ typedef struct nvfp4_rms_norm_quantize_args {
     float eps;
     uint32_t reserved; /* 0 */
 } nvfp4_rms_norm_quantize_args;
-static inline void nvfp4_rms_norm_quantize_init(nvfp4_rms_norm_quantize_args *args) {
-    memset(args, 0, sizeof *args);
-    args->quantize.call.size = sizeof *args;
-    args->quantize.global_value = 1.0f;
-    args->eps = 1e-6f;
-}
-static inline nvfp4_rms_norm_quantize_args nvfp4_rms_norm_quantize_defaults(void) {
-    nvfp4_rms_norm_quantize_args args;
-    nvfp4_rms_norm_quantize_init(&args);
-    return args;
-}
+NVFP4_DEFAULTS(rms_norm_quantize, args->quantize.global_value = 1.0f; args->eps = 1e-6f;)
 #define NVFP4_RMS_NORM_QUANTIZE_ARGS nvfp4_rms_norm_quantize_defaults()
 nvfp4_status nvfp4_rms_norm_quantize(nvfp4_context *context, const nvfp4_rms_norm_quantize_args *args);
 
@@ -525,15 +466,7 @@ typedef struct nvfp4_amax_scale_args {
     nvfp4_block_scale block_scale;
     uint32_t by_row; /* 0 or 1 */
 } nvfp4_amax_scale_args;
-static inline void nvfp4_amax_scale_init(nvfp4_amax_scale_args *args) {
-    memset(args, 0, sizeof *args);
-    args->call.size = sizeof *args;
-}
-static inline nvfp4_amax_scale_args nvfp4_amax_scale_defaults(void) {
-    nvfp4_amax_scale_args args;
-    nvfp4_amax_scale_init(&args);
-    return args;
-}
+NVFP4_DEFAULTS(amax_scale, /* zeros */)
 #define NVFP4_AMAX_SCALE_ARGS nvfp4_amax_scale_defaults()
 nvfp4_status nvfp4_amax_scale(nvfp4_context *context, const nvfp4_amax_scale_args *args);
 
@@ -543,15 +476,7 @@ typedef struct nvfp4_swizzle_args {
     nvfp4_call call;
     nvfp4_tensor linear, swizzled;
 } nvfp4_swizzle_args;
-static inline void nvfp4_swizzle_init(nvfp4_swizzle_args *args) {
-    memset(args, 0, sizeof *args);
-    args->call.size = sizeof *args;
-}
-static inline nvfp4_swizzle_args nvfp4_swizzle_defaults(void) {
-    nvfp4_swizzle_args args;
-    nvfp4_swizzle_init(&args);
-    return args;
-}
+NVFP4_DEFAULTS(swizzle, /* zeros */)
 #define NVFP4_SWIZZLE_ARGS nvfp4_swizzle_defaults()
 nvfp4_status nvfp4_swizzle(nvfp4_context *context, const nvfp4_swizzle_args *args);
 nvfp4_status nvfp4_unswizzle(nvfp4_context *context, const nvfp4_swizzle_args *args);
@@ -572,17 +497,7 @@ typedef struct nvfp4_gated_args {
     float alpha;       /* of swiglu, from 2^-64 to 2^64; 1.702 for others */
     uint32_t reserved; /* 0 */
 } nvfp4_gated_args;
-static inline void nvfp4_gated_init(nvfp4_gated_args *args) {
-    memset(args, 0, sizeof *args);
-    args->call.size = sizeof *args;
-    args->limit = INFINITY;
-    args->alpha = 1.702f;
-}
-static inline nvfp4_gated_args nvfp4_gated_defaults(void) {
-    nvfp4_gated_args args;
-    nvfp4_gated_init(&args);
-    return args;
-}
+NVFP4_DEFAULTS(gated, args->limit = INFINITY; args->alpha = 1.702f;)
 #define NVFP4_GATED_ARGS nvfp4_gated_defaults()
 nvfp4_status nvfp4_gated(nvfp4_context *context, const nvfp4_gated_args *args);
 
@@ -597,18 +512,7 @@ typedef struct nvfp4_gated_quantize_args {
     float limit, alpha;
     uint32_t reserved; /* 0 */
 } nvfp4_gated_quantize_args;
-static inline void nvfp4_gated_quantize_init(nvfp4_gated_quantize_args *args) {
-    memset(args, 0, sizeof *args);
-    args->quantize.call.size = sizeof *args;
-    args->quantize.global_value = 1.0f;
-    args->limit = INFINITY;
-    args->alpha = 1.702f;
-}
-static inline nvfp4_gated_quantize_args nvfp4_gated_quantize_defaults(void) {
-    nvfp4_gated_quantize_args args;
-    nvfp4_gated_quantize_init(&args);
-    return args;
-}
+NVFP4_DEFAULTS(gated_quantize, args->quantize.global_value = 1.0f; args->limit = INFINITY; args->alpha = 1.702f;)
 #define NVFP4_GATED_QUANTIZE_ARGS nvfp4_gated_quantize_defaults()
 nvfp4_status nvfp4_gated_quantize(nvfp4_context *context, const nvfp4_gated_quantize_args *args);
 
@@ -628,19 +532,8 @@ typedef struct nvfp4_gated_grouped_gemm_args {
     float limit, activation_alpha;
     uint32_t reserved; /* 0 */
 } nvfp4_gated_grouped_gemm_args;
-static inline void nvfp4_gated_grouped_gemm_init(nvfp4_gated_grouped_gemm_args *args) {
-    memset(args, 0, sizeof *args);
-    args->grouped.call.size = sizeof *args;
-    args->grouped.alpha_value = 1.0f;
-    args->grouped.parts = 1;
-    args->limit = INFINITY;
-    args->activation_alpha = 1.702f;
-}
-static inline nvfp4_gated_grouped_gemm_args nvfp4_gated_grouped_gemm_defaults(void) {
-    nvfp4_gated_grouped_gemm_args args;
-    nvfp4_gated_grouped_gemm_init(&args);
-    return args;
-}
+NVFP4_DEFAULTS(gated_grouped_gemm, args->grouped.alpha_value = 1.0f; args->grouped.parts = 1; args->limit = INFINITY;
+               args->activation_alpha = 1.702f;)
 #define NVFP4_GATED_GROUPED_GEMM_ARGS nvfp4_gated_grouped_gemm_defaults()
 nvfp4_status nvfp4_gated_grouped_gemm(nvfp4_context *context, const nvfp4_gated_grouped_gemm_args *args);
 /* Says how it would be run, as nvfp4_gemm_plan. */
@@ -663,15 +556,7 @@ typedef struct nvfp4_moe_route_args {
     nvfp4_tensor ids, expert_map, rows, ends, places;
     uint64_t reserved; /* 0 */
 } nvfp4_moe_route_args;
-static inline void nvfp4_moe_route_init(nvfp4_moe_route_args *args) {
-    memset(args, 0, sizeof *args);
-    args->call.size = sizeof *args;
-}
-static inline nvfp4_moe_route_args nvfp4_moe_route_defaults(void) {
-    nvfp4_moe_route_args args;
-    nvfp4_moe_route_init(&args);
-    return args;
-}
+NVFP4_DEFAULTS(moe_route, /* zeros */)
 #define NVFP4_MOE_ROUTE_ARGS nvfp4_moe_route_defaults()
 nvfp4_status nvfp4_moe_route(nvfp4_context *context, const nvfp4_moe_route_args *args);
 
@@ -687,15 +572,7 @@ typedef struct nvfp4_moe_combine_args {
     nvfp4_tensor y, places, weights, out;
     uint64_t reserved; /* 0 */
 } nvfp4_moe_combine_args;
-static inline void nvfp4_moe_combine_init(nvfp4_moe_combine_args *args) {
-    memset(args, 0, sizeof *args);
-    args->call.size = sizeof *args;
-}
-static inline nvfp4_moe_combine_args nvfp4_moe_combine_defaults(void) {
-    nvfp4_moe_combine_args args;
-    nvfp4_moe_combine_init(&args);
-    return args;
-}
+NVFP4_DEFAULTS(moe_combine, /* zeros */)
 #define NVFP4_MOE_COMBINE_ARGS nvfp4_moe_combine_defaults()
 nvfp4_status nvfp4_moe_combine(nvfp4_context *context, const nvfp4_moe_combine_args *args);
 
