@@ -76,11 +76,10 @@ static const operation quantize_of_a = {
 
 /* A contiguous tensor without memory, as a but for its columns. */
 static nvfp4_tensor without_memory(const nvfp4_tensor *a, nvfp4_dtype dtype, int64_t columns) {
-    nvfp4_tensor t = {.dtype = dtype, .device = a->device, .ndim = a->ndim};
-    for (int i = 0; i < t.ndim; i++) t.shape[i] = i == t.ndim - 1 ? columns : a->shape[i];
-    int64_t stride = 1;
-    for (int i = t.ndim - 1; i >= 0; stride *= t.shape[i--]) t.stride[i] = stride;
-    return t;
+    int64_t shape[NVFP4_MAX_DIMS];
+    memcpy(shape, a->shape, sizeof shape);
+    shape[a->ndim - 1] = columns;
+    return contiguous_tensor((int32_t)dtype, a->device, a->ndim, shape);
 }
 
 static int64_t batches_of(const nvfp4_tensor *a) {

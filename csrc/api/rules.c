@@ -44,6 +44,17 @@ int64_t element_count(const nvfp4_tensor *t) {
     return count;
 }
 
+nvfp4_tensor contiguous_tensor(int32_t dtype, int32_t device, int ndim, const int64_t *shape) {
+    nvfp4_tensor t = {.dtype = (nvfp4_dtype)dtype, .device = device, .ndim = ndim};
+    int64_t stride = 1;
+    for (int i = ndim - 1; i >= 0; i--) {
+        t.shape[i] = shape[i];
+        t.stride[i] = stride;
+        if (__builtin_mul_overflow(stride, shape[i] > 1 ? shape[i] : 1, &stride)) stride = INT64_MAX;
+    }
+    return t;
+}
+
 int is_contiguous(const nvfp4_tensor *t) {
     int64_t expected = 1;
     if (element_count(t) == 0) return 1;

@@ -32,6 +32,8 @@ int64_t element_count(const nvfp4_tensor *t);
 #define ELEMENTS_OF(t)                                                                                                 \
     ("has %lld elements in %d dimension%s", (long long)element_count(t), (t)->ndim, (t)->ndim == 1 ? "" : "s")
 int is_contiguous(const nvfp4_tensor *t);
+/* A contiguous tensor without memory. */
+nvfp4_tensor contiguous_tensor(int32_t dtype, int32_t device, int ndim, const int64_t *shape);
 /* Bytes from the first to behind the last element. */
 int64_t bytes_to_end(const nvfp4_tensor *t);
 /* 1: s and t are the same elements of the same memory. */

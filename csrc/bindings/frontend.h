@@ -1,5 +1,5 @@
 /* Shared by the two front ends, the Python module and the torch operators: the operations that they offer, words for
- * the numbers of nvfp4.h, shapes of results, and the competition's views. */
+ * the numbers of nvfp4.h, and shapes of results. */
 #ifndef NVFP4_FRONTEND_H
 #define NVFP4_FRONTEND_H
 
@@ -36,7 +36,7 @@ enum {
 };
 extern const operation *const front_operations[FRONT_OPERATION_COUNT];
 
-/* gemm of the views that the competition passes. */
+/* gemm of the views that the competition passes (contest/views.c). */
 extern const operation operation_custom_kernel;
 
 /* Errors in the words of Python. */

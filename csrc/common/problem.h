@@ -11,10 +11,10 @@ enum { VALUES_E2M1 = NVFP4_NONE }; /* a_type of an A in the format, with scales;
 
 /* Kinds of products. B is [n][k] of the first, [k][n] of the second, whose A has 16 bits. */
 typedef enum product_kind {
-    PRODUCT_GEMM = 0, /* A . B^T */
-    PRODUCT_GEMM_NN,  /* A . B */
-    PRODUCT_GROUPED,  /* of groups */
-    PRODUCT_GROUPED_NN,
+    PRODUCT_GEMM = 0,   /* A . B^T */
+    PRODUCT_GEMM_NN,    /* A . B */
+    PRODUCT_GROUPED,    /* A . B^T of groups of rows, each by a B of its own: common/grouped_problem.h */
+    PRODUCT_GROUPED_NN, /* A . B of such groups */
     PRODUCT_KINDS
 } product_kind;
 
@@ -37,11 +37,13 @@ typedef struct gemm_problem {
     int32_t scale_layout; /* nvfp4_layout */
     int32_t out_type;     /* nvfp4_dtype of out and c */
     int32_t bias_type;    /* nvfp4_dtype */
-    int32_t aligned16;    /* 1: rows of a and b are on 16 bytes; 0: on 8 (those of a 16-bit a on 16, in A . B on 2) */
+    int32_t aligned16;    /* 1: every row of a and b is aligned to 16 bytes. 0: to 8 bytes; a row of a 16-bit a is still
+                           * aligned to 16 bytes in A . B^T, and to 2 in A . B */
     int32_t a_type;       /* VALUES_E2M1, NVFP4_FP16 or NVFP4_BF16 */
     int32_t constant_b;   /* 1: no kernel that may still run writes b and scale_b. For plans */
-    int32_t product_kind; /* A . B: b is [l][k][n/2] bytes, a scale has 16 values along n, n is a multiple of 16 */
-    int32_t by_batch;     /* bits: common/grouped_problem.h */
+    int32_t product_kind; /* A . B^T: b is [l][n][k/2] bytes, and a scale belongs to 16 values along k. A . B: b is
+                           * [l][k][n/2] bytes, a scale belongs to 16 values along n, and n is a multiple of 16 */
+    int32_t by_batch;     /* which of alpha and bias are those of a batch: bits of common/grouped_problem.h */
 } gemm_problem;
 
 /* The epilogue of every backend, in fp32 and this order, so that equal sums give equal bits:

@@ -21,7 +21,7 @@ typedef struct gemm_traits { /* compared as bytes: no padding */
     int32_t broadcast_a, broadcast_b; /* BROADCAST_* */
     int32_t a_type;                   /* as of gemm_problem */
     int32_t product_kind, by_batch;   /* as of gemm_problem */
-    int32_t groups;                   /* or 0 */
+    int32_t groups;                   /* of a product of groups; else 0 */
 } gemm_traits;
 
 /* Whether TMA takes rows that lie so: base and strides on 16 bytes, strides below 2^40 (PTX ISA 9.0, section

@@ -1,8 +1,7 @@
 """Joins a source file and the project files that it includes into one text, each file once, comments included.
 
-Left out are `#include "..."`, include guards, the code of debug builds (LEFT_OUT) and the spaces that align comments
-and, where a macro goes on in the next line, its backslash: 5 KB of the 150 that a submission may have.
-csrc/contest/changes.txt names the files that are left out too. Nothing is rewritten.
+Left out are `#include "..."`, include guards and the code of debug builds (LEFT_OUT). csrc/contest/changes.txt names
+the files that are left out too. Nothing is rewritten.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ MACROS = {name for _, name in LEFT_OUT}
 
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 GUARD = re.compile(r"#ifndef (NVFP4_\w+_C?U?H)\n#define \1\n")
-ALIGNED = re.compile(r"(?<=\S) {2,}(?=\\$|/\*)")
 CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b\s*(\w*)")
 
 
@@ -34,7 +32,7 @@ def amalgamate(root: str, folder: Path = SOURCES) -> str:
             included = INCLUDE.match(line)
             if included and (other := (folder / included[1]).resolve()) not in seen:
                 add(other)
-        text = "\n".join(ALIGNED.sub(" ", line) for line in lines if not INCLUDE.match(line))
+        text = "\n".join(line for line in lines if not INCLUDE.match(line))
         name = path.relative_to(folder.resolve())
         parts.append(f"/* ==== csrc/{name} ==== */\n{without_guard(text).strip()}\n")
 

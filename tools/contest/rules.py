@@ -21,7 +21,7 @@ from nvfp4.cli import show
 from . import execute
 from .execute import last_line
 
-LIMIT = 150_000  # bytes: a sixth of what the competition takes, to keep the file readable
+LIMIT = 900_000  # bytes that the competition takes
 WORD = "s" + "tream"  # the competition rejects a file that contains it, even in comments
 LONGEST_LINE, LONGEST_WORD, MAX_NUMBERS = 120, 60, 24
 KERNELGUARD = "0.3.2"
