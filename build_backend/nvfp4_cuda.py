@@ -248,7 +248,8 @@ def compile_fatbin(
 
 
 def write_fatbins(archs_of: dict[Path, list[str]], folder: Path, flags: list[str], root: Path | None = None) -> None:
-    """Compiles every source, the longest work first, and writes fatbins.inc, which csrc/driver/fatbin.c includes."""
+    """Compiles every source, the longest work first, and writes fatbins.inc, which csrc/driver/fatbin.c includes and
+    which does not compile without the macros of a debug build: its kernels have other parameters."""
     cores = os.cpu_count() or 1
     threads = max(1, cores // max(1, len(archs_of)))
     longest_first = sorted(archs_of, key=lambda source: -len(archs_of[source]) * source.stat().st_size)
@@ -258,7 +259,9 @@ def write_fatbins(archs_of: dict[Path, list[str]], folder: Path, flags: list[str
             fatbins = {source: future.result() for source, future in work.items()}
         finally:
             pool.shutdown(cancel_futures=True)
-    lines, all_archs = [], []
+    macros = [flag[2:] for flag in flags if flag.startswith("-DNVFP4_")]
+    lines = [f"#ifndef {name}\n#error build/cuda has the code of a build with {name}\n#endif\n" for name in macros]
+    all_archs: list[str] = []
     for source, archs in archs_of.items():
         lines.append(f'FATBIN({name_of(source)}, "{fatbins[source].resolve()}", "{" ".join(archs)}")\n')
         all_archs += [arch for arch in archs if arch not in all_archs]

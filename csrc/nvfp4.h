@@ -1,18 +1,8 @@
 /* nvfp4: matrix products of NVFP4 data, C = alpha * (A . B^T) + beta * C + bias, or of 16-bit A without the
  * transposition, alpha * (A . B).
  *
- * The public C interface. It knows no Python and no torch. A program is compiled with the C files of this folder but
- * those of bindings/ and contest/. In a checkout, for the CPU alone:
- *
- *   gcc -std=c11 -O3 -Icsrc tests/core/example.c \
- *       $(find csrc/api csrc/common csrc/cpu csrc/driver csrc/kernels csrc/plan -name '*.c') \
- *       -lm -ldl -lpthread -o example
- *
- * With GPU code, which `pip install .` leaves in build/cuda and which becomes part of the program:
- *
- *   gcc -std=c11 -O3 -DNVFP4_CUDA -Icsrc -Ibuild/cuda tests/core/example.c \
- *       $(find csrc/api csrc/common csrc/cpu csrc/driver csrc/kernels csrc/plan -name '*.c') \
- *       -lm -ldl -lpthread -o example
+ * The public C interface: this file alone, as C11 or C++17. It knows no Python and no torch. docs/c-api.md says how a
+ * program is built with it, and what holds for threads, streams, workspaces and versions; examples/product.c is one.
  *
  * Format. A value is e2m1 (sign, 2 exponent bits, 1 mantissa bit: 0 .5 1 1.5 2 3 4 6); element 2i of a row is the
  * low nibble of byte i, element 2i+1 the high one. Every 16 values along K share one e4m3 scale; bit 7 of a scale
@@ -40,6 +30,9 @@
 
 #ifdef __cplusplus
 extern "C" {
+#endif
+#ifdef NVFP4_LIBRARY /* tools/build_library.sh hides all other functions */
+#pragma GCC visibility push(default)
 #endif
 
 #define NVFP4_VERSION  "0.3.0"
@@ -602,6 +595,9 @@ const char *nvfp4_embedded_archs(void);
 const char *nvfp4_dtype_name(nvfp4_dtype dtype);       /* "float8_e4m3fn", ... */
 const char *nvfp4_backend_name(nvfp4_backend backend); /* "cpu", "sm80", "sm90", "sm100", "sm120" */
 
+#ifdef NVFP4_LIBRARY
+#pragma GCC visibility pop
+#endif
 #ifdef __cplusplus
 }
 #endif

@@ -1,5 +1,5 @@
-/* That the numbers which nvfp4.h has for its users are those of the library's own tables: backends.def, and
- * common/format.h and common/activations.h, which kernels include instead of the header. */
+/* Compiles only if the numbers that nvfp4.h has for its users are those of the library's own files: of backends.def,
+ * and of common/format.h and common/activations.h, which kernels include instead of the header. */
 #include "nvfp4.h"
 
 #define SAME(x, y, message) _Static_assert((int)(x) == (int)(y), message)
@@ -10,7 +10,7 @@ enum {
 #include "backends.def"
 };
 #define NVFP4_BACKEND(ID, ...)                                                                                         \
-    SAME(NVFP4_BACKEND_##ID, ROW_##ID, "NVFP4_BACKEND_" #ID " of nvfp4.h is not the number of its row in backends.def");
+    SAME(NVFP4_BACKEND_##ID, ROW_##ID, "nvfp4.h: NVFP4_BACKEND_" #ID " is not the number of its row in backends.def");
 #include "backends.def"
 
 #define DTYPES(X) X(NONE) X(UINT8) X(E2M1X2) X(E4M3) X(FP16) X(BF16) X(FP32) X(INT32) X(INT64)
@@ -25,7 +25,7 @@ __attribute__((unused)) static void compare_numbers(void) {
 #undef NVFP4_COMMON_ACTIVATIONS_H
 #include "common/activations.h"
 #include "common/format.h"
-#define EQUAL(name) SAME(NVFP4_##name, PUBLIC_##name, "NVFP4_" #name " of nvfp4.h is another number for kernels");
+#define EQUAL(name) SAME(NVFP4_##name, PUBLIC_##name, "nvfp4.h: NVFP4_" #name " is another number for kernels");
     DTYPES(EQUAL)
     OTHERS(EQUAL)
     SAME(sizeof(nvfp4_dtype) + sizeof(nvfp4_layout), 2 * sizeof(int), "enums are ints");

@@ -1,4 +1,4 @@
-/* Operands of tests of the public C interface. example.c, a user's program, has this of its own. */
+/* Operands of tests of the public C interface. examples/product.c, a user's program, has this of its own. */
 #ifndef NVFP4_TESTS_MATRIX_H
 #define NVFP4_TESTS_MATRIX_H
 

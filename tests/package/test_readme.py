@@ -260,6 +260,7 @@ NOT_OURS = {
     *("cli_evaluate", 'cli_evaluate()"', "--model_args", "softmax_dtype"),  # lm_eval's
     *("weight_scale_2", "input_scale", "per_tensor_scale", "act_per_tensor_scale"),
     *("weight_global_scale", "input_global_scale", "OMP_WAIT_POLICY=PASSIVE", "CUDA_HOME", "LD_LIBRARY_PATH"),
+    "PKG_CONFIG_PATH=$HOME/nvfp4/lib/pkgconfig",
 }
 
 
