@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4.checkpoints.recipe import AUTO
-from nvfp4.layers.checks import check_positive, short
+from nvfp4.layers.checks import check_positive, check_strided, short
 from nvfp4.layers.packed import ACTIVATIONS, BLOCK, PackedLinear
 
 MAX_DIMENSIONS = 64  # those of torch's element-wise operations
@@ -19,8 +19,7 @@ def check_kind(name: str, t: object) -> None:
     """Rejects what no file stores as a tensor, or torch does not compute with."""
     if not isinstance(t, Tensor):
         raise _C.Error(f"{name}: is of type {type(t).__name__}; must be a torch.Tensor")
-    if t.layout != torch.strided or t.is_nested:
-        raise _C.Error(f"{name}: layout is {'nested' if t.is_nested else short(t.layout)}; must be strided")
+    check_strided(name, t)
     if t.ndim > MAX_DIMENSIONS:
         raise _C.Error(f"{name}: has {t.ndim} dimensions; must have at most {MAX_DIMENSIONS}")
 

@@ -40,12 +40,12 @@ class FixedBuffers(torch.nn.Module):
                 self._buffers[name] = t if moved is given[name] or moved is None else moved.view(t.dtype)
 
     def no_tensors(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
-        """Messages on values of a state dict for this module's buffers that are no tensors."""
+        """Messages on values of a state dict for this module's buffers that are no tensors, or nested ones."""
         given = {prefix + name: state_dict[prefix + name] for name in self._buffers if prefix + name in state_dict}
         return [
-            f"{name}: is of type {type(t).__name__}; must be a torch.Tensor"
+            f"{name}: is {'nested' if isinstance(t, Tensor) else f'of type {type(t).__name__}'}; must be a torch.Tensor"
             for name, t in given.items()
-            if not isinstance(t, Tensor)
+            if not isinstance(t, Tensor) or t.is_nested
         ]
 
     def wrong_dtypes(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:

@@ -20,6 +20,7 @@ def check_tensor(name: str, t: object, dtype: torch.dtype | None, *shapes: tuple
     a shape that is none of these."""
     if not isinstance(t, Tensor):
         raise _C.Error(f"{name}: is of type {type(t).__name__}; must be a torch.Tensor")
+    check_strided(name, t)
     if dtype is None and t.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise _C.Error(f"{name}: dtype is {short(t.dtype)}; must be float16, bfloat16 or float32")
     if dtype is not None and t.dtype != dtype:
@@ -27,6 +28,11 @@ def check_tensor(name: str, t: object, dtype: torch.dtype | None, *shapes: tuple
     if shapes and t.shape not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         raise _C.Error(f"{name}: shape is {list(t.shape)}; must be {wanted}")
+
+
+def check_strided(name: str, t: Tensor) -> None:
+    if t.layout != torch.strided or t.is_nested:
+        raise _C.Error(f"{name}: layout is {'nested' if t.is_nested else short(t.layout)}; must be strided")
 
 
 def check_type(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4.layers.checks import check_positive, check_tensor, short
+from nvfp4.layers.checks import check_positive, check_strided, check_tensor, short
 
 BLOCK = 16  # values that share a scale
 ACTIVATIONS = ("nvfp4", None)
@@ -95,6 +95,7 @@ def layer_input(x: object, in_features: int) -> Tensor:
     """A layer's input in the dtype that it computes in: x, checked, or cast to autocast's dtype."""
     if not isinstance(x, Tensor):
         raise _C.Error(f"x: is of type {type(x).__name__}; must be a torch.Tensor")
+    check_strided("x", x)
     if x.ndim == 0 or x.shape[-1] != in_features:
         raise _C.Error(f"x: shape is {list(x.shape)}; the last dimension must be in_features = {in_features}")
     check_tensor("x", x, None)

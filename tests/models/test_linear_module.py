@@ -103,6 +103,49 @@ def test_state_dict_names_what_is_wrong(generator: torch.Generator) -> None:
             nvfp4.Linear(K, N).load_state_dict(wrong)
 
 
+def nested(layout: torch.layout) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls them a prototype
+        return torch.nested.nested_tensor([torch.ones(4, 64), torch.ones(2, 64)], layout=layout)
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: nested(torch.strided), "nested"),
+        (lambda: nested(torch.jagged), "nested"),
+        (lambda: torch.ones(4, 64).to_sparse(), "sparse_coo"),
+    ],
+    ids=["nested", "jagged", "sparse"],
+)
+def test_inputs_of_other_layouts(make: Callable[[], torch.Tensor], found: str) -> None:
+    """The layers, and the functions, which name torch's constant."""
+    x = make()
+    values, scales = nvfp4.quantize(torch.ones(4, 64))
+    layers = {
+        "x": (nvfp4.Linear(64, 32), nvfp4.Fp8Linear(64, 32), nvfp4.Fp8Linear(64, 32, activations="token")),
+        "hidden": (nvfp4.Experts(2, 64, 32), lambda x: nvfp4.Experts(2, 64, 32)(x, values, scales)),
+    }
+    calls = {
+        "x": (nvfp4.quantize, nvfp4.amax_scale),
+        "a": (lambda x: nvfp4.gemm(x, values, None, scales),),
+        "c": (lambda x: nvfp4.gemm(values, values, scales, scales, c=x),),
+        "ids": (lambda x: nvfp4.moe_route(x, 4),),
+        "gate": (lambda x: nvfp4.gated(x, None, "silu"),),
+    }
+    given = "nested" if found == "nested" else f"torch.{found}"
+    for name, functions in layers.items():
+        for function in functions:
+            with pytest.raises(nvfp4.Error, match=f"^{name}: layout is {found}; must be strided$"):
+                function(x)
+    for name, functions in calls.items():
+        for function in functions:
+            with pytest.raises(nvfp4.Error, match=f"^{name}: layout is {given}; must be torch.strided$"):
+                function(x)
+    with pytest.raises(nvfp4.Error, match=f"^bias: layout is {found}; must be strided$"):
+        PackedLinear(values, nvfp4.unswizzle(scales, 4, 4), torch.ones(()), bias=x)
+
+
 @pytest.mark.parametrize("value", [None, 3, "text", [1.0]], ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize(
     "make",

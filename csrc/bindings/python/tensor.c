@@ -152,8 +152,17 @@ static int is_negated(PyObject *object, const nvfp4_tensor *t) {
     return negated;
 }
 
+/* torch's dispatcher has no words of its own for nested tensors, whose layout may be torch.strided. */
+static int check_not_nested(PyObject *object, const char *name) {
+    char nested[64];
+    if (strcmp(describe(object, "is_nested", nested, sizeof nested), "True") != 0) return 1;
+    REJECT(name, ("layout is nested"), ("must be torch.strided"));
+    return 0;
+}
+
 static int check_strided(PyObject *object, const char *name) {
     char layout[64];
+    if (!check_not_nested(object, name)) return 0;
     if (strcmp(describe(object, "layout", layout, sizeof layout), "torch.strided") == 0) return 1;
     REJECT(name, ("layout is %s", layout), ("must be torch.strided"));
     return 0;
@@ -301,7 +310,8 @@ reading read_tensor(arrays *call, PyObject *object, const operation_tensor *row,
     int found = torch.tensor ? 1 : find_torch();
     if (found < 0) return READ_FAILED;
     if (found && (type == torch.tensor || type == torch.parameter)) return read_torch(object, row, use, tensor);
-    if (found && PyObject_TypeCheck(object, torch.tensor)) return READ_BY_TORCH;
+    if (found && PyObject_TypeCheck(object, torch.tensor))
+        return check_not_nested(object, row->name) ? READ_BY_TORCH : READ_FAILED;
     if (is_host_result(object)) {
         read_host_result(object, tensor);
         return READ;

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C, _api
-from nvfp4.layers.checks import check_type, short
+from nvfp4.layers.checks import check_strided, check_type, short
 from nvfp4.layers.packed import BLOCK
 
 GATED, PLAIN = ("silu", "gelu_tanh", "swiglu"), ("silu", "gelu_tanh", "relu2")  # activations, with and without a gate
@@ -109,6 +109,7 @@ class RoutedExperts(torch.nn.Module):
     def _checked(self, hidden: Tensor) -> Tensor:
         """The input in the dtype that the module computes in."""
         check_type("hidden", hidden, Tensor, "a torch.Tensor")
+        check_strided("hidden", hidden)
         if hidden.ndim == 0 or hidden.shape[-1] != self.hidden_size:
             raise _C.Error(
                 f"hidden: shape is {list(hidden.shape)}; the last dimension must be hidden_size = {self.hidden_size}"
@@ -123,6 +124,7 @@ class RoutedExperts(torch.nn.Module):
         """Index and weights as [tokens, k]."""
         for name, t in (("top_k_index", index), ("top_k_weights", weights)):
             check_type(name, t, Tensor, "a torch.Tensor")
+            check_strided(name, t)
         assert index is not None and weights is not None
         if index.dtype not in (torch.int32, torch.int64):
             raise _C.Error(f"top_k_index: dtype is {short(index.dtype)}; must be int32 or int64")
