@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ from nvfp4.layers.fp8 import Fp8Linear, Fp8Tensors
 from nvfp4.layers.hosts import is_pretrained, services
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.packed import PackedLinear
-from nvfp4.layers.traversal import as_linear, is_plain, reader_of
+from nvfp4.layers.readers import reader_of
+from nvfp4.layers.traversal import as_linear, is_plain
 
 
 def check_layer(name: str, packed: PackedLinear | Fp8Tensors, modules: Mapping[str, torch.nn.Module]) -> None:
@@ -40,6 +42,26 @@ def check_layer(name: str, packed: PackedLinear | Fp8Tensors, modules: Mapping[s
     if (packed.bias is None) != (old.bias is None):
         has, has_not = ("model", "checkpoint") if packed.bias is None else ("checkpoint", "model")
         raise _C.Error(f"{name}.bias: is in the {has} but not in the {has_not}")
+
+
+def tied_biases(
+    checkpoint: Checkpoint, model: torch.nn.Module, names: Mapping[str, str], renamed: Callable[[str], str]
+) -> dict[str, tuple[str, Tensor]]:
+    """The layers whose bias the model ties to a tensor that the checkpoint has under another name, such as BERT's
+    `cls.predictions.decoder` to `cls.predictions.bias`: the name in the model, and the tensor.
+
+    Args:
+        names: of each layer the name of its module.
+        renamed: the name in the model of a tensor of the checkpoint.
+    """
+    keys = getattr(model, "all_tied_weights_keys", {}) if is_pretrained(model) else {}
+    sources = {
+        name: keys[f"{names[name]}.bias"]
+        for name, packed in checkpoint.layers.items()
+        if packed.bias is None and f"{names[name]}.bias" in keys
+    }
+    given = {renamed(name): t for name, t in checkpoint.tensors.items()} if sources else {}
+    return {name: (source, given[source]) for name, source in sources.items() if source in given}
 
 
 Renamed = Callable[[str], tuple[str, str | None]]
@@ -73,6 +95,9 @@ def fit(checkpoint: Checkpoint, model: torch.nn.Module, unwanted: Callable[[str]
     strange = any(name not in names for name in checkpoint.all_layers)
     if is_pretrained(model) and (strange or any(name.rpartition(".")[0] not in names for name in checkpoint.tensors)):
         services("transformers").rename(model, checkpoint)
+    own = {name: name for name in checkpoint.layers}
+    for name, (_, bias) in tied_biases(checkpoint, model, own, lambda name: name).items():
+        checkpoint.layers[name] = replace(checkpoint.layers[name], bias=bias)
     keep_dense(checkpoint, model)
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -90,38 +87,3 @@ def find_layers(model: torch.nn.Module) -> dict[str, Linear | FusedPart]:
         if isinstance(module, (Linear, FusedPart)) and name.rpartition(".")[0] not in found:
             found[name] = module
     return found
-
-
-# ---- classes that read a layer's weight ----
-
-# Mamba-2's fused kernel takes `outproj_weight` in training alone.
-READ = re.compile(r"(?<!outproj_weight=)\bself\.(\w+)\.weight\b(?!\.device)")
-
-
-@functools.cache
-def weights_read(kind: Any) -> frozenset[str]:
-    """The names of a class's layers whose weights its own functions read: for a product, or for their dtype, as T5
-    does. Packed bytes are right for neither. Functions that make or reset weights do not count, nor do those that look
-    for uint8."""
-    found: set[str] = set()
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] in ("torch", "nvfp4", "builtins"):
-            continue
-        for name, function in vars(base).items():
-            if not inspect.isfunction(function) or "init" in name or "reset" in name:
-                continue
-            try:
-                text = inspect.getsource(function)
-            except (OSError, TypeError):  # made without a file
-                continue
-            if "torch.uint8" not in text:
-                found.update(READ.findall(text))
-    return frozenset(found)
-
-
-def reader_of(name: str, modules: Mapping[str, torch.nn.Module]) -> str | None:
-    """The class of the module that reads the weight of its layer of this name; None: none does."""
-    above, _, own = name.rpartition(".")
-    kind = type(modules[above]) if above in modules else None
-    reads = kind is not None and own in weights_read(kind)  # type: ignore[arg-type]
-    return kind.__name__ if kind is not None and reads else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
@@ -13,9 +13,11 @@ from nvfp4 import _C
 from nvfp4.layers.checks import check_type
 from nvfp4.layers.experts.mixture import Description, describe, is_mixture
 from nvfp4.layers.fused import FusedPart
+from nvfp4.layers.hosts import is_pretrained
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.packed import BLOCK
-from nvfp4.layers.traversal import as_linear, is_plain, reader_of
+from nvfp4.layers.readers import reader_of
+from nvfp4.layers.traversal import as_linear, is_plain
 
 # Presets of `ignore`, by ModelOpt's names: patterns of what is quantized, for names between dots. All else stays dense.
 EXPERTS = ("*block_sparse_moe*", "*.experts.*")
@@ -97,6 +99,7 @@ def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[st
     own: dict[str, str] = {}  # modules that read their layers' weights, with their type
     modules = dict(model.named_modules(remove_duplicate=False))
     found: set[int] = set()
+    sources = tied_sources(model, modules)
     ignored = {id(m) for name, m in modules.items() if reason_of(name, ignore) is not None}
     for name, module in modules.items():
         unused -= {pattern for pattern in unused if matches(name, pattern)}
@@ -117,6 +120,8 @@ def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[st
             skipped[name] = f"is a {type(module).__name__}, which may have a forward of its own"
         elif reader is not None:
             skipped[name] = f"{reader} reads its weight itself"
+        elif name in sources:
+            skipped[name] = f"{sources[name]} is tied to its weight or bias"
         elif linear.in_features == 0 or linear.in_features % BLOCK:
             skipped[name] = f"in_features is {linear.in_features}, no positive multiple of {BLOCK}"
         elif id(module) not in found:
@@ -125,6 +130,18 @@ def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[st
     if unused:
         raise _C.Error(f"ignore: {sorted(unused)[0]!r} matches no module of the model")
     return linears, skipped
+
+
+def tied_sources(model: torch.nn.Module, modules: Mapping[str, torch.nn.Module]) -> dict[str, str]:
+    """The modules from which transformers takes a parameter for one that is in no linear layer, such as the `bias`
+    beside the decoder of a FLAVA head, and the name of that one. Packed layers have no parameters."""
+    keys = getattr(model, "all_tied_weights_keys", {}) if is_pretrained(model) else {}
+    above = {target: target.rpartition(".")[0] for target in keys}
+    return {
+        source.rpartition(".")[0]: target
+        for target, source in keys.items()
+        if above[target] not in modules or as_linear(modules[above[target]]) is None
+    }
 
 
 def matches(name: str, pattern: str) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import nvfp4
 from nvfp4.checkpoints import modelopt
+from nvfp4.layers import readers
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with transformers")
 transformers = pytest.importorskip("transformers")
@@ -50,7 +51,41 @@ def mamba() -> tuple[Any, Callable[[Any], Tensor]]:
     return model.eval(), lambda model: model(IDS).logits
 
 
-@pytest.mark.parametrize(("make", "layers"), [(umt5, (".wo",)), (mamba, (".dt_proj", ".x_proj"))])
+def layoutlmv3() -> tuple[Any, Callable[[Any], Tensor]]:
+    """A method indexes the weight of a layer that another one passes to it."""
+    sizes = {"coordinate_size": 8, "shape_size": 16, "rel_2d_pos_bins": 64, "visual_embed": False}
+    model = transformers.LayoutLMv3Model(transformers.LayoutLMv3Config(**SIZES | sizes))
+    return model.eval(), lambda model: model(IDS, bbox=torch.zeros(2, 12, 4, dtype=torch.int64)).last_hidden_state
+
+
+def rwkv() -> tuple[Any, Callable[[Any], Tensor]]:
+    """The model divides the weights of its blocks' layers in place."""
+    config = transformers.RwkvConfig(vocab_size=128, hidden_size=64, num_hidden_layers=2)
+    return transformers.RwkvForCausalLM(config).eval(), lambda model: model(IDS).logits
+
+
+def qwen2_vl() -> tuple[Any, Callable[[Any], Tensor]]:
+    """A method of the whole says the dtype of a layer three modules below."""
+    sizes = {"embed_dim": 64, "hidden_size": 64, "depth": 2, "num_heads": 4, "patch_size": 4, "mlp_ratio": 2}
+    kind = transformers.models.qwen2_vl.modeling_qwen2_vl
+    model = kind.Qwen2VisionTransformerPretrainedModel(kind.Qwen2VLVisionConfig(**sizes))
+    grid, patches = (
+        torch.tensor([[1, 4, 4]]),
+        torch.randn(16, 3 * 2 * 4 * 4, generator=torch.Generator().manual_seed(1)),
+    )
+    return model.eval(), lambda model: model(patches.to(model.get_dtype()), grid_thw=grid).last_hidden_state
+
+
+@pytest.mark.parametrize(
+    ("make", "layers"),
+    [
+        (umt5, (".wo",)),
+        (mamba, (".dt_proj", ".x_proj")),
+        (layoutlmv3, (".rel_pos_bias", ".rel_pos_x_bias", ".rel_pos_y_bias")),
+        (rwkv, (".attention.output", ".feed_forward.value")),
+        (qwen2_vl, ("blocks.0.mlp.fc2",)),
+    ],
+)
 def test_layers_whose_weight_a_class_reads_are_dense(make: Any, layers: tuple[str, ...], tmp_path: Path) -> None:
     """For its dtype, or for a product of its own: after quantize_model, and where a file has them packed."""
     model, call = make()
@@ -81,6 +116,84 @@ def test_layers_whose_weight_a_class_reads_are_dense(make: Any, layers: tuple[st
         assert torch.equal(call(other), found) and found.isfinite().all()
         ours.save_pretrained(tmp_path / "out")
         assert torch.equal(call(type(model).from_pretrained(tmp_path / "out", dtype=torch.float32)), found)
+
+
+def bert() -> tuple[Any, Callable[[Any], Tensor]]:
+    """The decoder's bias is tied to the bias of the module above it."""
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**SIZES))
+    model.cls.predictions.bias.data.normal_()
+    return model.eval(), lambda model: model(IDS).logits
+
+
+def luke() -> tuple[Any, Callable[[Any], Tensor]]:
+    """The reverse: the bias of the module above is tied to the decoder's."""
+    config = transformers.LukeConfig(**SIZES, entity_vocab_size=16, entity_emb_size=64)
+    model = transformers.LukeForMaskedLM(config)
+    model.lm_head.bias.data.normal_()
+    return model.eval(), lambda model: model(IDS, attention_mask=torch.ones_like(IDS)).logits
+
+
+def wav2vec2() -> tuple[Any, Callable[[Any], Tensor]]:
+    """The class resets its projections when it is loaded."""
+    sizes = SIZES | {"conv_dim": (32, 32), "conv_stride": (5, 4), "conv_kernel": (10, 8), "num_feat_extract_layers": 2}
+    sizes |= {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2, "codevector_dim": 64}
+    model = transformers.Wav2Vec2ForPreTraining(transformers.Wav2Vec2Config(**sizes, proj_codevector_dim=64))
+    x = torch.randn(1, 800, generator=torch.Generator().manual_seed(1))
+    return model.eval(), lambda model: model(x).projected_states
+
+
+@pytest.mark.parametrize("activations", [None, "nvfp4"])  # saved as ModelOpt and as compressed-tensors
+@pytest.mark.parametrize(
+    ("make", "layer", "dense"),
+    [(bert, "cls.predictions.decoder", None), (luke, "lm_head.decoder", "lm_head.bias is tied to its"),
+     (wav2vec2, "project_hid", None)],
+)  # fmt: skip
+def test_layers_that_a_class_ties_or_resets(
+    make: Any, layer: str, dense: str | None, activations: str | None, tmp_path: Path
+) -> None:
+    model, call = make()
+    report = nvfp4.quantize_model(model, ignore=(), activations=activations)
+    assert isinstance(model.get_submodule(layer), nvfp4.Linear) is (dense is None)
+    assert dense is None or report.skipped[layer].startswith(dense)
+    with torch.no_grad():
+        expected = call(model)
+        model.save_pretrained(tmp_path)
+        ours, (other, _) = type(model).from_pretrained(tmp_path, dtype=torch.float32), make()
+        nvfp4.load(tmp_path, other)
+        for found in (ours, other):
+            assert torch.equal(call(found), expected) and expected.isfinite().all()
+        ours.save_pretrained(tmp_path / "again")
+        assert torch.equal(call(type(model).from_pretrained(tmp_path / "again", dtype=torch.float32)), expected)
+
+
+def test_how_a_weight_is_read() -> None:
+    """By the functions of the class, in layers anywhere below, and by functions that are given a layer."""
+
+    class Reads(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = x.to(block.first.weight.dtype)
+            if (dtype := self.asked.weight.dtype).is_floating_point:
+                x = x.to(dtype)
+            x = self.product(x.to(self.moved.weight.device), layer=self.given)
+            return self.lists[0].own(x.to(self.lists[-1].deep.weight.dtype)) @ self.own.weight
+
+        def product(self, x: Tensor, layer: nn.Linear, other: int = 0) -> Tensor:
+            return x @ layer.weight.T
+
+        @property
+        def dtype(self) -> torch.dtype:
+            return self.of_property.weight.dtype
+
+        def _init_weights(self) -> None:
+            self.made.weight.data.zero_()
+
+    read = {("", "first"), ("given",), ("lists", "*", "deep"), ("own",), ("of_property",)}
+    assert readers.weights_read(Reads) == read
+    modules = {"": nn.Module(), "a": Reads(), "a.blocks.1.first": nn.Linear(1, 1)}
+    found = {name for name in ("a.blocks.1.first", "a.given", "a.b.given", "a.lists.4.deep", "a.lists.deep", "given")
+             if readers.reader_of(name, modules) == "Reads"}  # fmt: skip
+    assert found == {"a.blocks.1.first", "a.given", "a.lists.4.deep"}
 
 
 def test_resizing_the_embedding_of_a_model_with_a_packed_head() -> None:

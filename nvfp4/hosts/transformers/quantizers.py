@@ -9,6 +9,7 @@ experts, and is filled from the mapped files at the end.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import warnings
@@ -28,7 +29,7 @@ from nvfp4.checkpoints.experts.container import Container
 from nvfp4.checkpoints.experts.naming import Place
 from nvfp4.checkpoints.experts.targets import described, gatherer, placeholder
 from nvfp4.checkpoints.files import check_file
-from nvfp4.checkpoints.fit import check_layer, dense_in_model
+from nvfp4.checkpoints.fit import check_layer, dense_in_model, tied_biases
 from nvfp4.checkpoints.left_out import is_head, left_out
 from nvfp4.checkpoints.modules import read_modules
 from nvfp4.checkpoints.recipe import AUTO, W4A4, W4A4_DYNAMIC, W4A16
@@ -88,6 +89,7 @@ class ModelOptQuantizer(HfQuantizer):
         self.skipped: dict[str, str] = {}
         self.attached = False  # whether it belongs to a model that was not loaded with it
         self.experts: dict[str, tuple[Container, bool]] = {}  # to load, and whether gate and up alternate
+        self.biases: dict[str, str] = {}  # of layers whose bias is tied to the parameter of this name
         self.read: list[str] = []  # layers that become dense, since the module above reads the weight
         self.dense: dict[str, Fp8Tensors] = {}  # FP8 layers of the checkpoint that are dense in the model
         self.modes: dict[str, Mode] = {}  # the mode of each layer that the configuration describes, by its name here
@@ -113,7 +115,9 @@ class ModelOptQuantizer(HfQuantizer):
         names, given = names_in(model, checkpoint)
         modules = dict(model.named_modules(remove_duplicate=False))
         self._await_dense(model, checkpoint, names, modules)
+        tied = tied_biases(checkpoint, model, names, lambda name: renamed(name)[0])
         for name, packed in checkpoint.all_layers.items():
+            packed = dataclasses.replace(packed, bias=tied[name][1]) if name in tied else packed
             check_layer(name, packed, {name: modules[names[name]]} if names[name] in modules else {})
         mode = self.quantization_config.recipe().mode
         for name, module in modules.items():  # transformers warns of missing tensors, and makes them up
@@ -138,6 +142,8 @@ class ModelOptQuantizer(HfQuantizer):
                 stored[id(old)] = _Stored(packed, format, old, own)
             else:
                 stored[id(old)] = fp8.StoredFp8(packed, self.quantization_config.format.NAME, old)
+            if model.all_tied_weights_keys.pop(f"{names[name]}.bias", None) is not None and name in tied:
+                self.biases[names[name]] = tied[name][0]
             # The configuration ties this weight, but the checkpoint has one of its own, which can be no Parameter.
             if model.all_tied_weights_keys.pop(f"{names[name]}.weight", None) is not None:
                 model.config.tie_word_embeddings = False
@@ -215,7 +221,10 @@ class ModelOptQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         for name, module in model.named_modules():
-            if isinstance(module, (_Stored, fp8.StoredFp8)):
+            if isinstance(module, _Stored):
+                source = self.biases.get(name)
+                module.finish(name, None if source is None else model.get_parameter(source))
+            elif isinstance(module, fp8.StoredFp8):
                 module.finish(name)
         for name in self.read:
             layer = model.get_submodule(name)
@@ -357,8 +366,11 @@ class _Stored(Linear):
             self.register_buffer(key, torch.empty(t.shape, dtype=dtype, device="meta"))
         stand_in(self)
 
-    def finish(self, name: str) -> None:
+    def finish(self, name: str, bias: Tensor | None) -> None:
+        """bias: that of another module, where the file has it there alone."""
         tensors = loaded(self, name)
+        if bias is not None:
+            tensors["bias"] = bias.detach().to(next(iter(tensors.values())).device, copy=True)
         # A model may keep modules in fp32, which holds e4m3 exactly.
         if self.format is not mxfp4:
             tensors["weight_scale"] = tensors["weight_scale"].to(torch.float8_e4m3fn)
@@ -372,6 +384,9 @@ class _Stored(Linear):
         remove_stand_ins(self)
         self._buffers, self._non_persistent_buffers_set = layer._buffers, layer._non_persistent_buffers_set
         self.__class__ = Linear
+
+    def reset_parameters(self) -> None:
+        """Does nothing: a class may call it for layers that it takes for new ones, as Wav2Vec2ForPreTraining does."""
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
