@@ -99,7 +99,6 @@ def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[st
     own: dict[str, str] = {}  # modules that read their layers' weights, with their type
     modules = dict(model.named_modules(remove_duplicate=False))
     found: set[int] = set()
-    sources = tied_sources(model, modules)
     ignored = {id(m) for name, m in modules.items() if reason_of(name, ignore) is not None}
     for name, module in modules.items():
         unused -= {pattern for pattern in unused if matches(name, pattern)}
@@ -120,28 +119,31 @@ def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[st
             skipped[name] = f"is a {type(module).__name__}, which may have a forward of its own"
         elif reader is not None:
             skipped[name] = f"{reader} reads its weight itself"
-        elif name in sources:
-            skipped[name] = f"{sources[name]} is tied to its weight or bias"
         elif linear.in_features == 0 or linear.in_features % BLOCK:
             skipped[name] = f"in_features is {linear.in_features}, no positive multiple of {BLOCK}"
         elif id(module) not in found:
             linears[name] = module
             found.add(id(module))
+    leave_tied(model, modules, linears, skipped)
     if unused:
         raise _C.Error(f"ignore: {sorted(unused)[0]!r} matches no module of the model")
     return linears, skipped
 
 
-def tied_sources(model: torch.nn.Module, modules: Mapping[str, torch.nn.Module]) -> dict[str, str]:
-    """The modules from which transformers takes a parameter for one that is in no linear layer, such as the `bias`
-    beside the decoder of a FLAVA head, and the name of that one. Packed layers have no parameters."""
+def leave_tied(
+    model: torch.nn.Module,
+    modules: Mapping[str, torch.nn.Module],
+    linears: dict[str, torch.nn.Module],
+    skipped: dict[str, str],
+) -> None:
+    """Leaves out layers from which transformers takes a parameter for a module that stays dense, such as the `bias`
+    beside the decoder of LUKE's head: packed layers have no parameters."""
     keys = getattr(model, "all_tied_weights_keys", {}) if is_pretrained(model) else {}
-    above = {target: target.rpartition(".")[0] for target in keys}
-    return {
-        source.rpartition(".")[0]: target
-        for target, source in keys.items()
-        if above[target] not in modules or as_linear(modules[above[target]]) is None
-    }
+    for target, source in keys.items():
+        name, other = (key.rpartition(".")[0] for key in (source, target))
+        if name in linears and other not in linears and modules.get(other) is not modules[name]:
+            del linears[name]
+            skipped[name] = f"{target} is tied to its weight or bias"
 
 
 def matches(name: str, pattern: str) -> bool:

@@ -166,6 +166,19 @@ def test_layers_that_a_class_ties_or_resets(
         assert torch.equal(call(type(model).from_pretrained(tmp_path / "again", dtype=torch.float32)), expected)
 
 
+def test_experts_whose_names_transformers_changes(tmp_path: Path) -> None:
+    """HYV4's gates get another name in the file, which no reader of experts knows: an error before anything is
+    written."""
+    config = transformers.Qwen3MoeConfig(**SIZES, num_experts=4, moe_intermediate_size=48, head_dim=16)
+    model = transformers.Qwen3MoeForCausalLM(config).eval()
+    nvfp4.quantize_model(model, activations=None)
+    renaming = transformers.core_model_loading.WeightRenaming(r"\.linear_gate", ".gate_proj")
+    model._weight_conversions = [renaming]
+    with pytest.raises(nvfp4.Error, match=r"^model.layers.0.mlp.experts: has 0.gate_proj.*use nvfp4.save$"):
+        model.save_pretrained(tmp_path)
+    assert not [*tmp_path.glob("*.safetensors")]
+
+
 def test_how_a_weight_is_read() -> None:
     """By the functions of the class, in layers anywhere below, and by functions that are given a layer."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -110,6 +110,19 @@ def saved_names(model: Any, name: str, module: Any) -> list[str]:
             f"{name}: is changed by transformers when it is saved, which NVFP4 layers cannot be; use nvfp4.save"
         )
     return [key.removesuffix(".weight") for key in saved]
+
+
+def check_saved_experts(model: Any, name: str, keys: Iterable[str]) -> None:
+    """Whether the tensors of a module of experts keep what follows its name in a file that save_pretrained writes: a
+    reader finds the layers of an expert by it."""
+    for local in dict.fromkeys(re.sub(r"\d+", "0", key.removeprefix(f"{name}.")) for key in keys):
+        whole = torch.empty(2, 2, device="meta")
+        saved = revert_weight_conversion(model, {f"{name}.{local}": whole})
+        if [(key.endswith(f".{local}"), t is whole) for key, t in saved.items()] != [(True, True)]:
+            raise _C.Error(
+                f"{name}: has {local}, which transformers changes when it is saved, as NVFP4 experts cannot be; "
+                "use nvfp4.save"
+            )
 
 
 def saved_name(model: Any, name: str) -> str:

@@ -50,7 +50,7 @@ from nvfp4.hosts.transformers.library import (
     PreTrainedModel,
     transformers,
 )
-from nvfp4.hosts.transformers.names import names_in, renamer, saved_name, saved_names
+from nvfp4.hosts.transformers.names import check_saved_experts, names_in, renamer, saved_name, saved_names
 from nvfp4.hosts.transformers.registry import register
 from nvfp4.layers.buffers import loaded, remove_stand_ins, round_up, stand_in
 from nvfp4.layers.checks import short
@@ -270,7 +270,9 @@ class ModelOptQuantizer(HfQuantizer):
         modes: dict[str, Mode] = {}
         for name, mixture in experts.items():
             modes[name] = mixture.mode
-            state |= expert_tensors(name, mixture, report)
+            stored = expert_tensors(name, mixture, report)
+            check_saved_experts(model, name, stored)
+            state |= stored
         for name, module in layers.items():
             packed = module.packed()
             modes[name] = mode_of(packed)
