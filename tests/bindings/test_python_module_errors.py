@@ -415,6 +415,32 @@ def test_gradients_are_rejected_not_lost(operands: list[torch.Tensor]) -> None:
         nvfp4.quantize(torch.zeros(1, 16, requires_grad=True))
 
 
+@pytest.mark.parametrize("dimensions", [7, 60, 64])
+def test_fake_tensors_of_many_dimensions(dimensions: int) -> None:
+    """The rank is the first that is read of a tensor: its sizes have room for 6. Parts of experts are joined before
+    other rules."""
+    given = {
+        "a": ((3, 64), torch.float16),
+        "b": ((2, 2, 8, 32), torch.uint8),
+        "scale_b": ((2, 2, 8, 4), torch.float8_e4m3fn),
+        "ends": ((2,), torch.int32),
+        "rows": ((3,), torch.int32),
+        "row_scale": ((3,), torch.float32),
+        "alpha": ((2, 2), torch.float32),
+        "bias": ((2, 2, 8), torch.float16),
+    }
+    with FakeTensorMode():
+        good = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in given.items()}
+        for call in (nvfp4.grouped_gemm, nvfp4.gated_grouped_gemm):
+            call(**good, scale_a=None, scale_layout="linear")
+            for name, t in good.items():
+                many = t.reshape(*[1] * (dimensions - t.ndim), *t.shape)
+                with pytest.raises(nvfp4.Error, match=f"^{name}: has {dimensions} dimensions; must "):
+                    call(**(good | {name: many}), scale_a=None, scale_layout="linear")
+        with pytest.raises(nvfp4.Error, match=f"^x: has {dimensions} dimensions; must "):
+            nvfp4.quantize(torch.empty([1] * (dimensions - 1) + [16]))
+
+
 def test_tensors_of_two_devices_are_rejected(operands: list[torch.Tensor]) -> None:
     """Fake tensors claim a GPU that need not exist; the rule is the one that real ones are read by."""
     names = ("a", "b", "scale_a", "scale_b")

@@ -147,6 +147,28 @@ static void check_groups(nvfp4_context *context) {
             expect(t == 2 ? isnan(out[t][j]) : out[t][j] == expected, "a result of its matrix, NaN of no row");
         }
     expect(memcmp(&out[3][0], &untouched, sizeof untouched) == 0, "a row past the last end is not written");
+
+    static float wanted[T][PARTS * N];
+    const void *matrices[E] = {b[0], b[PARTS]}, *scales[E] = {scale_b[0], scale_b[PARTS]};
+    memcpy(wanted, out, sizeof out), memset(out, 0x77, sizeof out);
+    args.b.shape[0] = args.scale_b.shape[0] = PARTS, args.groups = E;
+    args.b.data = args.scale_b.data = NULL, args.b_list = matrices, args.scale_b_list = scales;
+    expect(nvfp4_grouped_gemm(context, &args) == NVFP4_OK && memcmp(out, wanted, sizeof out) == 0,
+           "a list stands for b and scale_b, whose data may be NULL");
+    memset(out, 0x77, sizeof out);
+    for (int e = 0; e < E; e++) {
+        char message[80];
+        const void **const lists[] = {matrices, scales};
+        for (int i = 0; i < 2; i++) {
+            const void *kept = lists[i][e];
+            lists[i][e] = NULL;
+            snprintf(message, sizeof message, "%s: data of matrix %d is NULL; must be an address", i ? "scale_b" : "b",
+                     e);
+            expect_error(nvfp4_grouped_gemm(context, &args), message);
+            lists[i][e] = kept;
+        }
+    }
+    expect(out[0][0] == untouched && memcmp(out[0], out[2], sizeof out[0]) == 0, "nothing is written then either");
 }
 
 /* Groups of NVFP4 rows: each has its scales from a block of 128 rows on. */

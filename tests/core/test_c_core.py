@@ -28,8 +28,11 @@ ISA = {
     "quantize_avx512.c": "avx512_vnni",
     "amx.c": "amx_tile",
 }
-# Programs that put functions of their own in place of the C library's.
-WRAPPED = {"test_allocations": [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc", "aligned_alloc")]}
+# Programs that put functions of their own in place of others.
+WRAPPED = {
+    "test_allocations": [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc", "aligned_alloc")],
+    "test_cpu": ["-Wl,--wrap=parallel_for"],
+}
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
 
 

@@ -1,6 +1,7 @@
 /* The CPU backend against its definition.
  *
- * gcc -O3 -Icsrc tests/core/test_cpu.c csrc/cpu/(all).c csrc/common/error.c -lpthread -lm && ./a.out [seed]
+ * gcc -O3 -Icsrc tests/core/test_cpu.c csrc/cpu/(all).c csrc/common/error.c -Wl,--wrap=parallel_for -lpthread -lm
+ * ./a.out [seed]
  *
  * Inputs end at a page that cannot be read; padding is NaN; outputs are poisoned and checked around the edges. Data
  * whose sums are integers below 2^24 must give the same bits in every kernel, with any number of threads; other data
@@ -495,6 +496,60 @@ static void test_choice(void) {
 
 /* test_cpu [SEED [SHAPES]]: fewer shapes for a sanitizer or an emulator. NVFP4_TEST_FORK=0: qemu-user 7.2 cannot fork a
  * process of several threads. */
+static int64_t most_tasks; /* of a loop; 0: loops run as ever, else their first task and their last alone */
+
+void __real_parallel_for(int threads, int64_t tasks, void (*body)(void *, int64_t, int), void *context);
+void __wrap_parallel_for(int threads, int64_t tasks, void (*body)(void *, int64_t, int), void *context);
+
+void __wrap_parallel_for(int threads, int64_t tasks, void (*body)(void *, int64_t, int), void *context) {
+    if (!most_tasks) {
+        __real_parallel_for(threads, tasks, body, context);
+        return;
+    }
+    if (tasks > most_tasks) most_tasks = tasks;
+    body(context, 0, 0);
+    if (tasks > 0) body(context, tasks - 1, 0);
+}
+
+/* 2^31 matrices, which lie in the memory of one, as their results do: no task of theirs has a number of 32 bits. */
+static void test_many_matrices(void) {
+    enum { GROUPS = NVFP4_MAX_GROUPS, PARTS = 1 << 21, K = 16 };
+    static uint16_t a[GROUPS][K];
+    static int32_t ends[GROUPS];
+    const uint8_t b[K / 2] = {0x22, 0x22, 0x22, 0x22, 0x22, 0x22, 0x22, 0x22}, scale_b = 0x40; /* 1; 2 */
+    float out = 0;
+    for (int e = 0; e < GROUPS; e++) {
+        ends[e] = e + 1;
+        for (int k = 0; k < K; k++) a[e][k] = e < GROUPS - 1 ? 0 : 0x3C00; /* 1 in the last group */
+    }
+    const grouped_problem p = {.g = {.m = GROUPS,
+                                     .n = 1,
+                                     .k = K,
+                                     .l = (int64_t)GROUPS * PARTS,
+                                     .a = (const uint8_t *)a,
+                                     .b = b,
+                                     .a_pitch = K * 2,
+                                     .b_pitch = K / 2,
+                                     .scale_b = &scale_b,
+                                     .scale_b_pitch = 1,
+                                     .out = &out,
+                                     .alpha_value = 1,
+                                     .scale_layout = NVFP4_LINEAR,
+                                     .out_type = NVFP4_FP32,
+                                     .a_type = NVFP4_FP16,
+                                     .product_kind = PRODUCT_GROUPED},
+                               .ends = ends,
+                               .a_rows = GROUPS,
+                               .groups = GROUPS,
+                               .parts = PARTS};
+    cpu_isa isa;
+    if (cpu_isa_detect(&isa) != NVFP4_OK) abort();
+    most_tasks = 1;
+    check(cpu_grouped_gemm(&p, isa, 1, 0) == NVFP4_OK && most_tasks == (int64_t)GROUPS * PARTS, "2^31 matrices");
+    check(out == 32, "the last matrix of the last group");
+    most_tasks = 0;
+}
+
 int main(int count, char **arguments) {
     int shapes = count > 2 ? atoi(arguments[2]) : 150;
     const int few = shapes < 10; /* under a sanitizer, which takes five times as long */
@@ -502,6 +557,7 @@ int main(int count, char **arguments) {
     printf("seed %llu\n", (unsigned long long)state);
     test_choice();
     test_numbers();
+    test_many_matrices();
     for (int table_is_a = 0; table_is_a < 2; table_is_a++) {
         test_decoding(4096, 1, table_is_a, VALUES_E2M1);
         test_decoding(4096, 20, table_is_a, VALUES_E2M1);

@@ -1,6 +1,8 @@
 /* The steps around experts from C: a token's way to its experts and back, with tensors that begin and end where a
  * sanitizer sees it, and what only a C program can pass: numbers of no activation. Prints "N passed, N failed". */
 #include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,6 +104,46 @@ static void check_way(nvfp4_context *context) {
     free(ids), free(rows), free(ends), free(places), free(y), free(weights), free(out);
 }
 
+/* Ids that another thread changes from the first expert to the last while they are sorted. */
+enum { CHANGING = 4096, EXPERTS = 64, CALLS = 200 };
+
+typedef struct changing {
+    _Atomic int64_t *ids;
+    atomic_int ends;
+} changing;
+
+static void *change(void *argument) {
+    changing *c = argument;
+    for (int64_t id = 0; !c->ends; id = EXPERTS - 1 - id)
+        for (int i = 0; i < CHANGING; i++) atomic_store_explicit(&c->ids[i], id, memory_order_relaxed);
+    return NULL;
+}
+
+static void check_changing_ids(nvfp4_context *context) {
+    changing c = {.ids = filled(CHANGING * 8)};
+    for (int i = 0; i < CHANGING; i++) c.ids[i] = 0;
+    int32_t *rows = filled(CHANGING * 4), *ends = filled(EXPERTS * 4), *places = filled(CHANGING * 4);
+    nvfp4_moe_route_args route = NVFP4_MOE_ROUTE_ARGS;
+    route.ids = table((void *)c.ids, NVFP4_INT64, CHANGING, 1);
+    route.rows = vector(rows, CHANGING), route.ends = vector(ends, EXPERTS);
+    route.places = table(places, NVFP4_INT32, CHANGING, 1);
+    pthread_t other;
+    if (pthread_create(&other, NULL, change, &c)) abort();
+    int changed = 0, outside = 0;
+    for (int call = 0; call < CALLS; call++) {
+        if (nvfp4_moe_route(context, &route)) abort();
+        for (int i = 0; i < CHANGING; i++) {
+            changed += places[i] == -1; /* its expert had no place left */
+            outside += places[i] < -1 || places[i] >= ends[EXPERTS - 1] || rows[i] < 0 || rows[i] >= CHANGING;
+        }
+    }
+    c.ends = 1;
+    pthread_join(other, NULL);
+    expect(outside == 0, "places and rows of changing ids are inside");
+    printf("%d ids had changed\n", changed);
+    free((void *)c.ids), free(rows), free(ends), free(places);
+}
+
 static void check_gated(nvfp4_context *context) {
     float *gate = filled(S * N * 4), *out = filled(S * N * 4);
     for (int i = 0; i < S * N; i++) gate[i] = (float)(i - 30);
@@ -129,6 +171,7 @@ int main(void) {
     nvfp4_context *context = NULL;
     if (nvfp4_create(&context)) return 1;
     check_way(context);
+    check_changing_ids(context);
     check_gated(context);
     nvfp4_destroy(context);
     printf("%d passed, %d failed\n", passed, failed);

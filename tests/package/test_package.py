@@ -503,6 +503,18 @@ def setup_py(checkout: Path, *arguments: str, **variables: str) -> subprocess.Co
     return subprocess.CompletedProcess(started.args, started.returncode, output, errors)
 
 
+@pytest.mark.parametrize("variable", ["CC", "CFLAGS", "CPPFLAGS", "LDFLAGS"])
+@pytest.mark.parametrize(
+    "flag", ["-ffast-math", "-Ofast", "-funsafe-math-optimizations", "-ffinite-math-only", "-mdaz-ftz"]
+)
+def test_flags_that_change_results_stop_a_build(flag: str, variable: str, checkout: Path) -> None:
+    """With them NaN is missed, and a program that imports the module flushes subnormal numbers."""
+    given = f"gcc {flag}" if variable == "CC" else f"-g0 {flag} -O2"
+    done = setup_py(checkout, "build_ext", PATH="/nonexistent", **{variable: given})
+    assert done.returncode != 0
+    assert done.stderr == f"nvfp4: {variable} has {flag}, which changes results; must not have it.\n"
+
+
 def test_build_without_nvcc_says_what_is_missing(checkout: Path) -> None:
     done = setup_py(checkout, "build_ext", PATH="/nonexistent")
     assert done.returncode != 0
