@@ -247,9 +247,17 @@ def compile_fatbin(
     return output
 
 
+def check_folder(folder: Path) -> None:
+    """Stops a build in a folder whose name the assembler would not read back from a string of C."""
+    path = str(folder.resolve())
+    if not path.isprintable() or '"' in path or "\\" in path:
+        sys.exit(f"nvfp4: the build folder is {path!r}; must have no quote, backslash or line feed: move the checkout.")
+
+
 def write_fatbins(archs_of: dict[Path, list[str]], folder: Path, flags: list[str], root: Path | None = None) -> None:
     """Compiles every source, the longest work first, and writes fatbins.inc, which csrc/driver/fatbin.c includes and
     which does not compile without the macros of a debug build: its kernels have other parameters."""
+    check_folder(folder)
     cores = os.cpu_count() or 1
     threads = max(1, cores // max(1, len(archs_of)))
     longest_first = sorted(archs_of, key=lambda source: -len(archs_of[source]) * source.stat().st_size)

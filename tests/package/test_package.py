@@ -481,6 +481,16 @@ def test_nvcc_without_a_cxx_compiler(finder: ModuleType, monkeypatch: pytest.Mon
     assert not list(tmp_path.glob("*.key"))
 
 
+@pytest.mark.parametrize("letter", ['"', "\\", "\n"])
+def test_a_folder_that_no_string_of_c_names(letter: str, finder: ModuleType, tmp_path: Path) -> None:
+    """Before anything is compiled, which takes minutes."""
+    folder = tmp_path / f"a{letter}b" / "build"
+    with pytest.raises(SystemExit, match="^nvfp4: the build folder is .*; must have no quote, backslash or line feed"):
+        finder.write_fatbins({tmp_path / "one.cu": ["sm_80"]}, folder, [])
+    assert not folder.exists()
+    finder.check_folder(tmp_path / "a b's ü")
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A copy of the sources, with nothing built in it."""
