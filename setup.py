@@ -34,7 +34,7 @@ import nvfp4_cuda  # noqa: E402  (it lies in build_backend)
 if int(setuptools.__version__.split(".")[0]) < 77:  # as pyproject.toml asks, which a build without isolation ignores
     sys.exit(f"nvfp4: building needs setuptools 77 or later, this is {setuptools.__version__}.")
 
-DEBUG = [name for name in ("NVFP4_DUMP", "NVFP4_WATCHDOG") if os.environ.get(name, "0") == "1"]
+DEBUG = [name for name in nvfp4_cuda.DEBUG if os.environ.get(name, "0") == "1"]
 WERROR = os.environ.get("NVFP4_WERROR", "0") == "1"
 SANITIZERS = ["-fsanitize=address,undefined"] if os.environ.get("NVFP4_SANITIZE", "0") == "1" else []
 CFLAGS = ["-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden", "-fexceptions", *SANITIZERS]

@@ -21,6 +21,7 @@ WHEELS = [
     for name in ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
 ]
 OLDEST = (13, 0)
+DEBUG = ("NVFP4_DUMP", "NVFP4_WATCHDOG")  # macros of debug builds, whose kernels have other parameters
 NOT_FOUND = "nvfp4: no nvcc of CUDA 13 was found (looked at $NVFP4_NVCC, $CUDA_HOME/bin, PATH and NVIDIA's wheels)"
 REMEDY = (
     "install the CUDA 13 toolkit, or `pip install " + " ".join(WHEELS) + "`, or set NVFP4_NVCC to the nvcc to use, "
@@ -267,7 +268,7 @@ def write_fatbins(archs_of: dict[Path, list[str]], folder: Path, flags: list[str
             fatbins = {source: future.result() for source, future in work.items()}
         finally:
             pool.shutdown(cancel_futures=True)
-    macros = [flag[2:] for flag in flags if flag.startswith("-DNVFP4_")]
+    macros = [name for name in DEBUG if f"-D{name}" in flags]
     lines = [f"#ifndef {name}\n#error build/cuda has the code of a build with {name}\n#endif\n" for name in macros]
     all_archs: list[str] = []
     for source, archs in archs_of.items():

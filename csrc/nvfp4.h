@@ -160,13 +160,14 @@ typedef struct nvfp4_call {
 } nvfp4_call;
 
 /* The functions that go with nvfp4_NAME_args, the arguments of an operation:
- *   nvfp4_NAME_init(&args)   sets the size and gives every other field its default: zero, which stands for an absent
- *                            tensor, but where the statements after the name give it another one.
+ *   nvfp4_NAME_init(&args)   sets the size, which is the first field, and every other field to its default: to zero,
+ *                            which stands for an absent tensor, or to what the statements after the name say.
  *   nvfp4_NAME_defaults()    returns such a struct, which is also NVFP4_NAME_ARGS. */
 #define NVFP4_DEFAULTS(name, ...)                                                                                      \
     static inline void nvfp4_##name##_init(nvfp4_##name##_args *args) {                                                \
-        memset(args, 0, sizeof *args);                                                                                 \
-        ((nvfp4_call *)args)->size = sizeof *args;                                                                     \
+        const size_t size = sizeof *args;                                                                              \
+        memset(args, 0, size);                                                                                         \
+        memcpy(args, &size, sizeof size);                                                                              \
         __VA_ARGS__                                                                                                    \
     }                                                                                                                  \
     static inline nvfp4_##name##_args nvfp4_##name##_defaults(void) {                                                  \

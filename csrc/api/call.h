@@ -9,7 +9,7 @@
 
 /* A problem as its check leaves it: pointers, sizes and strides. */
 typedef union call_problem {
-    product_problem product; /* the next three, as planners take them */
+    product_problem product; /* one of the next three, in the type that planners take */
     gemm_problem gemm;
     grouped_problem grouped;
     quantize_gemm_problem quantize_gemm;
@@ -19,11 +19,11 @@ typedef union call_problem {
 typedef struct prepared_call {
     call_problem problem;
     target where;
-    gemm_candidate candidate; /* of a product */
-    int32_t candidates;       /* how many there are */
-    int32_t is_empty;         /* 1: there is nothing to compute */
-    int32_t is_fused;         /* 1: the candidate quantizes A too, or computes the activation too */
-    int64_t between;          /* bytes of workspace before the candidate's: what two steps have between them */
+    gemm_candidate candidate;   /* of a product */
+    int32_t candidates;         /* how many there are */
+    int32_t is_empty;           /* 1: there is nothing to compute */
+    int32_t is_fused;           /* 1: the candidate quantizes A too, or computes the activation too */
+    int64_t intermediate_bytes; /* of workspace before the candidate's, for what two steps share */
 } prepared_call;
 
 #endif

@@ -55,12 +55,12 @@ static int64_t part_bytes(const grouped_problem *p) {
 }
 
 /* The results of all parts, side by side. */
-static int64_t between(const call_problem *problem) {
+static int64_t intermediate_bytes(const call_problem *problem) {
     const grouped_problem *p = &problem->grouped;
     return ceil_div(p->g.m * p->parts * part_bytes(p), 16) * 16;
 }
 
-static int32_t split(const call_problem *problem, void *memory, product_problem *product, row_op_problem *row_op) {
+static int32_t fill_steps(const call_problem *problem, void *memory, product_problem *product, row_op_problem *row_op) {
     const grouped_problem *p = &problem->grouped;
     const int64_t part = part_bytes(p), pitch = p->parts * part;
     product->grouped = *p;
@@ -92,8 +92,8 @@ static int32_t fuse(const gemm_planner *planner, const device_props *props, cons
 
 const composite gated_grouped_gemm_composite = {.row_op = PLANNERS(gated),
                                                 .product_is_first = 1,
-                                                .between = between,
-                                                .split = split,
+                                                .intermediate_bytes = intermediate_bytes,
+                                                .fill_steps = fill_steps,
                                                 .fuse = fuse,
                                                 .argument = "b",
                                                 .contents = "its products"};

@@ -1,5 +1,5 @@
-/* Compiles only if the numbers that nvfp4.h has for its users are those of the library's own files: of backends.def,
- * and of common/format.h and common/activations.h, which kernels include instead of the header. */
+/* Compares the numbers that nvfp4.h has for its users with those of backends.def, and with those of common/format.h and
+ * common/activations.h, which kernels include instead. tests/core/test_c_core.py compares the lists of names. */
 #include "nvfp4.h"
 
 #define SAME(x, y, message) _Static_assert((int)(x) == (int)(y), message)

@@ -1,5 +1,5 @@
-/* Errors of products that no backend runs which may run the call. No backend is named here: what a message says of
- * backends follows from their table. */
+/* Errors where no backend of a call runs its product. No backend is named here: what a message says of backends follows
+ * from their table. */
 #include <stdio.h>
 
 #include "api/plan.h"
@@ -46,8 +46,6 @@ static const char *list_types(char text[NAMES_SIZE], uint32_t backends, int32_t 
     return text;
 }
 
-/* The error where no backend that may run the call takes it: it names those that do, on this device or else anywhere.
- */
 nvfp4_status reject_backends(const nvfp4_context *context, const target *where, const gemm_problem *p) {
     static const struct {
         const char *is, *must_be_other;
@@ -81,7 +79,6 @@ nvfp4_status reject_backends(const nvfp4_context *context, const target *where, 
                      ("must be %s, or the backend %s", list_types(types, where->backends, p->product_kind), others));
 }
 
-/* The error where no backend has one order of additions for every M: it names the backends of the device that do. */
 nvfp4_status reject_batch_invariant(const nvfp4_context *context, const target *where, const plan_query *query) {
     const gemm_traits *t = &query->traits;
     plan_query other = *query;
@@ -101,7 +98,6 @@ nvfp4_status reject_batch_invariant(const nvfp4_context *context, const target *
                      ("M * L must be smaller%s", hint));
 }
 
-/* Each backend that takes the product says why it has no candidate. */
 nvfp4_status reject_product(const plan_query *query) {
     char reasons[1024] = "";
     size_t length = 0;

@@ -51,7 +51,7 @@ static gemm_candidate no_launch(const target *where) {
 nvfp4_status plan_product(nvfp4_context *context, const product_problem *p, uint32_t flags, prepared_call *call) {
     const target *where = &call->where;
     call->candidates = call->is_fused = 0;
-    call->between = 0;
+    call->intermediate_bytes = 0;
     if (!where->on_gpu) return plan_on_host(context, &p->gemm, flags, call);
     if (p->gemm.product_kind >= PRODUCT_GROUPED && p->grouped.b_list)
         return CONTRADICTS("b", ("is a list but the backend runs on a GPU; must be one tensor there"));

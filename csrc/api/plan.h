@@ -26,7 +26,7 @@ nvfp4_status reject_product(const plan_query *query);
 
 /* ---- shape.c ---- */
 
-/* Its rules. The struct of an older program is shorter, and has neither groups nor an operation. */
+/* The rules of a shape. The struct of an older program is shorter: it lacks the operation, or groups too. */
 nvfp4_status check_shape(const nvfp4_shape *shape);
 int64_t groups_of_shape(const nvfp4_shape *shape);
 int32_t operation_of_shape(const nvfp4_shape *shape);

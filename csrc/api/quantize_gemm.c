@@ -146,12 +146,12 @@ static int64_t quantized_bytes(const quantize_problem *q) {
     return data_bytes(q) + ceil_div(q->l * scales, 16) * 16;
 }
 
-static int64_t between(const call_problem *problem) {
+static int64_t intermediate_bytes(const call_problem *problem) {
     return quantized_bytes(&problem->quantize_gemm.q);
 }
 
 /* A product without terms reads no A. */
-static int32_t split(const call_problem *problem, void *memory, product_problem *product, row_op_problem *row_op) {
+static int32_t fill_steps(const call_problem *problem, void *memory, product_problem *product, row_op_problem *row_op) {
     quantize_problem *q = &row_op->quantize;
     gemm_problem *p = &product->gemm;
     *q = problem->quantize_gemm.q;
@@ -170,8 +170,8 @@ static int32_t fuse(const gemm_planner *planner, const device_props *props, cons
 }
 
 const composite quantize_gemm_composite = {.row_op = PLANNERS(quantize),
-                                           .between = between,
-                                           .split = split,
+                                           .intermediate_bytes = intermediate_bytes,
+                                           .fill_steps = fill_steps,
                                            .fuse = fuse,
                                            .argument = "a",
                                            .contents = "its values as NVFP4"};

@@ -15,7 +15,7 @@ static void describe(const prepared_call *call, nvfp4_plan *plan) {
         .swap_ab = c->swap_ab,
         .split_k = c->split_k,
         .grid = c->grid,
-        .workspace = (size_t)(c->workspace + call->between),
+        .workspace = (size_t)(c->workspace + call->intermediate_bytes),
         .prefetch_stages = c->prefetch_stages,
         .ctas_per_sm = c->ctas_per_sm,
         .candidates = call->candidates,

@@ -66,7 +66,7 @@ nvfp4_status check_shape(const nvfp4_shape *s) {
     return NVFP4_OK;
 }
 
-/* The product of one group, of operands that lie one row after the other. */
+/* The product of all rows by one matrix, of operands that lie one row after the other. */
 static gemm_problem product_of_shape(const nvfp4_shape *s) {
     const int is_nn = (s->flags & NVFP4_NO_TRANSPOSE_B) != 0;
     const int is_e2m1 = s->a_dtype == NVFP4_NONE || operation_of_shape(s) == NVFP4_SHAPE_QUANTIZE_GEMM;
@@ -90,14 +90,14 @@ static gemm_problem product_of_shape(const nvfp4_shape *s) {
                           .product_kind = is_nn ? PRODUCT_GEMM_NN : PRODUCT_GEMM};
 }
 
-static grouped_problem groups_problem(const nvfp4_shape *s, gemm_problem one) {
+static grouped_problem groups_problem(const nvfp4_shape *s, gemm_problem product) {
     const int is_gated = operation_of_shape(s) == NVFP4_SHAPE_GATED_GROUPED_GEMM;
     const int32_t parts = is_gated ? 2 : 1;
-    one.product_kind = one.product_kind == PRODUCT_GEMM_NN ? PRODUCT_GROUPED_NN : PRODUCT_GROUPED;
-    one.l = groups_of_shape(s) * parts;
-    one.a_batch = one.scale_a_batch = 0;
-    one.out_batch = is_gated ? 0 : one.n * 2;
-    return (grouped_problem){.g = one,
+    product.product_kind = product.product_kind == PRODUCT_GEMM_NN ? PRODUCT_GROUPED_NN : PRODUCT_GROUPED;
+    product.l = groups_of_shape(s) * parts;
+    product.a_batch = product.scale_a_batch = 0;
+    product.out_batch = is_gated ? 0 : product.n * 2;
+    return (grouped_problem){.g = product,
                              .a_rows = s->m,
                              .groups = (int32_t)groups_of_shape(s),
                              .parts = parts,

@@ -12,8 +12,8 @@
 #include "plan/launch_plan.h"
 #include "plan/traits.h"
 
-/* The problem of a product, by its product_kind; that of a kernel that quantizes A too is the last. Each begins with a
- * gemm_problem. */
+/* The problem of a product: gemm or grouped, by its product_kind; quantize_gemm for a kernel that quantizes A too. Each
+ * begins with a gemm_problem. */
 typedef union product_problem {
     gemm_problem gemm;
     grouped_problem grouped;

@@ -7,6 +7,7 @@ aarch64 code also what takes 60 s there: test_cpu and the planners."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from conftest import FULL
 from paths import BENCHMARKS, CSRC, ROOT, TESTS
 
 PROGRAMS = sorted([*TESTS.glob("core/test_*.c"), *TESTS.glob("plan/test_*.c")])
-NOT_CORE = ("bindings", "contest")  # need Python.h, torch or CUDA
+NOT_CORE = ("bindings", "contest")  # need Python.h or torch, or describe an operation of theirs
 CORE = sorted(path for path in CSRC.rglob("*.c") if path.relative_to(CSRC).parts[0] not in NOT_CORE)
 OWN_TABLE = ("test_new_backend", "test_plan_cache")  # programs with backends of their own
 # Files whose code only a CPU with this flag runs: elsewhere they are not optimized, which takes gcc 10 s a build.
@@ -193,6 +194,24 @@ def test_numbers_of_the_header_are_compared(old: str, new: str, named: str, tmp_
     command = ["gcc", *WARNINGS, "-fsyntax-only", f"-I{tmp_path}", f"-I{CSRC}", str(CSRC / "api/header.c")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode and named in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("file", ["common/format.h", "common/activations.h"])
+def test_the_header_has_the_enumerators_of_the_kernels(file: str) -> None:
+    """Also one that only one of the two files has, which no assertion of header.c names."""
+
+    def enums(path: Path) -> dict[str, list[str]]:
+        found = re.findall(r"typedef enum (\w+) \{(.*?)\}", path.read_text(), re.S)
+        return {name: re.findall(r"^\s*(NVFP4_\w+)", body, re.M) for name, body in found}
+
+    theirs, ours = enums(CSRC / file), enums(CSRC / "nvfp4.h")
+    assert theirs and all(theirs.values()) and {name: ours[name] for name in theirs} == theirs
+
+
+def test_the_header_has_a_backend_for_each_row() -> None:
+    rows = re.findall(r"^NVFP4_BACKEND\((\w+)", (CSRC / "backends.def").read_text(), re.M)
+    (body,) = re.findall(r"typedef enum nvfp4_backend \{(.*?)\}", (CSRC / "nvfp4.h").read_text(), re.S)
+    assert len(rows) >= 5 and re.findall(r"NVFP4_BACKEND_(\w+)", body) == rows
 
 
 def test_driver_prototypes_equal_the_toolkits(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ AREAS |= {
         ),
     ),
     "bindings": Area(
-        ("bindings/*/*.c", "bindings/*.c"),
+        ("bindings/*/*.c", "bindings/*.c", "contest/*.c"),
         (
             ("bindings/test_python_module.py", "bindings/test_python_module_errors.py", "bindings/test_torch_abi.py"),
             ("bindings/test_torch_ops.py", "ops/test_custom_kernel.py", "bindings/test_dlpack_arrays.py"),

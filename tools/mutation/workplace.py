@@ -101,8 +101,7 @@ class Workplace:
 
     def sources(self) -> list[Path]:
         csrc = self.root / "csrc"
-        host = [path for path in csrc.rglob("*.c") if "contest" not in path.parts]
-        return sorted(host) + sorted((csrc / "kernels").rglob("*.cu"))
+        return sorted(csrc.rglob("*.c")) + sorted((csrc / "kernels").rglob("*.cu"))
 
     def virtual(self, source: Path) -> str:
         """The architecture of its PTX; emulated GPUs of later generations run it too."""
