@@ -157,7 +157,8 @@ def test_biases_of_packed_layers_do_not_train(bias: str, make: Callable[..., Any
     assert len(dense) == (6 if bias == "all" else 2)
     trained(model, ids)
     base = make(transformers.Qwen2Config, ignore=["*.q_proj", "*.k_proj", "*.v_proj", "lm_head"])
-    saved_equals_loaded(model, base, tmp_path, ids)
+    if bias == "all" or peft.__version__ >= "0.21":  # 0.18 does not save the bias of a layer with an adapter
+        saved_equals_loaded(model, base, tmp_path, ids)
     get_peft_model(make(), lora(bias=bias))  # Llama has no biases
 
 

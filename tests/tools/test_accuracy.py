@@ -57,7 +57,7 @@ def test_a_checkpoint_has_the_losses_of_its_model(work: Path) -> None:
     nvfp4.save(model, work / "scaled", "compressed-tensors")
     dense, row, scaled = accuracy.evaluate(work, [work / "nvfp4-round", work / "scaled"])
     assert dense["weights"] == "fp32" and dense["W4A16 compound KL"] == "0.0000" and dense["W4A4 compound KL"] == ""
-    assert row["weights"] == "nvfp4-round" and row["NVFP4 layers"] == "14" and float(row["processor s"]) > 0
+    assert row["weights"] == "nvfp4-round" and row["NVFP4 layers"] == "14" and float(row["processor s"]) >= 0
     assert row["packages"].startswith(f"nvfp4 {nvfp4.__version__}, transformers ")
     assert figures(row) == pytest.approx(figures(scaled), rel=1e-3, abs=2e-4), "scales differ in their last bit"
     assert scaled["packages"] == scaled["processor s"] == ""
