@@ -130,7 +130,7 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
         where = f"config_groups.{key}."
         check_keys(where, group, SCHEME)
         numbers = group_numbers(where, group)
-        coarse |= numbers["weights"].get("group_size") == GROUP
+        coarse |= is_e2m1(numbers["weights"]) and numbers["weights"].get("group_size") == GROUP
         eight = fp8.by_group(where, numbers["weights"], numbers["input_activations"], group)
         mode = eight or group_mode(numbers["weights"], numbers["input_activations"])
         if mode in (W4A4, W4A4_DYNAMIC, W4A16):

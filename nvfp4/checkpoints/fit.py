@@ -57,7 +57,7 @@ def tied_biases(
     keys = getattr(model, "all_tied_weights_keys", {}) if is_pretrained(model) else {}
     sources = {
         name: keys[f"{names[name]}.bias"]
-        for name, packed in checkpoint.layers.items()
+        for name, packed in checkpoint.all_layers.items()
         if packed.bias is None and f"{names[name]}.bias" in keys
     }
     given = {renamed(name): t for name, t in checkpoint.tensors.items()} if sources else {}
@@ -95,9 +95,12 @@ def fit(checkpoint: Checkpoint, model: torch.nn.Module, unwanted: Callable[[str]
     strange = any(name not in names for name in checkpoint.all_layers)
     if is_pretrained(model) and (strange or any(name.rpartition(".")[0] not in names for name in checkpoint.tensors)):
         services("transformers").rename(model, checkpoint)
-    own = {name: name for name in checkpoint.layers}
+    own = {name: name for name in checkpoint.all_layers}
     for name, (_, bias) in tied_biases(checkpoint, model, own, lambda name: name).items():
-        checkpoint.layers[name] = replace(checkpoint.layers[name], bias=bias)
+        if name in checkpoint.layers:
+            checkpoint.layers[name] = replace(checkpoint.layers[name], bias=bias)
+        else:
+            checkpoint.fp8[name] = replace(checkpoint.fp8[name], bias=bias)
     keep_dense(checkpoint, model)
 
 
@@ -110,17 +113,18 @@ def dense_in_model(
     checkpoint: Checkpoint, modules: Mapping[str, torch.nn.Module], names: Mapping[str, str]
 ) -> dict[str, str]:
     """The layers of a checkpoint whose dense weight the model's classes read, with the reason: FP8 layers whose module
-    is derived from torch.nn.Linear, and so computes something else, such as DeepSeek-V4's `wo_a`; NVFP4 layers whose
-    weight the module above reads, such as T5's `wo`.
+    is derived from torch.nn.Linear, and so computes something else, such as DeepSeek-V4's `wo_a`; layers whose weight
+    the module above reads, such as T5's `wo`.
 
     Args:
         names: of each layer the name of its module.
     """
     found = {}
-    for name in checkpoint.layers:
+    for name in checkpoint.all_layers:
         old, reader = modules.get(names[name]), reader_of(names[name], modules)
         if old is not None and is_plain(old) and reader is not None:
-            found[name] = f"is NVFP4 in the checkpoint and dense in the model: {reader} reads its weight itself"
+            kind = "NVFP4" if name in checkpoint.layers else "FP8"
+            found[name] = f"is {kind} in the checkpoint and dense in the model: {reader} reads its weight itself"
     for name in checkpoint.fp8:
         old = modules.get(names[name])
         if isinstance(old, torch.nn.Linear) and not is_replaced(old):

@@ -175,8 +175,8 @@ def warn_of_inputs(layers: Mapping[str, Fp8Tensors]) -> None:
     """Warns, once for all layers, where the configuration quantizes inputs and nvfp4 does not."""
     names = [name for name, own in layers.items() if own.stored is not None and own.stored.mode == MXFP8_INPUTS]
     if names:
-        others = f" and {len(names) - 1} other layers are" if len(names) > 1 else " is"
-        text = f"{names[0]}:{others} MXFP8 with MXFP8 inputs; they run with 16-bit inputs (W8A16)"
+        count = f"{len(names)} layers are" if len(names) > 1 else "1 layer is"
+        text = f"{count} MXFP8 with MXFP8 inputs by the configuration ({names[0]}); W8A16 runs, with 16-bit inputs"
         warnings.warn(text, stacklevel=4)  # past load and file_errors
 
 
@@ -297,6 +297,8 @@ def by_group(where: str, weights: Mapping[str, Any], inputs: Mapping[str, Any], 
     elif inputs:
         dynamic = inputs.get("dynamic") or False
         mode = INPUTS.get((dynamic, inputs.get("strategy") or "tensor"), "")
+        if strategy == "channel" and not dynamic and "strategy" not in inputs:
+            mode = TOKEN  # ModelOpt's FP8_PER_CHANNEL_PER_TOKEN, which says no more
         if not mode or (mode == BLOCKS and inputs.get("group_size") != BLOCK):
             return None
     if weights.get("dynamic") or group.get("output_activations"):
@@ -396,6 +398,9 @@ class StoredFp8(Fp8Linear):
         remove_stand_ins(self)
         self._buffers, self._non_persistent_buffers_set = layer._buffers, layer._non_persistent_buffers_set
         self.__class__ = Fp8Linear  # in place: hooks that accelerate adds stay where they are
+
+    def reset_parameters(self) -> None:
+        """Does nothing: a class may call it for layers that it takes for new ones."""
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"

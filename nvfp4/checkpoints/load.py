@@ -107,8 +107,8 @@ def load(
 
     Returns:
         A Checkpoint. It tells what was skipped: scales of a KV cache, and layers that are quantized in another way.
-        FP8 layers are in `fp8`, those of experts too; in a model they are nvfp4.Fp8Linear and nvfp4.Fp8Experts.
-        Stacked experts [E, N, K/2] are in `experts`, one layer for each, and those of a model in `mixtures`.
+        FP8 layers are in `fp8`; in a model they are nvfp4.Fp8Linear.
+        Stacked experts [E, N, K/2] are in `experts`, one layer for each. The experts of a model are in `mixtures`.
         `dense` names the large tensors that are neither NVFP4 nor FP8.
 
     Raises:

@@ -140,9 +140,9 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
     for name in layers:
         own = table(layers, name, "quantized_layers.")
         algorithms[name] = str(own.get("quant_algo"))
-        coarse |= own.get("group_size") == GROUP
         check_keys(f"quantized_layers.{name}.", own, MODELOPT_LAYER)
         if algorithms[name] in MODES:
+            coarse |= own.get("group_size") == GROUP
             check_layer(f"quantized_layers.{name}.", own, MODES[algorithms[name]])
         elif (mode := fp8.by_modelopt(algorithms[name])) in fp8.ACTIVATIONS:
             unused |= fp8.check_modelopt(f"quantized_layers.{name}.", own, mode)
@@ -236,8 +236,10 @@ def read_groups(config: Mapping[str, Any], groups: Groups, alone: bool) -> list[
         mode = group_mode(weights, inputs)
         if alone:
             own, eight = group.get("quant_algo"), fp8.by_group(where, weights, inputs, group)
-            stated = MODES.get(str(own), fp8.by_modelopt(str(own)))
-            groups.add(key, targets, (eight or mode) if own is None else stated)
+            stated = (eight or mode) if own is None else MODES.get(str(own), fp8.by_modelopt(str(own)))
+            if stated in fp8.ACTIVATIONS:
+                fp8.check_modelopt(where, group, str(stated))
+            groups.add(key, targets, stated)
         elif fp8.is_e4m3(weights) and inputs.get("dynamic") is True:
             dynamic += classes
         if not is_nvfp4(weights):

@@ -70,6 +70,8 @@ def read_modules(
                     eight = fp8.read(own, recipe.format, str(kind.mode), wanted is None)
                 if place is None or target is None:
                     checkpoint.fp8[module] = eight
+                elif place.expert is None:
+                    raise _C.Error(f"{module}: is one FP8 layer; must be one for each of the experts {target}")
                 else:
                     container_of(checkpoint, target, place, fp8, wanted).put(place, eight)
             elif kind.name == MXFP4:

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
+from nvfp4.layers.experts.fp8_experts import Fp8Experts
 from nvfp4.layers.experts.mixture import divided
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.experts.stack import Adapter
@@ -74,6 +75,7 @@ OF_EXPERTS = (True, False, "gaussian")
 ALL_LINEAR = "all-linear"  # of target_modules, in any case
 OTHERWISE = {"ln_tuning": "trains a copy of the layer", "mixed_model": "in a PeftMixedModel is not known"}
 PACKED = (Linear, FusedPart, Fp8Linear, Experts)
+PARAMETERS = ("gate_up_proj", "up_proj", "down_proj")  # of modules of experts
 HEADS = {"TOKEN_CLS": ("classifier", "score"), "QUESTION_ANS": ("qa_outputs",)}  # modules_to_save that PEFT adds later
 
 
@@ -190,8 +192,6 @@ def dispatch_nvfp4(
         raise _C.Error(
             "target: is a layer that is joined with others (fuse=True), which takes no adapter; use fuse=False"
         )
-    if isinstance(base, Fp8Linear):
-        raise _C.Error("target: is an FP8 layer, which takes no adapter; leave its name out of target_modules")
     if isinstance(base, Experts):
         return dispatch_experts(target, adapter_name, config, **kwargs)
     if not isinstance(base, Linear) or kwargs.get("parameter_name") is not None:
@@ -221,20 +221,32 @@ def dispatch_experts(target: torch.nn.Module, adapter_name: str, config: LoraCon
     return ParamWrapper(target, adapter_name, config=config, **kwargs)
 
 
-def warn_of_fp8(tuner: Any, model: torch.nn.Module, adapter_name: str) -> None:
-    """Names the FP8 layers that "all-linear" does not mean: they are no torch.nn.Linear."""
+def check_fp8(tuner: Any, model: torch.nn.Module, adapter_name: str) -> None:
+    """Raises if a configuration names FP8 layers, which take no adapter. Warns of those that "all-linear" leaves out,
+    since they are no torch.nn.Linear, and of FP8 experts that target_parameters leaves out."""
     config = tuner.peft_config[adapter_name]
-    targets = getattr(config, "target_modules", None)
-    if not isinstance(targets, str) or targets.lower() != ALL_LINEAR:
-        return
+    targets, parameters = (getattr(config, key, None) for key in ("target_modules", "target_parameters"))
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Fp8Linear)}
-    found = [name for name in layers if not (is_head(model, layers[name]) or is_excluded(tuner, config, name))]
-    if found:
-        more = f" and {len(found) - 3} others" if len(found) > 3 else ""
-        warnings.warn(
-            f"target_modules: is {targets!r}, but FP8 layers take no adapter: {', '.join(found[:3])}{more}",
-            stacklevel=4,
-        )
+    if isinstance(targets, str) and targets.lower() == ALL_LINEAR:
+        found = [name for name in layers if not (is_head(model, layers[name]) or is_excluded(tuner, config, name))]
+        warn_of(f"target_modules: is {targets!r}, but FP8 layers take no adapter", found)
+    elif targets is not None:
+        for name in layers:
+            if not is_excluded(tuner, config, name) and tuner._check_target_module_exists(config, name):
+                raise _C.Error(
+                    f"target_modules: has {name}, an FP8 layer, which takes no adapter; leave it out, for example by "
+                    "exclude_modules"
+                )
+    experts = [name for name, module in model.named_modules() if isinstance(module, Fp8Experts)]
+    wanted = [f".{target}" for target in parameters or ()]
+    missed = [name for name in experts if any(f".{name}.{p}".endswith(t) for p in PARAMETERS for t in wanted)]
+    warn_of("target_parameters: FP8 experts take no adapter", missed)
+
+
+def warn_of(text: str, names: list[str]) -> None:
+    if names:
+        more = f" and {len(names) - 3} others" if len(names) > 3 else ""
+        warnings.warn(f"{text}: {', '.join(names[:3])}{more}", stacklevel=5)
 
 
 def check_trained(tuner: Any, model: torch.nn.Module, adapter_name: str) -> None:
@@ -273,9 +285,10 @@ def has_trained_bias(tuner: Any, config: Any, name: str, module: torch.nn.Module
 
 
 def cannot_train(where: str, name: str, module: torch.nn.Module) -> NoReturn:
-    kind = "FP8" if isinstance(module, Fp8Linear) else "NVFP4"
+    if isinstance(module, Fp8Linear):
+        raise _C.Error(f"{where}: has {name}, which is FP8 and has no parameter to train; leave it out")
     raise _C.Error(
-        f"{where}: has {name}, which is {kind} and has no parameter to train; quantize the model with this layer in "
+        f"{where}: has {name}, which is NVFP4 and has no parameter to train; quantize the model with this layer in "
         "`ignore`, or call nvfp4.dequantize_model(model) first"
     )
 
@@ -378,7 +391,7 @@ def register() -> None:
         self: LoraModel, model: torch.nn.Module, adapter_name: str, *arguments: Any, **kwargs: Any
     ) -> None:
         check_trained(self, model, adapter_name)
-        warn_of_fp8(self, model, adapter_name)
+        check_fp8(self, model, adapter_name)
         with parameters_shown(model):
             injected(self, model, adapter_name, *arguments, **kwargs)
         guard_layers(model)  # AdaLoRA's
@@ -386,7 +399,7 @@ def register() -> None:
     def inject_other(self: Any, model: torch.nn.Module, adapter_name: str, *arguments: Any, **kwargs: Any) -> None:
         check_trained(self, model, adapter_name)
         check_method(self, model, adapter_name)
-        warn_of_fp8(self, model, adapter_name)
+        check_fp8(self, model, adapter_name)
         other_injected(self, model, adapter_name, *arguments, **kwargs)
         guard_layers(model)
 

@@ -144,8 +144,8 @@ class Fp8Linear(FixedBuffers):
         output: [..., N] in the same dtype.
 
     Quantizing divides the input by its scale in fp32, limits it to 448 and rounds it to FP8. A scale that is not stored
-    is the largest absolute value over 448, in fp32; 1 where all values are 0. A NaN, and with such a scale an infinity
-    too, makes the results of its part NaN.
+    is the largest absolute value over 448, in fp32; 1 where all values are 0. A NaN makes all results NaN whose inputs
+    share its scale. So does an infinity, if the scale is not stored.
 
     What rounds, beside the sums and the one rounding of the result:
 
@@ -253,6 +253,8 @@ class Fp8Linear(FixedBuffers):
             if self.activations is not None:
                 del shapes["group"]
             if scale is not None and tuple(scale.shape) in shapes.values():
+                if scale.shape != self.weight_scale.shape:
+                    self.stored = None  # which was of other scales
                 self.weight_scale = self.weight_scale.new_ones(scale.shape)
             if self.activations == "tensor":
                 self.input_scale = None if given is None else self.weight_scale.new_ones(())

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import nvfp4
 from nvfp4.__main__ import main
-from nvfp4.checkpoints import kv_cache, modelopt
+from nvfp4.checkpoints import fp8, kv_cache, modelopt
 from nvfp4.checkpoints.convert import convert
 from nvfp4.checkpoints.inspect import inspect
-from nvfp4.layers.fp8 import FP8, Fp8Tensors
+from nvfp4.layers.fp8 import FP8, Fp8Tensors, StoredScales
 from nvfp4.layers.packed import PackedLinear
 
 pytest.importorskip("transformers")
@@ -177,7 +177,7 @@ def test_quant_method_fp8(made: Callable[..., Made], generator: torch.Generator)
     safetensors.save_file(mx | {f"{Q}.weight_scale_inv": groups}, folder / "model.safetensors")
     described = {"quantization_config": config | {"weight_block_size": [1, 32]}}
     (folder / "config.json").write_text(json.dumps(described))
-    with pytest.warns(UserWarning, match=f"^{Q}: is MXFP8 with MXFP8 inputs"):
+    with pytest.warns(UserWarning, match=f"^1 layer is MXFP8 with MXFP8 inputs by the configuration .{Q}.;"):
         assert torch.equal(nvfp4.load(folder).fp8[Q].weight_scale, (2.0 ** (groups.double() - 127)).float())
     tensors = {f"{Q}.{key}": t for key, t in own.eight[Q].items()} | tensors
     for scale, dtype in (("scale", torch.float32), ("scale", torch.float8_e8m0fnu)):
@@ -207,10 +207,8 @@ def test_inputs_that_are_not_quantized_are_said_once(made: Callable[..., Made], 
                 read(own.write(), activations=activations)
             texts = [str(w.message) for w in caught if "MXFP8" in str(w.message)]
             assert len(texts) == count
-            for text in texts:
-                assert text.endswith(
-                    ": and 7 other layers are MXFP8 with MXFP8 inputs; they run with 16-bit inputs (W8A16)"
-                )
+            first = "8 layers are MXFP8 with MXFP8 inputs by the configuration (model.layers.0.self_attn."
+            assert all(text.startswith(first) and text.endswith("with 16-bit inputs") for text in texts)
 
 
 @pytest.mark.parametrize("kind", ["modelopt MXFP8", "ct MXFP8", "ct MXFP8 weights alone"])
@@ -228,6 +226,37 @@ def test_mxfp8_in_the_other_format(kind: str, made: Callable[..., Made], tmp_pat
     assert own_bytes.items() <= raw(stored(tmp_path / "second")).items()
     assert modes(tmp_path / "second") == modes(own.folder)
     assert torch.equal(logits(load(tmp_path / "second", dtype=torch.float32)), logits(own.plain()))
+
+
+@pytest.mark.parametrize("kind", ["modelopt MXFP8", "ct MXFP8"])
+def test_lost_scales_of_nvfp4_beside_mxfp8(kind: str, made: Callable[..., Made]) -> None:
+    """A group_size of 32 is that of MXFP8 alone: half of an NVFP4 layer's scales are damage."""
+    own = made(kind)
+    tensors, name = own.tensors(), f"{next(iter(own.four))}.weight_scale"
+    n, columns = tensors[name].shape
+    tensors[name] = tensors[name][:, ::2].contiguous()
+    folder = own.write(tensors)
+    config = own.quantization()
+    if own.kind.format == OPT:
+        layers = config["quantized_layers"]
+        layers |= {layer: {"quant_algo": "MXFP8", "group_size": 32} for layer in own.eight}
+        own.write(tensors, quantized_layers=layers)
+    with pytest.raises(nvfp4.Error) as error:
+        nvfp4.load(folder)
+    assert (
+        str(error.value)
+        == f"{name}: shape is [{n}, {columns // 2}]; must be [{n}, {columns}], or group_size must be 32"
+    )
+
+
+def test_a_state_dict_with_other_scales(generator: torch.Generator) -> None:
+    """What a checkpoint said of an MXFP8 layer does not hold for other scales."""
+    eight = Fp8Tensors(torch.randn(4, 64, generator=generator).to(FP8), torch.ones(4, 2), stored=None)
+    layer = nvfp4.Fp8Linear.from_packed(eight)
+    layer.stored = StoredScales(OPT, {"weight_scale": ("weight_scale", (4, 2), torch.uint8)}, "MXFP8")
+    other = nvfp4.Fp8Linear(64, 4, bias=False)
+    layer.load_state_dict(other.state_dict())
+    assert layer.stored is None and str(fp8.mode_of(layer.packed())) == "FP8 W8A16"
 
 
 def test_a_nan_of_mxfp8(made: Callable[..., Made]) -> None:

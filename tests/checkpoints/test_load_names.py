@@ -418,6 +418,21 @@ def test_algorithms_of_modelopt_groups(tmp_path: Path, generator: torch.Generato
     assert skipped == {"a": "is quantized in another way: NVFP4_SVD"}
 
 
+def test_fp8_groups_of_modelopt(tmp_path: Path, generator: torch.Generator) -> None:
+    """Without quantized_layers: channels with a scale for each row of the input, and options that are not done."""
+    tensors = named("a", modelopt.write(packed(generator)))
+    values = torch.randn(N, K, generator=generator)
+    tensors |= {"b.weight": values.to(FP8), "b.weight_scale": torch.full((N,), 0.5)}
+    eight = {"num_bits": 8, "type": "float", "dynamic": False}
+    own = {"weights": eight | {"strategy": "channel"}, "input_activations": eight, "targets": ["b"]}
+    four = {"weights": FOUR, "input_activations": FOUR, "targets": ["a"]}
+    checkpoint = nvfp4.load(write(tmp_path, tensors, by_groups(x=four, y=own)))
+    assert checkpoint.fp8["b"].activations == "token" and not checkpoint.skipped
+    for option in ("has_zero_point", "pre_quant_scale"):
+        folder = write(tmp_path, tensors, by_groups(x=four, y=own | {option: True}))
+        fails(f"config_groups.y.{option}: is True: ", folder)
+
+
 def test_a_configuration_in_the_part_for_text(tmp_path: Path, generator: torch.Generator) -> None:
     write(tmp_path, named("a", modelopt.write(packed(generator))), None)
     content = {"text_config": {"quantization_config": mixed({"language_model.a": "NVFP4"})}}

@@ -19,7 +19,7 @@ pytest.importorskip("safetensors.torch", reason="comes with transformers")
 from fp8_models import CT, KINDS, OPT, check_layers, eights, logits, modes  # noqa: E402
 from mixed_precision_models import Mixed, WithFp8Experts, with_plain_attention  # noqa: E402
 from moe_models import IDS, MODELS, Mixture, content  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 import nvfp4  # noqa: E402
@@ -166,6 +166,14 @@ def test_fp8_experts_that_do_not_fit(tmp_path: Path) -> None:
             {name: {"quant_algo": "W4A16_NVFP4"}},
         ),
         f"{name}.bias: is in the checkpoint but not in the model": (base | {f"{name}.bias": torch.zeros(64)}, {}),
+        f"{first}.down_proj: is one FP8 layer; must be one for each of the experts {first}": (
+            base
+            | {
+                f"{first}.down_proj.weight": base[f"{name}.weight"].clone(),
+                f"{first}.down_proj.weight_scale": torch.ones(()),
+            },
+            {f"{first}.down_proj": {"quant_algo": "FP8_PB_WO"}},
+        ),
     }
     for i, (message, (tensors, changes)) in enumerate(cases.items()):
         folder = own.write(tmp_path / str(i), OPT, tensors, quantized_layers=entries | changes)
@@ -176,6 +184,79 @@ def test_fp8_experts_that_do_not_fit(tmp_path: Path) -> None:
         assert all(torch.equal(t, before[key]) for key, t in model.state_dict().items())
         with pytest.raises(nvfp4.Error, match=f"^{message}$"):
             loaded("transformers", None, folder)
+
+
+@pytest.mark.parametrize("eight_bits", [False, True])
+def test_a_layer_of_gate_and_up_for_each_expert_of_gpt_oss(eight_bits: bool, tmp_path: Path) -> None:
+    """Their rows alternate, as in the model. They are saved as they were read, and so are stacks that are loaded over
+    them."""
+    own = Mixture("gpt-oss", "W4A16", tmp_path)
+    tensors = {key: t for key, t in own.stored(OPT).items() if ".experts." not in key}
+    dense, layers = dict(own.tensors), dict.fromkeys(own.layers, {"quant_algo": "W4A16_NVFP4"})
+    for name, stack in own.stacks.items():
+        container, _, local = name.rpartition(".")
+        bias, values = own.tensors[f"{name}_bias"], []
+        for e, packed in enumerate(stack):
+            layer = f"{container}.{e}.{local}"
+            if eight_bits:
+                weight = own.values(packed)
+                eight = {"weight": (weight * 100).to(FP8), "weight_scale": torch.full((1, 1, 1, 1), 0.01)}
+                values.append((eight["weight"].float() * 0.01).T)
+            else:
+                eight = modelopt.write(packed)
+                values.append(own.values(packed).T)
+            layers[layer] = {"quant_algo": "FP8_PB_WO" if eight_bits else "W4A16_NVFP4"}
+            tensors |= {f"{layer}.{key}": t.clone() for key, t in {**eight, "bias": bias[e]}.items()}
+        dense[name] = torch.stack(values)
+    own.dense.save_pretrained(tmp_path / "dense values")
+    save_file({key: t.contiguous() for key, t in dense.items()}, tmp_path / "dense values" / "model.safetensors")
+    wanted = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "dense values", dtype=torch.float32).eval())
+    config = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    folder = own.write(tmp_path / "read", OPT, tensors, **config)
+    for how in ("load", "transformers"):
+        model = loaded(how, own.from_config, folder)
+        assert error(logits(model), wanted) < BOUND
+        model.save_pretrained(tmp_path / how)
+        assert content(tmp_path / how) == content(folder)
+        assert torch.equal(logits(loaded(how, own.from_config, tmp_path / how)), logits(model))
+    stacks = own.write(tmp_path / "stacks", OPT)
+    by_load = own.from_config()
+    nvfp4.load(folder, by_load)
+    nvfp4.load(stacks, by_load)
+    assert torch.equal(logits(by_load), logits(loaded("load", own.from_config, stacks)))
+
+
+def test_adapters_beside_fp8_experts(tmp_path: Path) -> None:
+    """They take none, which a warning says; as named modules they are an error before anything changes."""
+    peft = pytest.importorskip("peft")
+    own = WithFp8Experts("qwen3-moe", "W4A16", tmp_path, "ct weights alone")
+    folder = own.write(tmp_path / "read", CT)
+    model = loaded("transformers", None, folder)
+    parameters = ["experts.gate_up_proj", "experts.down_proj"]
+    with pytest.warns(
+        UserWarning, match="^target_parameters: FP8 experts take no adapter: model.layers.0.mlp.experts$"
+    ):
+        adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], target_parameters=parameters))
+    adapted(input_ids=IDS, labels=IDS).loss.backward()
+    assert all(p.grad is not None for p in adapted.parameters() if p.requires_grad)
+    model = loaded("transformers", None, folder)
+    before = {name: type(module) for name, module in model.named_modules()}
+    with pytest.raises(nvfp4.Error, match=r"^target_modules: has model.layers.0.mlp.experts.0.gate_proj, an FP8 layer"):
+        peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "gate_proj"]))
+    assert {name: type(module) for name, module in model.named_modules()} == before
+
+
+def test_hooks_of_accelerate_on_experts(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    own = WithFp8Experts("qwen3-moe", "W4A16", tmp_path, "ct weights alone")
+    folder = own.write(tmp_path / "read", CT)
+    model = own.from_config()
+    wanted = logits(loaded("load", own.from_config, folder))
+    places = {name: "cpu" for name, _ in model.named_modules() if name.endswith("experts")}
+    accelerate.dispatch_model(model, {"": "cpu", **places}, force_hooks=True)
+    nvfp4.load(folder, model)
+    assert torch.equal(logits(model), wanted)
+    assert all(hasattr(model.get_submodule(name), "_hf_hook") for name in places)
 
 
 def test_experts_cannot_be_made_dense(tmp_path: Path) -> None:

@@ -297,8 +297,18 @@ def test_all_linear_names_fp8_layers(kind: str, ids: Tensor) -> None:
         excluded = getattr(peft, kind)(target_modules="all-linear", exclude_modules=["q_proj"], **options)
         get_peft_model(copy.deepcopy(model), excluded)
     if kind == "LoraConfig":
-        with pytest.raises(nvfp4.Error, match="^target: is an FP8 layer, which takes no adapter; leave its name"):
-            get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+        get_peft_model(
+            copy.deepcopy(model), LoraConfig(target_modules=["q_proj", "v_proj"], exclude_modules=["q_proj"])
+        )
+    state = {name: type(m) for name, m in model.named_modules()}
+    for targets in (["q_proj", "v_proj"], r".*\.[qv]_proj"):
+        named = getattr(peft, kind)(target_modules=targets, task_type="CAUSAL_LM", **options)
+        error = (
+            "^target_modules: has model.layers.0.self_attn.q_proj, an FP8 layer, which takes no adapter; leave it out"
+        )
+        with pytest.raises(nvfp4.Error, match=error):
+            get_peft_model(model, named)
+        assert {name: type(m) for name, m in model.named_modules()} == state
 
 
 @pytest.mark.parametrize("name", ["pissa", "olora", "corda"])

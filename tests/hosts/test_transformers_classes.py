@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import nvfp4
 from nvfp4.checkpoints import modelopt
 from nvfp4.layers import readers
+from nvfp4.layers.fp8 import FP8, Fp8Tensors
 
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with transformers")
 transformers = pytest.importorskip("transformers")
@@ -86,8 +87,11 @@ def qwen2_vl() -> tuple[Any, Callable[[Any], Tensor]]:
         (qwen2_vl, ("blocks.0.mlp.fc2",)),
     ],
 )
-def test_layers_whose_weight_a_class_reads_are_dense(make: Any, layers: tuple[str, ...], tmp_path: Path) -> None:
-    """For its dtype, or for a product of its own: after quantize_model, and where a file has them packed."""
+@pytest.mark.parametrize("eight_bits", [False, True])
+def test_layers_whose_weight_a_class_reads_are_dense(
+    make: Any, layers: tuple[str, ...], eight_bits: bool, tmp_path: Path
+) -> None:
+    """For its dtype, or for a product of its own: after quantize_model, and where a file has them packed or in FP8."""
     model, call = make()
     report = nvfp4.quantize_model(model, activations=None)
     names = [name for name, _ in model.named_modules() if name.endswith(layers)]
@@ -102,7 +106,16 @@ def test_layers_whose_weight_a_class_reads_are_dense(make: Any, layers: tuple[st
         linear = nn.Linear(*tensors[f"{name}.weight"].shape[::-1], bias=False)
         linear.weight.data = tensors.pop(f"{name}.weight")
         packed = nvfp4.Linear.from_linear(linear, None).packed()
-        tensors |= {f"{name}.{key}": t.contiguous() for key, t in modelopt.write(packed).items()}
+        own = modelopt.write(packed)
+        if eight_bits:
+            n, k = linear.weight.shape
+            scale = torch.full((-(-n // 128), 1, -(-k // 128), 1), 0.01)
+            own = {"weight": (linear.weight.data * 100).to(FP8), "weight_scale": scale}
+        tensors |= {f"{name}.{key}": t.contiguous() for key, t in own.items()}
+    if eight_bits:
+        entries = {key.removesuffix(".weight_scale_2"): {"quant_algo": "W4A16_NVFP4"} for key in tensors if "_2" in key}
+        entries |= dict.fromkeys(names, {"quant_algo": "FP8_PB_WO"})
+        content["quantization_config"] |= {"quant_algo": "MIXED_PRECISION", "quantized_layers": entries}
     content["quantization_config"]["ignore"] = [n for n in content["quantization_config"]["ignore"] if n not in names]
     safetensors.save_file(tensors, file, {"format": "pt"})
     config.write_text(json.dumps(content))
@@ -175,6 +188,18 @@ def test_experts_whose_names_transformers_changes(tmp_path: Path) -> None:
     renaming = transformers.core_model_loading.WeightRenaming(r"\.linear_gate", ".gate_proj")
     model._weight_conversions = [renaming]
     with pytest.raises(nvfp4.Error, match=r"^model.layers.0.mlp.experts: has 0.gate_proj.*use nvfp4.save$"):
+        model.save_pretrained(tmp_path)
+    sizes = {"gate_proj": (48, 64), "up_proj": (48, 64), "down_proj": (64, 48)}
+    eight = {
+        f"{e}.{name}": nvfp4.Fp8Linear.from_packed(Fp8Tensors(torch.randn(size).to(FP8), torch.ones(())))
+        for e in range(4)
+        for name, size in sizes.items()
+    }
+    model.model.layers[0].mlp.experts = nvfp4.Fp8Experts(4, 64, 48, eight)
+    with pytest.raises(nvfp4.Error, match=r"^model.layers.\d.mlp.experts: has 0.gate_proj.*use nvfp4.save$"):
+        model.save_pretrained(tmp_path)
+    model.model.layers[1].mlp.experts = model.model.layers[0].mlp.experts
+    with pytest.raises(nvfp4.Error, match=r"^model.layers.0.mlp.experts: has 0.gate_proj.weight.*use nvfp4.save$"):
         model.save_pretrained(tmp_path)
     assert not [*tmp_path.glob("*.safetensors")]
 

@@ -381,10 +381,12 @@ def test_copies_and_errors_of_experts(generator: torch.Generator) -> None:
         assert torch.equal(experts(x, theirs, weights, mapped), want)
         for copied in (copy.deepcopy(experts), pickle.loads(pickle.dumps(experts)), fresh, experts.to(torch.float64)):
             assert torch.equal(copied(x, index, weights), want) and repr(copied).startswith("nvfp4.Fp8Experts(")
+    meta = copy.deepcopy(experts).to("meta")
+    assert meta(x.to("meta"), index.to("meta"), weights.to("meta")).shape == x.shape
     layers = experts.layers
     for message, change in {
-        "layers: has no 3.up_proj; must have {}.gate_proj, {}.up_proj, {}.down_proj of 4 experts": {"3.up_proj": None},
-        "layers: has 4.up_proj, which is none of {}.gate_proj, {}.up_proj, {}.down_proj of 4 experts": {
+        "layers: has no 3.up_proj; must have 0.gate_proj, 0.up_proj, 0.down_proj of 4 experts": {"3.up_proj": None},
+        "layers: has 4.up_proj, which is none of 0.gate_proj, 0.up_proj, 0.down_proj of 4 experts": {
             "4.up_proj": layers["0.up_proj"]
         },
         "layers: 1.down_proj is 48 x 32 (N x K); must be 32 x 48": {"1.down_proj": layers["0.up_proj"]},
@@ -394,5 +396,6 @@ def test_copies_and_errors_of_experts(generator: torch.Generator) -> None:
         with pytest.raises(nvfp4.Error) as error:
             nvfp4.Fp8Experts(4, 32, 48, own)
         assert str(error.value) == message
-    with pytest.raises(nvfp4.Error, match="^first: has 0 names; must have 1 or 2$"):
-        nvfp4.Fp8Experts(4, 32, 48, layers, ())
+    for names in ((), ("{}.gate_proj", "{}.up_proj") * 2):
+        with pytest.raises(nvfp4.Error, match=f"^first: has {len(names)} names; must have 1 or 2$"):
+            nvfp4.Fp8Experts(4, 32, 48, layers, names)

@@ -146,7 +146,7 @@ class Container:
                 name = f"{self._name(roles[0], 0)}.{self.format.INPUT_SCALE}"
                 raise _C.Error(f"{name}: is missing, as those of all other experts are; the mode is {W4A4}")
         experts.activations = None if self.mode == W4A16 else "nvfp4"
-        alternate = interleaved and None in self.layers[first[0]]
+        alternate = interleaved and first == [GATE_UP]
         experts.naming = Naming(dict(self.locals), self.joined, turned, alternate, shapes, self.divisors)
         return experts
 

@@ -39,6 +39,8 @@ class Fp8Container(Container):
                 has, has_not = ("model", "checkpoint") if about.bias else ("checkpoint", "model")
                 raise _C.Error(f"{self.name}.{local}.bias: is in the {has} but not in the {has_not}")
         layers = {local: Fp8Linear.from_packed(tensors) for local, tensors in self.by_name()}
+        for layer in layers.values():
+            layer.bias = None if layer.bias is None else layer.bias.to(dtype)
         try:
             made = Fp8Experts(
                 about.experts,
@@ -54,7 +56,8 @@ class Fp8Container(Container):
             )
         except _C.Error as error:
             raise _C.Error(f"{self.name}: {error}") from None
-        made.interleaved, made.transposed, made.is_transposed = False, about.transposed, about.is_transposed
+        made.interleaved, made.transposed = about.interleaved, about.transposed
+        made.is_transposed = about.is_transposed
         return made.to("meta")
 
     def fill(self, experts: RoutedExperts, interleaved: bool, device: torch.device | None = None) -> Fp8Experts:

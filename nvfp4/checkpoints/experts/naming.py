@@ -62,7 +62,7 @@ class Naming:
         locals: of each role the name after the container's, with {} for the number of an expert; without it, a stack.
         joined: whether "_" and not "." follows a stack's name.
         transposed: whether stacks are [E, K/2, N].
-        interleaved: whether rows of gate and up alternate in a stack.
+        interleaved: whether rows of gate and up alternate in a stack, or in an expert's layer of both.
         shapes: of global scales, by role and name.
         divisors: of each role and name the global scales [E, P] as a format of divisors stores them: several may have
             the same reciprocal.

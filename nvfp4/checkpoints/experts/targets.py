@@ -68,7 +68,10 @@ def made(name: str, container: Container, old: torch.nn.Module) -> RoutedExperts
     """The module with a checkpoint's experts, in place of one of the model and on its device."""
     about = described(name, old)
     new = placeholder(container, about, old)
-    return container.fill(new, about.interleaved, next(iter((*old.parameters(), *old.buffers()))).device)
+    device = next(iter((*old.parameters(), *old.buffers()))).device
+    filled = container.fill(new, about.interleaved, device)
+    keep_hooks(old, filled)  # those of accelerate want values
+    return filled
 
 
 def placeholder(container: Container, about: Description, old: torch.nn.Module) -> RoutedExperts:
@@ -79,5 +82,4 @@ def placeholder(container: Container, about: Description, old: torch.nn.Module) 
         new.apply_router_weight_on_input = old.apply_router_weight_on_input
     if isinstance(old, Experts) and isinstance(new, Experts):
         new.batch_invariant = old.batch_invariant
-    keep_hooks(old, new)
     return new.train(old.training)

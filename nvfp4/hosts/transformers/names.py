@@ -18,6 +18,7 @@ from nvfp4.hosts.transformers.library import (
     rename_source_key,
     revert_weight_conversion,
 )
+from nvfp4.layers.fp8 import Fp8Linear
 from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.linear import Linear
 
@@ -105,22 +106,26 @@ def saved_names(model: Any, name: str, module: Any) -> list[str]:
     """The names of a layer in a file that save_pretrained writes: several, if transformers splits its weight."""
     key, whole = f"{name}.weight", torch.empty(module.out_features, module.in_features, device="meta")
     saved = revert_weight_conversion(model, {key: whole})
-    if isinstance(module, (Linear, FusedPart)) and [t is whole for t in saved.values()] != [True]:
+    if isinstance(module, (Linear, FusedPart, Fp8Linear)) and [t is whole for t in saved.values()] != [True]:
         raise _C.Error(
-            f"{name}: is changed by transformers when it is saved, which NVFP4 layers cannot be; use nvfp4.save"
+            f"{name}: is changed by transformers when it is saved, which packed layers cannot be; use nvfp4.save"
         )
     return [key.removesuffix(".weight") for key in saved]
 
 
 def check_saved_experts(model: Any, name: str, keys: Iterable[str]) -> None:
-    """Whether the tensors of a module of experts keep what follows its name in a file that save_pretrained writes: a
-    reader finds the layers of an expert by it."""
+    """Rejects experts whose layers get other names, or other tensors, in a file that save_pretrained writes: a reader
+    finds the layers of an expert by what follows the name of the module.
+
+    Args:
+        keys: the tensors of the module, by their names in the model.
+    """
     for local in dict.fromkeys(re.sub(r"\d+", "0", key.removeprefix(f"{name}.")) for key in keys):
         whole = torch.empty(2, 2, device="meta")
         saved = revert_weight_conversion(model, {f"{name}.{local}": whole})
         if [(key.endswith(f".{local}"), t is whole) for key, t in saved.items()] != [(True, True)]:
             raise _C.Error(
-                f"{name}: has {local}, which transformers changes when it is saved, as NVFP4 experts cannot be; "
+                f"{name}: has {local}, which transformers changes when it is saved, as packed experts cannot be; "
                 "use nvfp4.save"
             )
 

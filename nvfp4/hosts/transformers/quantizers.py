@@ -54,6 +54,7 @@ from nvfp4.hosts.transformers.names import check_saved_experts, names_in, rename
 from nvfp4.hosts.transformers.registry import register
 from nvfp4.layers.buffers import loaded, remove_stand_ins, round_up, stand_in
 from nvfp4.layers.checks import short
+from nvfp4.layers.experts.fp8_experts import Fp8Experts
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.experts.stack import left_out_of_state
 from nvfp4.layers.fp8 import Fp8Linear, Fp8Tensors
@@ -175,6 +176,7 @@ class ModelOptQuantizer(HfQuantizer):
             old = model.get_submodule(name)
             about = described(name, old)
             new = placeholder(container, about, old)
+            keep_hooks(old, new)
             for module in new.modules():
                 module._non_persistent_buffers_set.update(module._buffers)
             model.set_submodule(name, new)
@@ -277,6 +279,9 @@ class ModelOptQuantizer(HfQuantizer):
             packed = module.packed()
             modes[name] = mode_of(packed)
             state |= packed_tensors(name, packed, report)
+        for name, module in model.named_modules():
+            if isinstance(module, Fp8Experts):
+                check_saved_experts(model, name, [key for key in state if key.startswith(f"{name}.")])
         cache = kv_cache.of(model)
         if cache is not None and cache.format == report.format:
             state |= cache.scales

@@ -26,7 +26,8 @@ class Fp8Experts(RoutedExperts):
         layers (dict of Fp8Linear): the layers of all experts by their names, such as "7.gate_proj". They become
             modules of these names.
         first (tuple of str, optional): the names of the layers that read the input, with {} for the number of an
-            expert: gate and up, [I, H] each, or one with the rows of both. Default: ("{}.gate_proj", "{}.up_proj").
+            expert: gate and up, [I, H] each, or one with the rows of both, which alternate if the attribute
+            `interleaved` is set. Default: ("{}.gate_proj", "{}.up_proj").
         down (str, optional): the name of the layer behind the activation, [H, I]. Default: "{}.down_proj".
         activation, gated, limit, alpha, apply_router_weight_on_input (optional): as of nvfp4.Experts.
 
@@ -69,14 +70,15 @@ class Fp8Experts(RoutedExperts):
             apply_router_weight_on_input,
         )
         self.first, self.down = tuple(first), down
-        rows, remainder = divmod(intermediate_size * (2 if gated else 1), max(1, len(self.first)))
-        if remainder or not self.first:
+        if len(self.first) not in ((1, 2) if gated else (1,)):
             raise _C.Error(f"first: has {len(self.first)} names; must have {'1 or 2' if gated else '1'}")
+        rows = intermediate_size * (2 if gated else 1) // len(self.first)
         sizes = dict.fromkeys(self.first, (rows, hidden_size)) | {down: (hidden_size, intermediate_size)}
+        names = ", ".join(local.format(0) for local in sizes)
         wanted = {local.format(e): size for e in range(num_experts) for local, size in sizes.items()}
         for name, (n, k) in wanted.items():
             if name not in layers:
-                raise _C.Error(f"layers: has no {name}; must have {', '.join(sizes)} of {num_experts} experts")
+                raise _C.Error(f"layers: has no {name}; must have {names} of {num_experts} experts")
             layer = layers[name]
             check_type(f"layers: {name}", layer, Fp8Linear, "an nvfp4.Fp8Linear")
             if (layer.out_features, layer.in_features) != (n, k):
@@ -85,7 +87,7 @@ class Fp8Experts(RoutedExperts):
                 )
         for name in layers:
             if name not in wanted:
-                raise _C.Error(f"layers: has {name}, which is none of {', '.join(sizes)} of {num_experts} experts")
+                raise _C.Error(f"layers: has {name}, which is none of {names} of {num_experts} experts")
             *path, last = name.split(".")
             parent: torch.nn.Module = self
             for part in path:
@@ -154,7 +156,12 @@ class Fp8Experts(RoutedExperts):
 
     def _inner(self, x: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
         """gate and up of each expert, side by side."""
-        return self._product(self.first, x.index_select(0, rows), ends)
+        y = self._product(self.first, x.index_select(0, rows), ends)
+        return y.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1).contiguous() if self._alternates() else y
+
+    def _alternates(self) -> bool:
+        """Whether the rows of gate and up alternate in one layer."""
+        return self.gated and self.interleaved and len(self.first) == 1
 
     def _outputs(self, inner: Tensor, ends: Tensor, adapter: None = None) -> Tensor:
         return self._product((self.down,), self._hidden(inner), ends)
@@ -170,6 +177,8 @@ class Fp8Experts(RoutedExperts):
     def _transposed(self, of_down: bool, dy: Tensor, ends: Tensor) -> Tensor:
         """The gradient with respect to the rows of a product, [T, K] float32, of one with respect to its result."""
         names = (self.down,) if of_down else self.first
+        if not of_down and self._alternates():
+            dy = dy.unflatten(1, (2, -1)).transpose(1, 2).flatten(1)
         dx = dy.new_zeros(dy.shape[0], self.layer(names[0], 0).in_features, dtype=torch.float32)
         for e, own in spans(ends):
             for name, part in zip(names, dy[own].chunk(len(names), 1)):
@@ -179,6 +188,6 @@ class Fp8Experts(RoutedExperts):
 
 
 def spans(ends: Tensor) -> list[tuple[int, slice]]:
-    """The experts that have rows, and which."""
-    last = ends.tolist()
+    """The experts that have rows, and which. Ends on the meta device have no values, and stand for none."""
+    last = [] if ends.is_meta else ends.tolist()
     return [(e, slice(start, end)) for e, (start, end) in enumerate(zip([0, *last], last)) if end > start]
