@@ -312,7 +312,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """1 / (1 + exp(-x)) of fp32 numbers from -86, each operation rounded; see csrc/kernels/common/exponential.h."""
+    """1 / (1 + exp(-x)) of fp32 numbers from -86, each operation rounded; see csrc/common/exponential.h."""
 
     def constant(value: str) -> torch.Tensor:
         return torch.full_like(x, float.fromhex(value))
@@ -368,7 +368,7 @@ def gated(
     alpha: float = 1.702,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """A gated activation of fp32 numbers, each operation rounded; see csrc/kernels/common/activation.h."""
+    """A gated activation of fp32 numbers, each operation rounded; see csrc/common/gating.h."""
     g, u = gate.float(), torch.ones((), device=gate.device) if up is None else up.float()
     if limit is not None:
         most = as_fp32(limit, gate.device)

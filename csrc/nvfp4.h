@@ -445,7 +445,7 @@ NVFP4_DEFAULTS(rms_norm_quantize, args->quantize.global_value = 1.0f; args->eps 
 nvfp4_status nvfp4_rms_norm_quantize(nvfp4_context *context, const nvfp4_rms_norm_quantize_args *args);
 
 /* quantize of silu(gate) * up in fp32, in one pass: a row of args->x, [R, 2K] or [L, R, 2K], is K gates and K factors
- * `up`. silu is csrc/kernels/common/exponential.h's. block_scale must be NVFP4_AMAX6. */
+ * `up`. silu is csrc/common/exponential.h's. block_scale must be NVFP4_AMAX6. */
 nvfp4_status nvfp4_silu_mul_quantize(nvfp4_context *context, const nvfp4_quantize_args *args);
 
 /* The global scale that gives x [R, K] or [L, R, K] (fp16, bf16, fp32; any K) the whole range of the block scales:
@@ -475,7 +475,7 @@ NVFP4_DEFAULTS(swizzle, /* zeros */)
 nvfp4_status nvfp4_swizzle(nvfp4_context *context, const nvfp4_swizzle_args *args);
 nvfp4_status nvfp4_unswizzle(nvfp4_context *context, const nvfp4_swizzle_args *args);
 
-/* A gated activation, element by element in fp32, rounded once to out. csrc/kernels/common/activation.h defines its
+/* A gated activation, element by element in fp32, rounded once to out. csrc/common/gating.h defines its
  * operations, the same on each backend. A NaN gives NaN.
  *   NVFP4_SILU       silu(gate) * up. With a limit, min(gate, limit) and clamp(up, -limit, limit) stand for them.
  *   NVFP4_GELU_TANH  gelu(gate) * up, gelu by tanh.

@@ -270,7 +270,7 @@ def silu_mul_quantize(
         (data, scale), as quantize returns them for [.., R, K].
 
     Products are fp32 and are not rounded to the dtype of gate_up. The operations of silu are defined
-    (csrc/kernels/common/exponential.h): every backend gives the same bytes, within a few ulp of the exact value.
+    (csrc/common/exponential.h): every backend gives the same bytes, within a few ulp of the exact value.
 
     Raises:
         nvfp4.Error: an argument breaks a rule. Nothing has been written.
@@ -411,7 +411,7 @@ def gated(
         `out`, or a new tensor with the shape of gate.
 
     The arithmetic is fp32, and the result is rounded once. Its operations are defined
-    (csrc/kernels/common/activation.h): every backend gives the same bits, within a few ulp of the exact value. A NaN
+    (csrc/common/gating.h): every backend gives the same bits, within a few ulp of the exact value. A NaN
     gives NaN.
 
     Raises:

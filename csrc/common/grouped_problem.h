@@ -19,7 +19,7 @@ enum {
  * row of out has the n results of each part side by side. The epilogue is gemm's and, before rounding, v = v *
  * row_scale.
  *
- * With has_activation, out has n results a row: `gated` (kernels/common/activation.h) of the results of part 0, rounded
+ * With has_activation, out has n results a row: `gated` (common/gating.h) of the results of part 0, rounded
  * to out_type, and of those of part 1, rounded too. One part alone is without `up`. g.out_batch is 0. */
 typedef struct grouped_problem {
     gemm_problem g;      /* m: rows in the order of groups; g.a_batch is 0, g.out_batch the bytes of a part's results */

@@ -96,7 +96,7 @@ typedef struct swizzle_problem {
     uint8_t *swizzled; /* contiguous */
 } swizzle_problem;
 
-/* Gated activations: kernels/common/activation.h. Distances are in bytes. */
+/* Gated activations: common/gating.h. Distances are in bytes. */
 typedef struct gated_problem {
     int64_t rows, columns, l;
     const void *gate, *up; /* up: NULL where it is absent */

@@ -6,10 +6,10 @@
  *              s[j], j < 256: s = fma(h, h, s) over the values of blocks (of 16) j, j + 256, ... of the row, from 0
  *              s[j] = s[j] + s[j + n] for j < n; for n = 128, 64, ... 1
  *              y = (h * (1 / sqrt(s[0] / k + eps))) * weight
- *   gated      y by kernels/common/activation.h; 1 for an absent up
+ *   gated      y by common/gating.h; 1 for an absent up
  *   both       y to NVFP4 by cpu/quantize.h */
+#include "common/gating.h"
 #include "cpu/quantize.h"
-#include "kernels/common/activation.h"
 
 enum { PARTIALS = 256 };
 

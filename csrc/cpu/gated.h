@@ -1,11 +1,11 @@
-/* Gated activations of many values, by kernels/common/activation.h. A file that includes this has turned off the flags
+/* Gated activations of many values, by common/gating.h. A file that includes this has turned off the flags
  * of floating-point exceptions before all includes, which nothing reads: only then does gcc make selections of an
  * activation's clamps, and vectorize its loop. */
 #ifndef NVFP4_CPU_GATED_H
 #define NVFP4_CPU_GATED_H
 
+#include "common/gating.h"
 #include "cpu/epilogue.h"
-#include "kernels/common/activation.h"
 
 static inline __attribute__((always_inline)) void gate_by(const int activation, float *gate, const float *up, gating g,
                                                           int64_t count) {

@@ -2,9 +2,9 @@
 #ifndef NVFP4_DRIVER_DRIVER_H
 #define NVFP4_DRIVER_DRIVER_H
 
-#include "driver/device_props.h"
-#include "driver/kernel_set.h"
-#include "driver/tensor_layout.h"
+#include "common/device_props.h"
+#include "common/kernel_set.h"
+#include "common/tensor_layout.h"
 #include "nvfp4.h"
 
 typedef struct driver driver;

@@ -2,7 +2,7 @@
 #ifndef NVFP4_PLAN_CHOOSE_H
 #define NVFP4_PLAN_CHOOSE_H
 
-#include "driver/device_props.h"
+#include "common/device_props.h"
 #include "plan/gemm_backend.h"
 
 /* The settings of a plan: they name one candidate among those for a problem. */

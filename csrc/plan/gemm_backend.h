@@ -3,11 +3,11 @@
 #ifndef NVFP4_PLAN_GEMM_BACKEND_H
 #define NVFP4_PLAN_GEMM_BACKEND_H
 
+#include "common/device_props.h"
 #include "common/grouped_problem.h"
+#include "common/kernel_set.h"
 #include "common/math.h"
 #include "common/quantize_gemm_problem.h"
-#include "driver/device_props.h"
-#include "driver/kernel_set.h"
 #include "nvfp4.h"
 #include "plan/launch_plan.h"
 #include "plan/traits.h"

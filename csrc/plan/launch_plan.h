@@ -10,8 +10,8 @@
 #include <string.h>
 
 #include "common/problem.h"
+#include "common/tensor_layout.h"
 #include "common/tensor_map.h"
-#include "driver/tensor_layout.h"
 
 enum {
     MAX_CANDIDATES = 256,

@@ -2,7 +2,7 @@
 #ifndef NVFP4_PLAN_OPERANDS_H
 #define NVFP4_PLAN_OPERANDS_H
 
-#include "driver/device_props.h"
+#include "common/device_props.h"
 #include "plan/launch_plan.h"
 #include "plan/traits.h"
 

@@ -4,9 +4,9 @@
 #ifndef NVFP4_PLAN_ROW_OP_H
 #define NVFP4_PLAN_ROW_OP_H
 
+#include "common/device_props.h"
+#include "common/kernel_set.h"
 #include "common/row_op_problems.h"
-#include "driver/device_props.h"
-#include "driver/kernel_set.h"
 #include "nvfp4.h"
 #include "plan/launch_plan.h"
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "common/problem.h"
-#include "driver/tensor_layout.h"
+#include "common/tensor_layout.h"
 
 /* One array serves all batches: its batch stride is 0. */
 enum { BROADCAST_VALUES = 1, BROADCAST_SCALES = 2 };

@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "common/gating.h"
 #include "cpu/epilogue.h"
-#include "kernels/common/activation.h"
 
 typedef struct function {
     const char *name;

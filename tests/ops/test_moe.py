@@ -87,7 +87,7 @@ def exact_gated(gate: torch.Tensor, up: torch.Tensor, activation: str, limit: fl
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gated_is_what_torch_computes(activation: str, generator: torch.Generator) -> None:
-    """In fp64, by the bounds of activation.h and a rounding for each product."""
+    """In fp64, by the bounds of gating.h and a rounding for each product."""
     gate = torch.linspace(-12, 100, 8192)[None].contiguous()
     up = torch.randn(gate.shape, generator=generator) * 3
     for limit in (math.inf, 2.5) if activation in ("silu", "swiglu") else (math.inf,):

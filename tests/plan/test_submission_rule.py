@@ -21,8 +21,8 @@ HEADERS = (
     "common/math.h",
     "common/problem.h",
     "common/tensor_map.h",
-    "driver/device_props.h",
-    "driver/tensor_layout.h",
+    "common/device_props.h",
+    "common/tensor_layout.h",
     "kernels/sm100/model.h",
     "kernels/sm100/plan.h",
 )

@@ -68,8 +68,8 @@ AREAS |= {
     "moe": Area(
         (
             "kernels/moe/*",
-            "kernels/common/activation.h",
-            "kernels/common/exponential.h",
+            "common/gating.h",
+            "common/exponential.h",
             "cpu/moe*",
             "api/check_moe.c",
         ),

@@ -3,8 +3,8 @@
 #ifndef NVFP4_COMMON_GROUP_ACTIVATION_CUH
 #define NVFP4_COMMON_GROUP_ACTIVATION_CUH
 
+#include "common/gating.h"
 #include "common/grouped_problem.h"
-#include "kernels/common/activation.h"
 #include "kernels/common/epilogue.cuh"
 
 /* A value of a 16-bit type. */

@@ -1,7 +1,7 @@
-/* Gated activations, bit for bit as cpu/moe_rows.h: kernels/common/activation.h defines them. A thread has
+/* Gated activations, bit for bit as cpu/moe_rows.h: common/gating.h defines them. A thread has
  * ROWS_COLUMNS columns of a row. */
+#include "common/gating.h"
 #include "common/row_op_problems.h"
-#include "kernels/common/activation.h"
 #include "kernels/common/dependent.cuh"
 #include "kernels/moe/rows.cuh"
 

@@ -4,10 +4,10 @@
 
 #include <math.h>
 
+#include "common/exponential.h"
 #include "common/row_op_problems.h"
 #include "kernels/common/decode.cuh"
 #include "kernels/common/epilogue.cuh"
-#include "kernels/common/exponential.h"
 #include "kernels/quantize/kernels.h"
 #include "kernels/quantize/quotient.h"
 

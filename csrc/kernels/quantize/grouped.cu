@@ -4,8 +4,8 @@
  * has gridDim.x CTAs for each block that any ends can lead to, along y and z. They find the block's group
  * (common/group_tile.cuh), and their warps take 32 scales of a row at a time, a lane a block of 16 values. Without ends
  * all rows of a batch are one group. CTA 0 also stores where the scales of each group begin. */
+#include "common/gating.h"
 #include "common/group_blocks.h"
-#include "kernels/common/activation.h"
 #include "kernels/common/group_tile.cuh"
 #include "kernels/quantize/block.cuh"
 

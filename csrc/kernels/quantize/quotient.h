@@ -12,7 +12,7 @@
 #ifndef NVFP4_QUANTIZE_QUOTIENT_H
 #define NVFP4_QUANTIZE_QUOTIENT_H
 
-#include "kernels/common/fp32.h"
+#include "common/fp32.h"
 
 typedef struct reciprocal {
     float high, low;

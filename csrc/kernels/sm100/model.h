@@ -11,8 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/device_props.h"
 #include "common/math.h"
-#include "driver/device_props.h"
 #include "kernels/sm100/config.h"
 
 /* Name, value, unit, source. Numbers in brackets are sections of the notes on B200s that collect published

@@ -5,7 +5,7 @@
 #ifndef NVFP4_SM120_GROUPED_CONFIG_H
 #define NVFP4_SM120_GROUPED_CONFIG_H
 
-#include "kernels/common/activation.h"
+#include "common/gating.h"
 #include "kernels/sm120/config.h"
 
 /*    id, mma_tile_m, mma_tile_n, stage_k, stages, warps_m, warps_n */

@@ -10,8 +10,8 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "common/device_props.h"
 #include "common/math.h"
-#include "driver/device_props.h"
 #include "kernels/sm120/config.h"
 
 /* Name, value, unit, source. */

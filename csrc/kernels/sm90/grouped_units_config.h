@@ -6,7 +6,7 @@
 #ifndef NVFP4_SM90_GROUPED_UNITS_CONFIG_H
 #define NVFP4_SM90_GROUPED_UNITS_CONFIG_H
 
-#include "kernels/common/activation.h"
+#include "common/gating.h"
 #include "kernels/sm90/grouped_config.h"
 #include "kernels/sm90/units_config.h"
 

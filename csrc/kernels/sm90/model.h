@@ -16,8 +16,8 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "common/device_props.h"
 #include "common/math.h"
-#include "driver/device_props.h"
 #include "kernels/sm90/gemm_config.h"
 
 #define SM90_MODEL_PEAK_GB_S 4814.0 /* of an H200's memory: device_props */

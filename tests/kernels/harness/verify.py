@@ -41,7 +41,7 @@ class Launch:
     schedule: type[Struct]
     aligned = True  # scales are 4-byte aligned, output rows 32-byte: the verifier cannot compute it
     late = ""  # the operand that a grid before writes late
-    inlined: ClassVar[tuple[str, ...]] = ()  # files below csrc/kernels that mutations edit, as the kernel includes them
+    inlined: ClassVar[tuple[str, ...]] = ()  # files below csrc that mutations edit, as the kernel includes them
     config: Config
 
     @property
@@ -88,9 +88,9 @@ class Launch:
         (listed,) = re.findall(r"\b\w+_CONFIGS\(KERNEL\)", text)
         text = text.replace(listed, f"KERNEL({self.config.row})")
         for name in self.inlined:
-            include = f'#include "kernels/{name}"\n'
+            include = f'#include "{name}"\n'
             assert include in text, f"{name} is not included"
-            text = text.replace(include, (CSRC / "kernels" / name).read_text(), 1).replace(include, "")
+            text = text.replace(include, (CSRC / name).read_text(), 1).replace(include, "")
         return text
 
     def ptx(self) -> str:

@@ -36,7 +36,7 @@ class Launch(verify.Launch):
     aligned: bool = True  # scales are 4-byte aligned, output rows 32-byte: the verifier cannot compute it
 
     schedule = Schedule
-    inlined = ("sm100/cp_async_producer.cuh", "sm100/epilogue.cuh", "sm100/schedule.cuh")
+    inlined = ("kernels/sm100/cp_async_producer.cuh", "kernels/sm100/epilogue.cuh", "kernels/sm100/schedule.cuh")
 
     @property
     def config(self) -> Config:

@@ -14,8 +14,9 @@ from harness.mutations import Mutation, mutation
 from harness.values import BF16, FP32
 from sm120.grouped import CONFIGS, MAX_GROUPS, Groups, Schedule
 
-OF_COMMON = ("group_scales.cuh", "group_table.cuh", "group_activation.cuh", "activation.h")
-INLINED = (*(f"common/{name}" for name in OF_COMMON), "sm120/store.cuh", "sm120/tile.cuh")
+OF_KERNELS = ("common/group_scales.cuh", "common/group_table.cuh", "common/group_activation.cuh")
+OF_KERNELS += ("sm120/store.cuh", "sm120/tile.cuh")
+INLINED = (*(f"kernels/{name}" for name in OF_KERNELS), "common/gating.h")
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Launch(verify.Launch):
     aligned: bool = True  # scales are 4-byte aligned, output rows 16-byte: the verifier cannot compute it
 
     schedule = Schedule
-    inlined = ("sm120/store.cuh", "sm120/tile.cuh")
+    inlined = ("kernels/sm120/store.cuh", "kernels/sm120/tile.cuh")
 
     @property
     def config(self) -> Config:

@@ -42,7 +42,7 @@ class Activation:
         return {"has_activation": 1, "activation": self.number, "limit": limit, "activation_alpha": alpha}
 
     def fill(self, numbers: Struct, parts: int) -> None:
-        """The numbers of a schedule, as activation.h's gating_of computes them."""
+        """The numbers of a schedule, as gating.h's gating_of computes them."""
         of_problem = self.fields()
         numbers.limit, numbers.alpha = of_problem["limit"], of_problem["activation_alpha"]
         numbers.up_limit = numbers.limit if parts == 2 else float("inf")

@@ -24,7 +24,7 @@ class Divided(verify.Launch):
     clusters: int
 
     config: ClassVar[Config] = ALL_CONFIGS["sm90_prefill_divided"]
-    inlined = ("common/flags.cuh",)
+    inlined = ("kernels/common/flags.cuh",)
     for_verifier = False
 
     def start(self, emulator: Emulator, module: Any, generator: Generator) -> list[PrefillProduct]:

@@ -33,7 +33,12 @@ class Launch(verify.Launch):
     streamk: StreamK | None = None
 
     schedule = Schedule
-    inlined = ("sm90/mainloop.cuh", "sm90/reduce.cuh", "sm90/schedule.cuh", "common/flags.cuh")
+    inlined = (
+        "kernels/sm90/mainloop.cuh",
+        "kernels/sm90/reduce.cuh",
+        "kernels/sm90/schedule.cuh",
+        "kernels/common/flags.cuh",
+    )
 
     @property
     def config(self) -> Config:

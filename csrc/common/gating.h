@@ -17,11 +17,11 @@
  *
  * swiglu takes -86 / alpha for a gate below that, so that the sigmoid's argument stays where exponential.h defines it.
  * A NaN passes every clamp. */
-#ifndef NVFP4_COMMON_ACTIVATION_H
-#define NVFP4_COMMON_ACTIVATION_H
+#ifndef NVFP4_COMMON_GATING_H
+#define NVFP4_COMMON_GATING_H
 
 #include "common/activations.h"
-#include "kernels/common/exponential.h"
+#include "common/exponential.h"
 
 /* The numbers of a gated activation. */
 typedef struct gating {

@@ -1,7 +1,7 @@
 /* A tensor in global memory and the box of it that one TMA load takes: what a tensor map is encoded from
  * (cuTensorMapEncodeTiled). */
-#ifndef NVFP4_DRIVER_TENSOR_LAYOUT_H
-#define NVFP4_DRIVER_TENSOR_LAYOUT_H
+#ifndef NVFP4_COMMON_TENSOR_LAYOUT_H
+#define NVFP4_COMMON_TENSOR_LAYOUT_H
 
 #include <stdint.h>
 

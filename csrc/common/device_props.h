@@ -1,6 +1,6 @@
 /* Properties of a device that plans depend on. Bytes are compared (plan/choose.c), so no padding. */
-#ifndef NVFP4_DRIVER_DEVICE_PROPS_H
-#define NVFP4_DRIVER_DEVICE_PROPS_H
+#ifndef NVFP4_COMMON_DEVICE_PROPS_H
+#define NVFP4_COMMON_DEVICE_PROPS_H
 
 #include <stdint.h>
 

@@ -10,7 +10,9 @@
 #ifndef NVFP4_COMMON_EXPONENTIAL_H
 #define NVFP4_COMMON_EXPONENTIAL_H
 
-#include "kernels/common/fp32.h"
+#include <stdint.h>
+
+#include "common/fp32.h"
 
 #ifdef __CUDACC__
 HOST_DEVICE float power_of_two(uint32_t shifted) {
@@ -26,8 +28,8 @@ HOST_DEVICE float reciprocal_from_1(float d) {
     return __fmaf_rn(r, __fmaf_rn(-d, r, 1.0f), r);
 }
 #else
-#include <stdint.h>
 #include <string.h>
+
 #define reciprocal_from_1(d) (1.0f / (d))
 static inline float power_of_two(uint32_t shifted) {
     uint32_t bits = (shifted << 23) + 0x3F800000u;

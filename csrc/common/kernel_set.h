@@ -1,6 +1,6 @@
 /* The GPU kernels of one backend in the embedded fat binaries, as the driver loads and launches them. */
-#ifndef NVFP4_DRIVER_KERNEL_SET_H
-#define NVFP4_DRIVER_KERNEL_SET_H
+#ifndef NVFP4_COMMON_KERNEL_SET_H
+#define NVFP4_COMMON_KERNEL_SET_H
 
 #include <stdint.h>
 
