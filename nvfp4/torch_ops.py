@@ -261,8 +261,8 @@ def _is_absent(t: Tensor) -> bool:
 
 
 def _first(tensors: list[Tensor]) -> Tensor:
-    """What stands for a list in shapes of results: its first tensor, with a dimension of size 1 before its own. The
-    check rejects an empty list."""
+    """The tensor that gives a list's shape to results: the first of the list, with a dimension of size 1 before its
+    own. The check rejects an empty list."""
     return tensors[0].unsqueeze(0) if tensors else torch.empty(1, 0, 0, dtype=torch.uint8)
 
 

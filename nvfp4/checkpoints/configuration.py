@@ -43,7 +43,7 @@ def read_recipe(folder: Path, mistral: bool = False) -> Recipe | None:
 
 
 def quantization_in(folder: Path, name: str) -> Mapping[str, Any]:
-    """What a file of a checkpoint says of quantization; empty if it is not there, or says nothing."""
+    """The quantization configuration in a file of a checkpoint; empty if the file is not there or has none."""
     path = folder / name
     if not is_there(path):
         return {}

@@ -185,7 +185,7 @@ def recipe(config: Mapping[str, Any]) -> Recipe:
 
 
 def says(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a configuration, which may be damaged, says of layers: equal in both files that ModelOpt writes."""
+    """The settings of layers in a configuration, which may be damaged: equal in both files that ModelOpt writes."""
     names = config.get("ignore") or config.get("exclude_modules") or []
     return names, *(config.get(key) for key in ("quant_algo", "moe_quant_algo", "quantized_layers"))
 

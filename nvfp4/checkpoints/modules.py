@@ -26,7 +26,7 @@ from nvfp4.checkpoints.tensors import chosen, is_coarse
 from nvfp4.layers.checks import prefix_errors
 
 ACTIVATIONS = {W4A4: "nvfp4", W4A4_DYNAMIC: "nvfp4", W4A16: None, AUTO: AUTO}
-# What hf_quant_config.json cannot say, as it has no groups.
+# hf_quant_config.json has no groups, so it gives each of these modes as the second of its pair.
 SIMILAR = {W4A4_DYNAMIC: W4A4, fp8.DYNAMIC: fp8.STATIC, MXFP4_INPUTS: MXFP4}
 NVFP4, FP8, OTHER, PLAIN = "NVFP4", "FP8", "other", "plain"  # kinds of modules, as is the mode MXFP4
 

@@ -52,8 +52,8 @@ class Pattern(Protocol):
 
 
 class Work:
-    """What all patterns of a configuration share: the steps that they may take, the memory of those that were made, and
-    tests of single characters."""
+    """The patterns of one configuration share this: the steps that they may take, the memory of those that were made,
+    and tests of single characters."""
 
     def __init__(self) -> None:
         self.steps, self.held = MAX_STEPS, 0

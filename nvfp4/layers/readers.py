@@ -102,8 +102,8 @@ def layers_given(caller: ast.FunctionDef, name: str, names: list[str], read: set
 
 
 def weights(function: ast.FunctionDef) -> Iterator[ast.expr]:
-    """What stands before each `.weight` that a function reads. Mamba-2's fused kernel takes `outproj_weight` in
-    training alone."""
+    """The objects whose `.weight` a function reads, as expressions. `outproj_weight` is left out: Mamba-2's fused
+    kernel takes it in training alone."""
     above = {child: node for node in ast.walk(function) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(function):
         if not isinstance(node, ast.Attribute) or node.attr != "weight":

@@ -122,8 +122,8 @@ def test_gpu_code_of_a_build(tmp_path: Path) -> None:
     """All of it is in both libraries, the command names its GPUs, and the example runs it on the emulated one."""
     fatbin = tmp_path / "sm80_gemm.fatbin"
     fatbin.write_bytes(os.urandom(1000))
-    made_up = f'FATBIN(sm80_gemm, "{fatbin}", "sm_80")\n#undef FATBIN_ARCHS\n#define FATBIN_ARCHS "sm_80 compute_80"\n'
-    checkout = with_gpu_code(new_checkout(tmp_path), BUILT.read_text() if BUILT.is_file() else made_up)
+    fake = f'FATBIN(sm80_gemm, "{fatbin}", "sm_80")\n#undef FATBIN_ARCHS\n#define FATBIN_ARCHS "sm_80 compute_80"\n'
+    checkout = with_gpu_code(new_checkout(tmp_path), BUILT.read_text() if BUILT.is_file() else fake)
     done = run(
         checkout, "tools/build_library.sh lib && gcc -Ilib/include examples/product.c -Llib/lib -lnvfp4 -lm -o it"
     )

@@ -158,7 +158,7 @@ static void delete_list(torch_value value) {
 
 /* ---- calls ---- */
 
-/* What an operator differs in from others of its operation. */
+/* An operation has several operators, which differ in this alone. */
 typedef struct operator_form {
     int results_given, lists_given; /* of tensors, where a list may stand for a tensor */
 } operator_form;

@@ -1,4 +1,4 @@
-"""What nvfp4.Experts and nvfp4.Fp8Experts have in common: the way of tokens to experts, and the activation."""
+"""The base of nvfp4.Experts and nvfp4.Fp8Experts: the way of tokens to experts, and the activation."""
 
 from __future__ import annotations
 
