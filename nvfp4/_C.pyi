@@ -37,33 +37,6 @@ def gemm(
     out_dtype: DType | None,
     /,
 ) -> Array: ...
-def custom_kernel(a: Array, b: AnyArray, sfa_permuted: AnyArray, sfb_permuted: AnyArray, c: Array, /) -> Array: ...
-def quantize(
-    x: Array, global_scale: float | AnyArray | None, scale_layout: str, block_scale: str, /
-) -> tuple[Array, Array]: ...
-def weighted_quantize(
-    x: Array, importance: AnyArray, global_scale: float | AnyArray | None, scale_layout: str, /
-) -> tuple[Array, Array]: ...
-def gptq_block(x: Array, u: AnyArray, global_scale: float | AnyArray | None, /) -> tuple[Array, Array, Array]: ...
-def dequantize(
-    data: Array, scale: AnyArray, global_scale: float | AnyArray | None, scale_layout: str, out_dtype: DType | None, /
-) -> Array: ...
-def rms_norm_quantize(
-    x: Array,
-    weight: AnyArray,
-    residual: AnyArray | None,
-    global_scale: float | AnyArray | None,
-    eps: float,
-    scale_layout: str,
-    out: tuple[Array, Array] | None,
-    /,
-) -> tuple[Array, Array]: ...
-def silu_mul_quantize(
-    gate_up: Array, global_scale: float | AnyArray | None, scale_layout: str, out: tuple[Array, Array] | None, /
-) -> tuple[Array, Array]: ...
-def amax_scale(x: Array, block_scale: str, by_row: int, /) -> Array: ...
-def swizzle(scale: Array, /) -> Array: ...
-def unswizzle(scale: Array, rows: int, columns: int, /) -> Array: ...
 def quantize_gemm(
     a: Array,
     b: AnyArray,
@@ -120,6 +93,29 @@ def gated_grouped_gemm(
     out_dtype: DType | None,
     /,
 ) -> Array: ...
+def quantize(
+    x: Array, global_scale: float | AnyArray | None, scale_layout: str, block_scale: str, /
+) -> tuple[Array, Array]: ...
+def weighted_quantize(
+    x: Array, importance: AnyArray, global_scale: float | AnyArray | None, scale_layout: str, /
+) -> tuple[Array, Array]: ...
+def gptq_block(x: Array, u: AnyArray, global_scale: float | AnyArray | None, /) -> tuple[Array, Array, Array]: ...
+def dequantize(
+    data: Array, scale: AnyArray, global_scale: float | AnyArray | None, scale_layout: str, out_dtype: DType | None, /
+) -> Array: ...
+def rms_norm_quantize(
+    x: Array,
+    weight: AnyArray,
+    residual: AnyArray | None,
+    global_scale: float | AnyArray | None,
+    eps: float,
+    scale_layout: str,
+    out: tuple[Array, Array] | None,
+    /,
+) -> tuple[Array, Array]: ...
+def silu_mul_quantize(
+    gate_up: Array, global_scale: float | AnyArray | None, scale_layout: str, out: tuple[Array, Array] | None, /
+) -> tuple[Array, Array]: ...
 def grouped_quantize(
     x: Array,
     global_scale: float | AnyArray | None,
@@ -130,16 +126,6 @@ def grouped_quantize(
     out: tuple[Array, Array, Array] | None,
     /,
 ) -> tuple[Array, Array, Array]: ...
-def gated(
-    gate: Array,
-    up: AnyArray | None,
-    activation: str,
-    limit: float,
-    alpha: float,
-    out: Array | None,
-    out_dtype: DType | None,
-    /,
-) -> Array: ...
 def gated_quantize(
     gate: Array,
     up: AnyArray | None,
@@ -152,10 +138,24 @@ def gated_quantize(
     out: tuple[Array, Array, Array] | None,
     /,
 ) -> tuple[Array, Array, Array]: ...
+def amax_scale(x: Array, block_scale: str, by_row: int, /) -> Array: ...
+def swizzle(scale: Array, /) -> Array: ...
+def unswizzle(scale: Array, rows: int, columns: int, /) -> Array: ...
+def gated(
+    gate: Array,
+    up: AnyArray | None,
+    activation: str,
+    limit: float,
+    alpha: float,
+    out: Array | None,
+    out_dtype: DType | None,
+    /,
+) -> Array: ...
 def moe_route(ids: Array, expert_map: AnyArray | None, E: int, /) -> tuple[Array, Array, Array]: ...
 def moe_combine(
     y: Array, places: AnyArray, weights: AnyArray | None, out: Array | None, out_dtype: DType | None, /
 ) -> Array: ...
+def custom_kernel(a: Array, b: AnyArray, sfa_permuted: AnyArray, sfb_permuted: AnyArray, c: Array, /) -> Array: ...
 
 # ---- end of operations ----
 

@@ -5,47 +5,17 @@ traced call. Kernels and schemas are made in C (csrc/bindings/torch/ops.c) from 
 makes their fakes, which check arguments and compute shapes without memory, from the same table (_C.operations()), and
 passes a call of nvfp4's functions to an operator.
 
+The arguments of an operator are the tensors that are read, the scalars, and out_dtype where the caller names a dtype;
+of its `_out` form the results instead, which it writes. A list of matrices has an operator of its own, `_list`:
+
     gemm(a, b, scale_a, scale_b, alpha, bias, c, alpha_value, beta, scale_layout, backend, flags, out_dtype) -> Tensor
     gemm_out(..., flags, Tensor(a!) out) -> ()
-    quantize_gemm(a, b, scale_b, global_scale, alpha, bias, c, global_value, alpha_value, beta, scale_layout,
-                  block_scale, backend, flags, out_dtype) -> Tensor
-    quantize_gemm_out(..., flags, Tensor(a!) out) -> ()
-    grouped_gemm(a, b, scale_a, scale_b, ends, rows, scale_rows, row_scale, alpha, bias, alpha_value, scale_layout,
-                 backend, flags, out_dtype) -> Tensor
-    grouped_gemm_out(..., flags, Tensor(a!) out) -> ()
     grouped_gemm_list(a, Tensor[] b, scale_a, Tensor[] scale_b, ends, ..., out_dtype) -> Tensor
-    grouped_gemm_list_out(..., flags, Tensor(a!) out) -> ()
-    gated_grouped_gemm(a, ..., bias, alpha_value, activation, limit, activation_alpha, scale_layout, backend, flags,
-                       out_dtype) -> Tensor
-    gated_grouped_gemm_out(..., flags, Tensor(a!) out) -> ()
-    gated_grouped_gemm_list(a, Tensor[] b, scale_a, Tensor[] scale_b, ends, ..., out_dtype) -> Tensor
-    gated_grouped_gemm_list_out(..., flags, Tensor(a!) out) -> ()
-    custom_kernel(a, b, sfa_permuted, sfb_permuted, Tensor(a!) c) -> ()
     quantize(x, global_scale, global_value, scale_layout, block_scale="amax6") -> (Tensor, Tensor)
-    weighted_quantize(x, importance, global_scale, global_value, scale_layout) -> (Tensor, Tensor)
-    gptq_block(x, u, global_scale, global_value) -> (Tensor, Tensor, Tensor)
-    dequantize(data, scale, global_scale, global_value, scale_layout, out_dtype) -> Tensor
-    rms_norm_quantize(x, weight, Tensor(a!) residual, global_scale, global_value, eps, scale_layout) -> (Tensor, Tensor)
-    rms_norm_quantize_out(..., scale_layout, Tensor(b!) data, Tensor(c!) scale) -> ()
-    grouped_quantize(x, global_scale, ends, rows, global_value, scale_layout, block_scale) -> (Tensor, Tensor, Tensor)
-    grouped_quantize_out(..., block_scale, Tensor(a!) data, Tensor(b!) scale, Tensor(c!) scale_rows) -> ()
-    silu_mul_quantize(gate_up, global_scale, global_value, scale_layout) -> (Tensor, Tensor)
-    silu_mul_quantize_out(..., scale_layout, Tensor(a!) data, Tensor(b!) scale) -> ()
-    amax_scale(x, block_scale, by_row=0) -> Tensor
-    swizzle(scale) -> Tensor
-    unswizzle(scale, rows, columns) -> Tensor
-    gated(gate, up, activation, limit, alpha, out_dtype) -> Tensor
-    gated_out(..., alpha, Tensor(a!) out) -> ()
-    gated_quantize(gate, up, global_scale, ends, global_value, activation, limit, alpha, scale_layout)
-        -> (Tensor, Tensor, Tensor)
-    gated_quantize_out(..., scale_layout, Tensor(a!) data, Tensor(b!) scale, Tensor(c!) scale_rows) -> ()
-    moe_route(ids, expert_map, E) -> (Tensor, Tensor, Tensor)
-    moe_combine(y, places, weights, out_dtype) -> Tensor
-    moe_combine_out(..., weights, Tensor(a!) out) -> ()
 
-A uint8 tensor of shape [0] stands for an absent scale_a, ends of a quantizer, rows, scale_rows of grouped_gemm,
-row_scale, alpha, bias, c, residual, global_scale, up, expert_map or weights; backend "auto" chooses by rule. No limit
-of gated is infinity.
+A number that may stand for a tensor is an argument beside it (alpha_value, global_value). A uint8 tensor of shape [0]
+stands for an absent tensor; backend "auto" chooses by rule; no limit of gated is infinity.
+`torch.ops.nvfp4.gemm.default._schema` is the whole schema of an operator.
 """
 
 from __future__ import annotations
@@ -109,15 +79,12 @@ class Operation:
             _C.check(self.name, *(_described(t) if isinstance(t, (Tensor, list)) else t for t in arguments))
 
     def result(self, row: dict[str, Any], inputs: list[Any], scalars: list[Any], out_dtype: Any) -> Tensor:
-        inputs = [_first(t) if isinstance(t, list) else t for t in inputs]
-        like = inputs[row["like"]]
-        rows, columns = row["flag_shape" if self.has_other_shape(row, scalars) else "shape"]
-        batch = [] if like.ndim != 3 else [like.shape[0]]
-        if row["rank"] == "matrix":
-            self.check_rank(row["like"], like)
-        shape = [] if row["rank"] == "vector" else [*batch, self.size(rows, inputs, scalars)]
-        dtype = {"like": like.dtype, "caller": out_dtype}.get(row["dtype"]) or getattr(torch, row["dtype"])
-        return like.new_empty((*shape, self.size(columns, inputs, scalars)), dtype=dtype)
+        given = [_first(t) if isinstance(t, list) else t for t in inputs]
+        names: dict[str, Any] = {tensor["name"]: (tensor["name"], t) for tensor, t in zip(self.inputs, given)}
+        names |= {s["name"]: value for s, value in zip(self.scalars, scalars) if s["kind"] == "size"}
+        text = row["flag_shape" if self.has_other_shape(row, scalars) else "shape"]
+        dtype = {"first": given[0].dtype, "caller": out_dtype}.get(row["dtype"]) or getattr(torch, row["dtype"])
+        return given[0].new_empty(eval(text, _SIZES, names), dtype=dtype)
 
     def has_other_shape(self, row: dict[str, Any], scalars: list[Any]) -> bool:
         for scalar, value in zip(self.scalars, scalars):
@@ -125,37 +92,6 @@ class Operation:
                 bits = _LAYOUTS.get(value, 0) if scalar["kind"] == "layout" else value
                 return bool(bits & row["flags_mask"])
         return False
-
-    def size(self, size: tuple[str, int, int, int, int, int, int], inputs: list[Tensor], scalars: list[Any]) -> Any:
-        of, index, times, over, round_up, or_rows, ends = size
-        value: Any = 1
-        if or_rows >= 0 and _is_absent(inputs[index]):
-            of, index = "rows", or_rows
-        if of == "scalar":
-            value = [x for x, scalar in zip(scalars, self.scalars) if scalar["kind"] == "size"][index]
-        elif of == "count":
-            value = _count(inputs[index])
-        elif of in ("stacked", "stack rows", "stack columns"):
-            t = inputs[index]
-            if t.ndim not in (3, 4):
-                raise _error(self.tensors[index]["name"], f"has {t.ndim} dimensions", "must have 3, or 4 with parts")
-            parts = t.shape[1] if t.ndim == 4 else 1
-            value = {"stacked": t.shape[-2] * parts, "stack rows": t.shape[-2], "stack columns": t.shape[-1]}[of]
-        elif of != "one":
-            self.check_rank(index, inputs[index])
-            value = inputs[index].shape[-2 if of == "rows" else -1]
-        if ends >= 0:  # the most 128-row blocks of as many groups (csrc/common/group_blocks.h)
-            most = torch.sym_min(_count(inputs[ends]), value)
-            value = most + (value - most) // 128
-        return (value * times // over + round_up - 1) // round_up * round_up
-
-    def check_rank(self, index: int, t: Tensor) -> None:
-        name = self.tensors[index]["name"]
-        if t.ndim not in (2, 3):
-            raise _error(name, f"has {t.ndim} dimensions", "must have 2, or 3 with a leading batch")
-        for i, size in enumerate(t.shape):  # before anything of that size is allocated
-            if isinstance(size, int) and size >= 2**31:
-                raise _error(name, f"dimension {i} is {size}", f"must be between 0 and {2**31 - 1}")
 
     # ---- calls, with the arguments of _C's function ----
 
@@ -230,8 +166,8 @@ class Operation:
 
     def out_dtype(self, out_dtype: Any, tensors: tuple[Any, ...]) -> torch.dtype:
         result = next(result for result in self.results if result["dtype"] == "caller")
-        like = tensors[result["like"]].dtype
-        return _dtype(out_dtype, like if like in _16_BIT else getattr(torch, result["default_dtype"]))
+        first = tensors[0].dtype
+        return _dtype(out_dtype, first if first in _16_BIT else getattr(torch, result["default_dtype"]))
 
     def given_outputs(self, out: Any) -> tuple[Tensor, ...]:
         if len(self.outputs) > 1 and (not isinstance(out, tuple) or len(out) != len(self.outputs)):
@@ -273,9 +209,71 @@ def _check_elements(name: str, tensors: Any) -> None:
             raise _error(name, what, "must be a torch.Tensor, as other arguments are")
 
 
-def _count(t: Tensor) -> Any:
-    """The elements of a tensor; 1 of an absent one."""
-    return 1 if _is_absent(t) else t.numel()
+# ---- the functions of the texts of results' sizes (csrc/api/operation.h), of tensors with their names ----
+
+_Named = tuple[str, Tensor]
+
+
+def _check_dimensions(name: str, t: Tensor) -> None:
+    for i, size in enumerate(t.shape):  # before anything of that size is allocated
+        if isinstance(size, int) and size >= 2**31:
+            raise _error(name, f"dimension {i} is {size}", f"must be between 0 and {2**31 - 1}")
+
+
+def _matrix(named: _Named) -> Tensor:
+    name, t = named
+    if t.ndim not in (2, 3):
+        raise _error(name, f"has {t.ndim} dimensions", "must have 2, or 3 with a leading batch")
+    _check_dimensions(name, t)
+    return t
+
+
+def _stack(named: _Named) -> Tensor:
+    name, t = named
+    if t.ndim not in (3, 4):
+        raise _error(name, f"has {t.ndim} dimensions", "must have 3, or 4 with parts")
+    return t
+
+
+def _batch_of(named: _Named) -> list[Any]:
+    name, t = named
+    if t.ndim != 3:
+        return []
+    _check_dimensions(name, t)
+    return [t.shape[0]]
+
+
+def _count_of(named: _Named) -> Any:
+    return 1 if _is_absent(named[1]) else named[1].numel()
+
+
+def _sorted_rows(rows: _Named, t: _Named) -> Any:
+    return _matrix(t).shape[-2] if _is_absent(rows[1]) else rows[1].numel()
+
+
+def _rows_of_parts(named: _Named) -> Any:
+    t = _stack(named)
+    return t.shape[-2] * (t.shape[1] if t.ndim == 4 else 1)
+
+
+def _group_blocks(n: Any, ends: _Named) -> Any:
+    most = torch.sym_min(_count_of(ends), n)
+    return most + (n - most) // 128
+
+
+_SIZES: dict[str, Any] = {
+    "__builtins__": {},
+    "batch_of": _batch_of,
+    "rows_of": lambda t: _matrix(t).shape[-2],
+    "columns_of": lambda t: _matrix(t).shape[-1],
+    "count_of": _count_of,
+    "sorted_rows": _sorted_rows,
+    "rows_of_part": lambda t: _stack(t).shape[-2],
+    "columns_of_part": lambda t: _stack(t).shape[-1],
+    "rows_of_parts": _rows_of_parts,
+    "group_blocks": _group_blocks,
+    "round_up": lambda n, m: (n + m - 1) // m * m,
+}
 
 
 def _default(scalar: dict[str, Any]) -> Any:

@@ -1,5 +1,5 @@
 /* gated_grouped_gemm: its rules, and the two operations that it stands for. Its arguments begin with those of
- * grouped_gemm, so that grouped_gemm's functions take both; operations.c has its row.
+ * grouped_gemm, so that grouped_gemm's functions take both; grouped_gemm.c has its row.
  *
  * A kernel of the product's backend may compute the activation too, with the same bits. Otherwise the results of all
  * parts lie side by side in the workspace, the product's own behind them, and `gated` reads them from there. */

@@ -23,17 +23,10 @@ nvfp4_status product_launch(nvfp4_context *context, const nvfp4_call *how, const
 
 /* A product whose A is quantized first (quantize_gemm.c). */
 extern const composite quantize_gemm_composite;
-nvfp4_status check_quantize_gemm(const checked_call *c, prepared_call *call);
-nvfp4_status quantize_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
-nvfp4_status quantize_gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call);
 
-/* Products of groups; they run as others do. join_parts makes stacks with parts, [E, P, N, ..], those of E * P. */
-nvfp4_status join_parts(operation_args *args);
-nvfp4_status check_grouped_gemm(const checked_call *c, prepared_call *call);
-/* The same for the arguments that an operation begins with; has_activation: for out of [T, N]. */
+/* The rules of products of groups, which run as others do; has_activation: for out of [T, N]. */
 nvfp4_status check_groups(const checked_call *c, const nvfp4_grouped_gemm_args *args, int has_activation,
                           prepared_call *call);
-void bind_grouped_gemm(const checked_call *c, prepared_call *call);
 nvfp4_status grouped_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
 
 /* Products of groups and their activation (gated_grouped_gemm.c). */

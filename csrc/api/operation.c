@@ -65,74 +65,11 @@ nvfp4_status operation_call(nvfp4_context *context, const operation *op, const v
     return status;
 }
 
-nvfp4_status nvfp4_gemm(nvfp4_context *context, const nvfp4_gemm_args *args) {
-    return operation_call(context, &operation_gemm, args);
-}
-
-nvfp4_status nvfp4_quantize_gemm(nvfp4_context *context, const nvfp4_quantize_gemm_args *args) {
-    return operation_call(context, &operation_quantize_gemm, args);
-}
-
-nvfp4_status nvfp4_grouped_gemm(nvfp4_context *context, const nvfp4_grouped_gemm_args *args) {
-    return operation_call(context, &operation_grouped_gemm, args);
-}
-
-nvfp4_status nvfp4_gated_grouped_gemm(nvfp4_context *context, const nvfp4_gated_grouped_gemm_args *args) {
-    return operation_call(context, &operation_gated_grouped_gemm, args);
-}
-
-nvfp4_status nvfp4_quantize(nvfp4_context *context, const nvfp4_quantize_args *args) {
-    return operation_call(context, &operation_quantize, args);
-}
-
-nvfp4_status nvfp4_grouped_quantize(nvfp4_context *context, const nvfp4_grouped_quantize_args *args) {
-    return operation_call(context, &operation_grouped_quantize, args);
-}
-
-nvfp4_status nvfp4_dequantize(nvfp4_context *context, const nvfp4_quantize_args *args) {
-    return operation_call(context, &operation_dequantize, args);
-}
-
-nvfp4_status nvfp4_weighted_quantize(nvfp4_context *context, const nvfp4_weighted_quantize_args *args) {
-    return operation_call(context, &operation_weighted_quantize, args);
-}
-
-nvfp4_status nvfp4_gptq_block(nvfp4_context *context, const nvfp4_gptq_block_args *args) {
-    return operation_call(context, &operation_gptq_block, args);
-}
-
-nvfp4_status nvfp4_rms_norm_quantize(nvfp4_context *context, const nvfp4_rms_norm_quantize_args *args) {
-    return operation_call(context, &operation_rms_norm_quantize, args);
-}
-
-nvfp4_status nvfp4_silu_mul_quantize(nvfp4_context *context, const nvfp4_quantize_args *args) {
-    return operation_call(context, &operation_silu_mul_quantize, args);
-}
-
-nvfp4_status nvfp4_amax_scale(nvfp4_context *context, const nvfp4_amax_scale_args *args) {
-    return operation_call(context, &operation_amax_scale, args);
-}
-
-nvfp4_status nvfp4_swizzle(nvfp4_context *context, const nvfp4_swizzle_args *args) {
-    return operation_call(context, &operation_swizzle, args);
-}
-
-nvfp4_status nvfp4_unswizzle(nvfp4_context *context, const nvfp4_swizzle_args *args) {
-    return operation_call(context, &operation_unswizzle, args);
-}
-
-nvfp4_status nvfp4_gated(nvfp4_context *context, const nvfp4_gated_args *args) {
-    return operation_call(context, &operation_gated, args);
-}
-
-nvfp4_status nvfp4_gated_quantize(nvfp4_context *context, const nvfp4_gated_quantize_args *args) {
-    return operation_call(context, &operation_gated_quantize, args);
-}
-
-nvfp4_status nvfp4_moe_route(nvfp4_context *context, const nvfp4_moe_route_args *args) {
-    return operation_call(context, &operation_moe_route, args);
-}
-
-nvfp4_status nvfp4_moe_combine(nvfp4_context *context, const nvfp4_moe_combine_args *args) {
-    return operation_call(context, &operation_moe_combine, args);
-}
+#define NVFP4_OPERATION(name, args_)                                                                                   \
+    nvfp4_status nvfp4_##name(nvfp4_context *context, const nvfp4_##args_##_args *args) {                              \
+        return operation_call(context, &operation_##name, args);                                                       \
+    }                                                                                                                  \
+    void default_##name(operation_args *args) {                                                                        \
+        nvfp4_##args_##_init(&args->name);                                                                             \
+    }
+#include "operations.def"

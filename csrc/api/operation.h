@@ -15,21 +15,8 @@ enum { OPERATION_MAX_TENSORS = 12, OPERATION_MAX_SIZES = 2, OPERATION_MAX_RESULT
 /* The arguments of any operation. */
 typedef union operation_args {
     nvfp4_call call;
-    nvfp4_gemm_args gemm;
-    nvfp4_grouped_gemm_args grouped_gemm;
-    nvfp4_quantize_args quantize;
-    nvfp4_weighted_quantize_args weighted_quantize;
-    nvfp4_gptq_block_args gptq_block;
-    nvfp4_grouped_quantize_args grouped_quantize;
-    nvfp4_quantize_gemm_args quantize_gemm;
-    nvfp4_rms_norm_quantize_args rms_norm_quantize;
-    nvfp4_amax_scale_args amax_scale;
-    nvfp4_swizzle_args swizzle;
-    nvfp4_gated_args gated;
-    nvfp4_gated_quantize_args gated_quantize;
-    nvfp4_gated_grouped_gemm_args gated_grouped_gemm;
-    nvfp4_moe_route_args moe_route;
-    nvfp4_moe_combine_args moe_combine;
+#define NVFP4_OPERATION(name, args) nvfp4_##args##_args name;
+#include "operations.def"
 } operation_args;
 
 typedef enum tensor_role { INPUT, OUTPUT, IN_OUT } tensor_role;
@@ -79,7 +66,7 @@ typedef enum scalar_kind {
     SCALAR_BACKEND,     /* nvfp4_backend, by name */
     SCALAR_FLAGS,       /* uint32_t */
     SCALAR_ACTIVATION,  /* nvfp4_activation, by name */
-    SCALAR_SIZE,        /* of a result; no argument of the C function: `offset` is its index in result_sizes */
+    SCALAR_SIZE,        /* of a result; no argument of the C function: `offset` is its index among these */
     SCALAR_KINDS
 } scalar_kind;
 
@@ -92,44 +79,32 @@ typedef struct operation_scalar {
     const char *schema_default; /* in torch's schema: for programs that were exported before it existed */
 } operation_scalar;
 
-/* One size of a result: (size of a tensor or scalar) * times / over, rounded up to a multiple of round_up. */
-typedef struct result_size {
-    enum {
-        SIZE_ROWS,
-        SIZE_COLUMNS,
-        SIZE_SCALAR,
-        SIZE_ONE,
-        SIZE_COUNT,      /* the elements of a tensor, of any shape; 1 of an absent one */
-        SIZE_STACKED,    /* the rows of a matrix of a stack, [E, rows, columns] or [E, P, rows, columns]: P * rows */
-        SIZE_STACK_ROWS, /* its rows, however many parts there are */
-        SIZE_STACK_COLUMNS,
-    } of;
-    int32_t index; /* of the tensor among the operation's, or of the scalar in result_sizes */
-    int32_t times, over, round_up;
-    int32_t or_rows; /* where the tensor is absent: the rows of tensor or_rows - 1 instead. 0: the tensor is required */
-    int32_t ends;    /* in place of that many rows: the most 128-row blocks that they need (common/group_blocks.h) in as
-                      * many groups as tensor ends - 1 has elements, absent one. 0: none */
-} result_size;
-
+/* The sizes of a result as text, which C reads once (bindings/result.c) and torch_ops.py evaluates, as Python. A text is
+ * a list in brackets: a batch, or none, and one or two sizes.
+ *
+ *   *batch_of(t)             L where t is [L, rows, columns], else nothing
+ *   rows_of(t), columns_of(t)    of a matrix, [rows, columns] or [L, rows, columns]
+ *   count_of(t)              the elements of t, which has any shape; 1 where it is absent
+ *   sorted_rows(rows, t)     the elements of `rows`; where it is absent, rows_of(t)
+ *   rows_of_part(t), columns_of_part(t)   of a matrix of a stack, [E, rows, columns] or [E, P, rows, columns]
+ *   rows_of_parts(t)         P * rows_of_part(t)
+ *   group_blocks(n, ends)    the most 128-row blocks of n rows (common/group_blocks.h), in as many groups as `ends` has
+ *                            elements: one where it is absent
+ *   round_up(n, m)           the least multiple of m that is not less than n
+ *   m * n, n // m            m is a number, n one of these; or the name of a scalar of kind SCALAR_SIZE, or a number
+ */
 typedef struct result_shape {
-    result_size rows, columns;
+    const char *sizes;
     int32_t alignment; /* of its data, in bytes; 0: that of an element */
 } result_shape;
 
-typedef enum result_rank {
-    RANK_MATRIX,  /* [rows, columns], or [L, rows, columns] as the tensor `like`, which has 2 or 3 dimensions */
-    RANK_BATCHED, /* these, by whether `like`, of any shape, has 3 dimensions */
-    RANK_VECTOR,  /* [columns] */
-} result_rank;
+enum { DTYPE_OF_FIRST = -1, DTYPE_OF_CALLER = -2 };
 
-enum { DTYPE_OF_LIKE = -1, DTYPE_OF_CALLER = -2 };
-
+/* A result is on the device of the operation's first tensor. */
 typedef struct operation_result {
-    int32_t tensor; /* its index among the operation's tensors */
-    int32_t like;   /* the index of the tensor whose batches it has, and whose device */
-    result_rank rank;
-    int32_t dtype;             /* nvfp4_dtype, DTYPE_OF_LIKE or DTYPE_OF_CALLER: the argument out_dtype */
-    nvfp4_dtype default_dtype; /* DTYPE_OF_CALLER: if the caller names none, and `like` is not float16 or bfloat16 */
+    int32_t tensor;            /* its index among the operation's tensors */
+    int32_t dtype;             /* nvfp4_dtype, DTYPE_OF_FIRST or DTYPE_OF_CALLER: the argument out_dtype */
+    nvfp4_dtype default_dtype; /* DTYPE_OF_CALLER: if the caller names none, and the first tensor is not of 16 bits */
     result_shape shape;
     /* The shape if the uint32 at this offset among the arguments has a bit of flags_mask; 0: there is one shape. */
     result_shape flag_shape;
@@ -149,15 +124,15 @@ typedef struct checked_call {
 
 struct operation {
     const char *name;
+    int32_t number; /* of its row in operations.def */
     size_t args_bytes;
     size_t min_bytes; /* of the first version of the arguments */
     void (*defaults)(operation_args *args);
     const operation_tensor *tensors; /* the first is required and decides on which device the call runs */
     const operation_scalar *scalars;
     const operation_result *results;
-    int32_t tensor_count, scalar_count, result_count;
-    operation_list lists[OPERATION_MAX_LISTS]; /* list_count of them */
-    int32_t list_count;
+    const operation_list *lists;
+    int32_t tensor_count, scalar_count, result_count, list_count;
     results_given given;
     /* Turns tensors of another shape into those that the arguments of this type describe; NULL: nothing to do. */
     nvfp4_status (*adapt)(operation_args *args);
@@ -181,11 +156,26 @@ static inline nvfp4_tensor *tensor_to_fill(const operation *op, int32_t index, o
     return (nvfp4_tensor *)((char *)args + op->tensors[index].offset);
 }
 
-extern const operation operation_gemm, operation_grouped_gemm, operation_quantize, operation_dequantize,
-    operation_rms_norm_quantize, operation_silu_mul_quantize, operation_amax_scale, operation_swizzle,
-    operation_unswizzle, operation_grouped_quantize, operation_gated, operation_gated_quantize, operation_moe_route,
-    operation_moe_combine, operation_quantize_gemm, operation_gated_grouped_gemm, operation_weighted_quantize,
-    operation_gptq_block;
+#define NVFP4_OPERATION(name, args)                                                                                    \
+    extern const operation operation_##name;                                                                           \
+    void default_##name(operation_args *args);
+#include "operations.def"
+enum {
+#define NVFP4_OPERATION(name, args) OPERATION_##name,
+#include "operations.def"
+    OPERATION_COUNT
+};
+
+/* Members of a row of the table with those that follow from them: `.name = OPERATION(gemm)`, `.tensors = TENSORS(t)` of
+ * an array t, and so on. */
+#define COUNT(array) (int32_t)(sizeof array / sizeof *array)
+#define OPERATION(name_)                                                                                               \
+    #name_, .number = OPERATION_##name_, .args_bytes = sizeof((operation_args *)NULL)->name_,                          \
+        .min_bytes = sizeof((operation_args *)NULL)->name_, .defaults = default_##name_
+#define TENSORS(array) array, .tensor_count = COUNT(array)
+#define SCALARS(array) array, .scalar_count = COUNT(array)
+#define RESULTS(array) array, .result_count = COUNT(array)
+#define LISTS(array)   array, .list_count = COUNT(array)
 
 /* Checks a call by its table and its own rules. */
 nvfp4_status operation_check(const checked_call *c, prepared_call *call);

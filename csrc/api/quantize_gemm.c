@@ -4,63 +4,11 @@
  * The rules are those of quantize and of gemm: either checks a call of its own, whose data and scales of A have no
  * memory yet. On a GPU they lie in the workspace, the product's own behind them. */
 #include "api/gemm.h"
+#include "api/quantize.h"
 #include "api/row_op.h"
 #include "common/error.h"
 #include "common/math.h"
 #include "plan/gemm_backend.h"
-
-static void quantize_gemm_defaults(operation_args *args) {
-    nvfp4_quantize_gemm_init(&args->quantize_gemm);
-}
-
-enum { LAYER_A, LAYER_B, LAYER_GLOBAL = 3, LAYER_ALPHA, LAYER_OUT = 7 };
-
-#define AT(field) offsetof(nvfp4_quantize_gemm_args, field)
-static const operation_tensor tensors[] = {
-    [LAYER_A] = {"a", AT(gemm.a), INPUT, HOLDS_FLOATS, 0, 0},
-    [LAYER_B] = {"b", AT(gemm.b), INPUT, HOLDS_VALUES, 0, 0},
-    {"scale_b", AT(gemm.scale_b), INPUT, HOLDS_SCALES, 0, 0},
-    [LAYER_GLOBAL] = {"global_scale", AT(global_scale), INPUT, HOLDS_FLOAT32, 1, 0},
-    [LAYER_ALPHA] = {"alpha", AT(gemm.alpha), INPUT, HOLDS_FLOAT32, 1, 0},
-    {"bias", AT(gemm.bias), INPUT, HOLDS_ANY, 1, 0},
-    {"c", AT(gemm.c), INPUT, HOLDS_ANY, 1, ALIAS_OF_OUTPUT},
-    [LAYER_OUT] = {"out", AT(gemm.out), OUTPUT, HOLDS_FLOATS, 0, 0},
-};
-static const operation_scalar scalars[] = {
-    {"global_value", SCALAR_FLOAT, AT(global_value), 1 + LAYER_GLOBAL, NULL},
-    {"alpha_value", SCALAR_FLOAT, AT(gemm.alpha_value), 1 + LAYER_ALPHA, NULL},
-    {"beta", SCALAR_FLOAT, AT(gemm.beta), 0, NULL},
-    {"scale_layout", SCALAR_LAYOUT, AT(gemm.scale_layout), 0, NULL},
-    {"block_scale", SCALAR_BLOCK_SCALE, AT(block_scale), 0, NULL},
-    {"backend", SCALAR_BACKEND, AT(gemm.backend), 0, NULL},
-    {"flags", SCALAR_FLAGS, AT(gemm.flags), 0, NULL},
-};
-#undef AT
-static const operation_result results[] = {{
-    .tensor = LAYER_OUT,
-    .like = LAYER_A,
-    .rank = RANK_MATRIX,
-    .dtype = DTYPE_OF_CALLER,
-    .default_dtype = NVFP4_FP32,
-    .shape = {{SIZE_ROWS, LAYER_A, 1, 1, 1}, {SIZE_ROWS, LAYER_B, 1, 1, 1}, 0},
-}};
-const operation operation_quantize_gemm = {
-    .name = "quantize_gemm",
-    .args_bytes = sizeof(nvfp4_quantize_gemm_args),
-    .min_bytes = sizeof(nvfp4_quantize_gemm_args),
-    .defaults = quantize_gemm_defaults,
-    .tensors = tensors,
-    .tensor_count = COUNT(tensors),
-    .scalars = scalars,
-    .scalar_count = COUNT(scalars),
-    .results = results,
-    .result_count = COUNT(results),
-    .given = RESULTS_NEW_OR_GIVEN,
-    .check = check_quantize_gemm,
-    .plan = quantize_gemm_plan,
-    .bind = bind_gemm,
-    .run = quantize_gemm_run,
-};
 
 /* ---- rules ---- */
 
@@ -108,7 +56,7 @@ static nvfp4_status check_one(const nvfp4_quantize_gemm_args *args) {
     return NVFP4_OK;
 }
 
-nvfp4_status check_quantize_gemm(const checked_call *c, prepared_call *call) {
+static nvfp4_status check_quantize_gemm(const checked_call *c, prepared_call *call) {
     const nvfp4_quantize_gemm_args *args = c->args;
     const nvfp4_tensor *a = &args->gemm.a;
     prepared_call quantizer;
@@ -176,12 +124,55 @@ const composite quantize_gemm_composite = {.row_op = PLANNERS(quantize),
                                            .argument = "a",
                                            .contents = "its values as NVFP4"};
 
-nvfp4_status quantize_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call) {
+static nvfp4_status quantize_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call) {
     const nvfp4_quantize_gemm_args *args = c->args;
     nvfp4_status status = find_target(context, args->gemm.backend, args->gemm.a.device, &call->where);
     return status ? status : composite_plan(context, &quantize_gemm_composite, args->gemm.flags, call);
 }
 
-nvfp4_status quantize_gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call) {
+static nvfp4_status quantize_gemm_run(nvfp4_context *context, const checked_call *c, const prepared_call *call) {
     return composite_run(context, &quantize_gemm_composite, c->args, call);
 }
+
+/* ---- its row ---- */
+
+enum { LAYER_A, LAYER_B, LAYER_GLOBAL = 3, LAYER_ALPHA, LAYER_OUT = 7 };
+
+#define AT(field) offsetof(nvfp4_quantize_gemm_args, field)
+static const operation_tensor tensors[] = {
+    [LAYER_A] = {"a", AT(gemm.a), INPUT, HOLDS_FLOATS, 0, 0},
+    [LAYER_B] = {"b", AT(gemm.b), INPUT, HOLDS_VALUES, 0, 0},
+    {"scale_b", AT(gemm.scale_b), INPUT, HOLDS_SCALES, 0, 0},
+    [LAYER_GLOBAL] = {"global_scale", AT(global_scale), INPUT, HOLDS_FLOAT32, 1, 0},
+    [LAYER_ALPHA] = {"alpha", AT(gemm.alpha), INPUT, HOLDS_FLOAT32, 1, 0},
+    {"bias", AT(gemm.bias), INPUT, HOLDS_ANY, 1, 0},
+    {"c", AT(gemm.c), INPUT, HOLDS_ANY, 1, ALIAS_OF_OUTPUT},
+    [LAYER_OUT] = {"out", AT(gemm.out), OUTPUT, HOLDS_FLOATS, 0, 0},
+};
+static const operation_scalar scalars[] = {
+    {"global_value", SCALAR_FLOAT, AT(global_value), 1 + LAYER_GLOBAL, NULL},
+    {"alpha_value", SCALAR_FLOAT, AT(gemm.alpha_value), 1 + LAYER_ALPHA, NULL},
+    {"beta", SCALAR_FLOAT, AT(gemm.beta), 0, NULL},
+    {"scale_layout", SCALAR_LAYOUT, AT(gemm.scale_layout), 0, NULL},
+    {"block_scale", SCALAR_BLOCK_SCALE, AT(block_scale), 0, NULL},
+    {"backend", SCALAR_BACKEND, AT(gemm.backend), 0, NULL},
+    {"flags", SCALAR_FLAGS, AT(gemm.flags), 0, NULL},
+};
+#undef AT
+static const operation_result results[] = {{
+    .tensor = LAYER_OUT,
+    .dtype = DTYPE_OF_CALLER,
+    .default_dtype = NVFP4_FP32,
+    .shape = {"[*batch_of(a), rows_of(a), rows_of(b)]", 0},
+}};
+const operation operation_quantize_gemm = {
+    .name = OPERATION(quantize_gemm),
+    .tensors = TENSORS(tensors),
+    .scalars = SCALARS(scalars),
+    .results = RESULTS(results),
+    .given = RESULTS_NEW_OR_GIVEN,
+    .check = check_quantize_gemm,
+    .plan = quantize_gemm_plan,
+    .bind = bind_gemm,
+    .run = quantize_gemm_run,
+};

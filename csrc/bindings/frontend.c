@@ -1,4 +1,4 @@
-/* Shared by the Python module and the torch operators: operations, words, result shapes. */
+/* Shared by the Python module and the torch operators: operations, words, lists of tensors. */
 #include "bindings/frontend.h"
 
 #include <stdlib.h>
@@ -7,13 +7,10 @@
 #include "api/context.h"
 #include "api/gemm.h"
 #include "api/rules.h"
-#include "common/group_blocks.h"
-#include "common/math.h"
 
 const operation *const front_operations[FRONT_OPERATION_COUNT] = {
-#define X(name) &operation_##name,
-    FRONT_OPERATIONS(X)
-#undef X
+#define FRONT_OPERATION(name) &operation_##name,
+#include "bindings/front_operations.def"
 };
 
 const error_words python_words = {{
@@ -89,107 +86,6 @@ int takes_out_dtype(const operation *op) {
     for (int32_t i = 0; i < op->result_count; i++)
         if (op->results[i].dtype == DTYPE_OF_CALLER) return 1;
     return 0;
-}
-
-/* ---- results ---- */
-
-/* A tensor whose rows and columns give sizes of a result has two or three dimensions. */
-static nvfp4_status check_rank(const char *name, const nvfp4_tensor *t) {
-    if (absent(t)) return REJECT(name, ("is missing"), ("must be a tensor"));
-    if (t->ndim != 2 && t->ndim != 3)
-        return REJECT(name, ("has %d dimensions", t->ndim), ("must have 2, or 3 with a leading batch"));
-    for (int i = 0; i < t->ndim; i++) /* before anything of that size is allocated */
-        if (t->shape[i] < 0 || t->shape[i] > INT32_MAX)
-            return REJECT(name, ("dimension %d is %lld", i, (long long)t->shape[i]),
-                          ("must be between 0 and %d", INT32_MAX));
-    return NVFP4_OK;
-}
-
-/* A stack has a size for what it stacks, and at least that of a matrix. */
-static nvfp4_status check_stack(const char *name, const nvfp4_tensor *t) {
-    if (absent(t)) return REJECT(name, ("is missing"), ("must be a tensor"));
-    if (t->ndim == 3 || t->ndim == 4) return NVFP4_OK;
-    return REJECT(name, ("has %d dimensions", t->ndim), ("must have 3, or 4 with parts"));
-}
-
-/* The elements of a tensor, as large as they can be counted; 1 of an absent one. */
-static int64_t counted(const nvfp4_tensor *t) {
-    int64_t count = 1;
-    for (int i = 0; i < t->ndim && !absent(t); i++)
-        if (__builtin_mul_overflow(count, t->shape[i], &count)) count = INT64_MAX;
-    return count;
-}
-
-static nvfp4_status size_of_tensor(const operation *op, const front_call *call, const result_size *size,
-                                   int64_t *value) {
-    int32_t index = size->index, of = size->of;
-    if (size->or_rows && absent(tensor_at(op, index, &call->args))) index = size->or_rows - 1, of = SIZE_ROWS;
-    const nvfp4_tensor *t = tensor_at(op, index, &call->args);
-    const char *name = op->tensors[index].name;
-    if (of == SIZE_COUNT) {
-        *value = counted(t);
-        return NVFP4_OK;
-    }
-    const int is_stack = of >= SIZE_STACKED && of <= SIZE_STACK_COLUMNS;
-    nvfp4_status status = is_stack ? check_stack(name, t) : check_rank(name, t);
-    if (status) return status;
-    *value = t->shape[t->ndim - (of == SIZE_COLUMNS || of == SIZE_STACK_COLUMNS ? 1 : 2)];
-    if (of == SIZE_STACKED && t->ndim == 4 && __builtin_mul_overflow(*value, t->shape[1], value)) *value = INT64_MAX;
-    return NVFP4_OK;
-}
-
-static nvfp4_status find_size(const operation *op, const front_call *call, const result_size *size, int64_t *value) {
-    int64_t of = 1;
-    if (size->of == SIZE_SCALAR) of = call->sizes[size->index];
-    if (size->of != SIZE_SCALAR && size->of != SIZE_ONE) {
-        nvfp4_status status = size_of_tensor(op, call, size, &of);
-        if (status) return status;
-    }
-    if (size->ends) of = max_group_tiles(of, counted(tensor_at(op, size->ends - 1, &call->args)), SCALE_BLOCK_ROWS);
-    if (__builtin_mul_overflow(of, (int64_t)size->times, &of)) of = INT64_MAX;
-    if (size->over > 1) of /= size->over; /* a division takes longer than the rest of this function */
-    *value = size->round_up > 1 ? ceil_div(of, size->round_up) * size->round_up : of;
-    if (*value >= 0 && *value <= INT32_MAX) return NVFP4_OK;
-    const char *name = size->of == SIZE_SCALAR ? op->name : op->tensors[size->index].name;
-    return REJECT(name, ("gives a result with a dimension of %lld", (long long)*value),
-                  ("must be at most %d", INT32_MAX));
-}
-
-static const result_shape *shape_of(const operation_result *result, const front_call *call) {
-    const uint32_t condition = *(const uint32_t *)((const char *)&call->args + result->flags_offset);
-    return condition & result->flags_mask ? &result->flag_shape : &result->shape;
-}
-
-static int32_t dtype_of_result(const operation_result *result, const nvfp4_tensor *like, int32_t out_dtype) {
-    if (result->dtype == DTYPE_OF_LIKE) return (int32_t)like->dtype;
-    if (result->dtype != DTYPE_OF_CALLER) return result->dtype;
-    if (out_dtype != NVFP4_NONE) return out_dtype;
-    return like->dtype == NVFP4_FP16 || like->dtype == NVFP4_BF16 ? (int32_t)like->dtype
-                                                                  : (int32_t)result->default_dtype;
-}
-
-nvfp4_status describe_result(const operation *op, const operation_result *result, front_call *call) {
-    const nvfp4_tensor *like = tensor_at(op, result->like, &call->args);
-    const result_shape *shape = shape_of(result, call);
-    if (absent(like)) return REJECT(op->tensors[result->like].name, ("is missing"), ("must be a tensor"));
-    nvfp4_status status = result->rank == RANK_MATRIX ? check_rank(op->tensors[result->like].name, like) : NVFP4_OK;
-    int64_t sizes[3] = {like->ndim ? like->shape[0] : 1, 1, 1};
-    if (!status && result->rank != RANK_VECTOR) status = find_size(op, call, &shape->rows, &sizes[1]);
-    if (!status) status = find_size(op, call, &shape->columns, &sizes[2]);
-    if (status) return status;
-    const int ndim = result->rank == RANK_VECTOR ? 1 : like->ndim == 3 ? 3 : 2;
-    *tensor_to_fill(op, result->tensor, &call->args) =
-        contiguous_tensor(dtype_of_result(result, like, call->out_dtype), like->device, ndim, sizes + 3 - ndim);
-    return NVFP4_OK;
-}
-
-nvfp4_status check_new_result(const operation *op, const operation_result *result, const front_call *call) {
-    const nvfp4_tensor *t = tensor_at(op, result->tensor, &call->args);
-    const int32_t fixed = shape_of(result, call)->alignment;
-    const int64_t bytes = fixed ? fixed : dtype_bytes((int32_t)t->dtype);
-    if (element_count(t) == 0 || ((uintptr_t)t->data & (uintptr_t)(bytes - 1)) == 0) return NVFP4_OK;
-    return REJECT(op->tensors[result->tensor].name, ("was allocated at address %p", t->data),
-                  ("must be aligned to %lld bytes", (long long)bytes));
 }
 
 /* ---- lists of tensors ---- */

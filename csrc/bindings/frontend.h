@@ -1,39 +1,17 @@
 /* Shared by the two front ends, the Python module and the torch operators: the operations that they offer, words for
- * the numbers of nvfp4.h, and shapes of results. */
+ * the numbers of nvfp4.h, and lists of tensors. */
 #ifndef NVFP4_FRONTEND_H
 #define NVFP4_FRONTEND_H
 
 #include "api/operation.h"
 #include "common/error.h"
 
-/* X(name): every operation, a Python function nvfp4._C.name and an operator torch.ops.nvfp4.name. */
-#define FRONT_OPERATIONS(X)                                                                                            \
-    X(gemm)                                                                                                            \
-    X(custom_kernel)                                                                                                   \
-    X(quantize)                                                                                                        \
-    X(weighted_quantize)                                                                                               \
-    X(gptq_block)                                                                                                      \
-    X(dequantize)                                                                                                      \
-    X(rms_norm_quantize)                                                                                               \
-    X(silu_mul_quantize)                                                                                               \
-    X(amax_scale)                                                                                                      \
-    X(swizzle)                                                                                                         \
-    X(unswizzle)                                                                                                       \
-    X(quantize_gemm)                                                                                                   \
-    X(grouped_gemm)                                                                                                    \
-    X(gated_grouped_gemm)                                                                                              \
-    X(grouped_quantize)                                                                                                \
-    X(gated)                                                                                                           \
-    X(gated_quantize)                                                                                                  \
-    X(moe_route)                                                                                                       \
-    X(moe_combine)
-
 enum {
-#define X(name) FRONT_##name,
-    FRONT_OPERATIONS(X)
-#undef X
-        FRONT_OPERATION_COUNT
+#define FRONT_OPERATION(name) FRONT_##name,
+#include "bindings/front_operations.def"
+    FRONT_OPERATION_COUNT
 };
+/* Every operation: a Python function nvfp4._C.name and an operator torch.ops.nvfp4.name. */
 extern const operation *const front_operations[FRONT_OPERATION_COUNT];
 
 /* gemm of the views that the competition passes (contest/views.c). */
@@ -71,11 +49,6 @@ void free_lists(front_call *call);
 
 /* The address at which a scalar of a call is stored. */
 void *scalar_to_fill(const operation_scalar *scalar, front_call *call);
-
-/* Fills dtype, device, shape and dense strides of a result that is still to be allocated; data is NULL. */
-nvfp4_status describe_result(const operation *op, const operation_result *result, front_call *call);
-/* Whether memory that a library has allocated for a result is aligned as its rules demand. */
-nvfp4_status check_new_result(const operation *op, const operation_result *result, const front_call *call);
 
 /* 1: the tensor is read by the function of this name, rather than made by it or passed as `out`. */
 static inline int is_front_input(const operation *op, int32_t index) {

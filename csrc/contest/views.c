@@ -60,10 +60,6 @@ static nvfp4_status gemm_of_views(operation_args *all) {
     return status;
 }
 
-static void view_defaults(operation_args *args) {
-    nvfp4_gemm_init(&args->gemm);
-}
-
 #define AT(field) offsetof(nvfp4_gemm_args, field)
 static const operation_tensor view_tensors[] = {
     {"a", AT(a), INPUT, HOLDS_VALUES, 0, 0},
@@ -77,9 +73,8 @@ const operation operation_custom_kernel = {
     .name = "custom_kernel",
     .args_bytes = sizeof(nvfp4_gemm_args),
     .min_bytes = sizeof(nvfp4_gemm_args),
-    .defaults = view_defaults,
-    .tensors = view_tensors,
-    .tensor_count = sizeof view_tensors / sizeof *view_tensors,
+    .defaults = default_gemm,
+    .tensors = TENSORS(view_tensors),
     .given = RESULTS_GIVEN,
     .adapt = gemm_of_views,
     .check = check_gemm,

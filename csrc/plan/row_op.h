@@ -11,15 +11,8 @@
 #include "plan/launch_plan.h"
 
 typedef union row_op_problem {
-    quantize_problem quantize;        /* quantize, weighted_quantize, dequantize */
-    grouped_quantize_problem grouped; /* grouped_quantize, silu_mul_quantize, gated_quantize */
-    gptq_problem gptq;
-    norm_problem norm;
-    amax_problem amax;
-    swizzle_problem swizzle; /* swizzle, unswizzle */
-    gated_problem gated;
-    moe_route_problem moe_route;
-    moe_combine_problem moe_combine;
+#define NVFP4_ROW_OP(name, args, problem) problem##_problem name;
+#include "operations.def"
 } row_op_problem;
 
 typedef struct row_op_planner {
@@ -35,24 +28,8 @@ typedef struct row_op_planner {
 /* The places where a row op runs, by which its planners are indexed. */
 enum { ON_HOST, ON_GPU, ROW_OP_TARGETS };
 
-#define ROW_OPS(X)                                                                                                     \
-    X(quantize)                                                                                                        \
-    X(weighted_quantize)                                                                                               \
-    X(gptq_block)                                                                                                      \
-    X(dequantize)                                                                                                      \
-    X(silu_mul_quantize)                                                                                               \
-    X(grouped_quantize)                                                                                                \
-    X(gated_quantize)                                                                                                  \
-    X(rms_norm_quantize)                                                                                               \
-    X(amax_scale)                                                                                                      \
-    X(swizzle)                                                                                                         \
-    X(unswizzle)                                                                                                       \
-    X(gated)                                                                                                           \
-    X(moe_route)                                                                                                       \
-    X(moe_combine)
-#define X(name) extern const row_op_planner cpu_##name##_planner, gpu_##name##_planner;
-ROW_OPS(X)
-#undef X
+#define NVFP4_ROW_OP(name, args, problem) extern const row_op_planner cpu_##name##_planner, gpu_##name##_planner;
+#include "operations.def"
 
 extern const kernel_set quantize_kernels, moe_kernels;
 

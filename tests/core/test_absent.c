@@ -13,14 +13,9 @@
 enum { ARENA = 1 << 16, CALLS = 8500, MOST = 48 };
 
 static const operation *const operations[] = {
-    &operation_gemm,           &operation_grouped_gemm,       &operation_quantize,
-    &operation_dequantize,     &operation_weighted_quantize,  &operation_gptq_block,
-    &operation_amax_scale,     &operation_rms_norm_quantize,  &operation_silu_mul_quantize,
-    &operation_swizzle,        &operation_unswizzle,          &operation_gated,
-    &operation_gated_quantize, &operation_grouped_quantize,   &operation_moe_route,
-    &operation_moe_combine,    &operation_gated_grouped_gemm, &operation_quantize_gemm,
+#define NVFP4_OPERATION(name, args) &operation_##name,
+#include "operations.def"
 };
-enum { COUNT = sizeof operations / sizeof *operations };
 
 static unsigned char *arenas[OPERATION_MAX_TENSORS], *before[OPERATION_MAX_TENSORS], *after[OPERATION_MAX_TENSORS];
 
@@ -101,7 +96,7 @@ int main(int argc, char **argv) {
         memcpy(arenas[i], before[i], ARENA);
     }
     for (long call = 0; call < calls; call++) {
-        const operation *op = operations[below(COUNT)];
+        const operation *op = operations[below(OPERATION_COUNT)];
         operation_args clean, dirty;
         char expected[512], found[512];
         draw_call(op, &clean);

@@ -19,8 +19,7 @@ from conftest import FULL
 from paths import BENCHMARKS, CSRC, ROOT, TESTS
 
 PROGRAMS = sorted([*TESTS.glob("core/test_*.c"), *TESTS.glob("plan/test_*.c")])
-NOT_CORE = ("bindings", "contest")  # need Python.h or torch, or describe an operation of theirs
-CORE = sorted(path for path in CSRC.rglob("*.c") if path.relative_to(CSRC).parts[0] not in NOT_CORE)
+CORE = sorted(path for path in CSRC.rglob("*.c") if path.parent.name not in ("python", "torch"))
 OWN_TABLE = ("test_new_backend", "test_plan_cache")  # programs with backends of their own
 # Files whose code only a CPU with this flag runs: elsewhere they are not optimized, which takes gcc 10 s a build.
 ISA = {

@@ -91,26 +91,22 @@ static const operation_tensor tensors[] = {
 static const operation_scalar scalars[] = {{"factor", SCALAR_FLOAT, offsetof(scale_by_args, factor), 0, NULL}};
 static const operation_result results[] = {{
     .tensor = 1,
-    .rank = RANK_MATRIX,
     .dtype = NVFP4_FP32,
-    .shape = {{SIZE_ROWS, 0, 1, 1, 1}, {SIZE_COLUMNS, 0, 1, 1, 1}, 0},
+    .shape = {"[*batch_of(x), rows_of(x), columns_of(x)]", 0},
 }};
 static const operation scale_by = {
     .name = "scale_by",
     .args_bytes = sizeof(scale_by_args),
     .min_bytes = offsetof(scale_by_args, offset),
     .defaults = defaults,
-    .tensors = tensors,
-    .tensor_count = 2,
-    .scalars = scalars,
-    .scalar_count = 1,
-    .results = results,
-    .result_count = 1,
+    .tensors = TENSORS(tensors),
+    .scalars = SCALARS(scalars),
+    .results = RESULTS(results),
     .planners = {[ON_HOST] = &on_host, [ON_GPU] = &on_gpu},
-    .check = check,
     .plan = row_op_plan,
-    .bind = bind,
     .run = row_op_run,
+    .check = check,
+    .bind = bind,
 };
 
 /* ---- tests ---- */

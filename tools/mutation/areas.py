@@ -71,7 +71,8 @@ AREAS |= {
             "common/gating.h",
             "common/exponential.h",
             "cpu/moe*",
-            "api/check_moe.c",
+            "api/moe.c",
+            "api/gated.c",
         ),
         (
             ("ops/test_moe.py", "-k", "not sm80 and not sm90 and not sm100"),

@@ -4,6 +4,7 @@
  * table (operation.c); defaults, keywords and documentation live in nvfp4/_api.py. */
 #include "bindings/python/module.h"
 
+#include "bindings/result.h"
 #include "bindings/torch/ops.h"
 
 nvfp4_context *python_context;
@@ -69,10 +70,9 @@ static PyObject *raise_last_error(PyObject *module, PyObject *unused) {
 #define FASTCALL(function) ((PyCFunction)(void (*)(void))(function))
 
 static PyMethodDef methods[] = {
-#define X(name) {#name, FASTCALL(python_##name), METH_FASTCALL, NULL},
-    FRONT_OPERATIONS(X)
-#undef X
-        {"check", FASTCALL(python_check), METH_FASTCALL, NULL},
+#define FRONT_OPERATION(name) {#name, FASTCALL(python_##name), METH_FASTCALL, NULL},
+#include "bindings/front_operations.def"
+    {"check", FASTCALL(python_check), METH_FASTCALL, NULL},
     {"operations", python_operations, METH_NOARGS, NULL},
     {"plan", FASTCALL(python_plan), METH_FASTCALL, NULL},
     {"driver", python_driver, METH_NOARGS, NULL},
@@ -104,7 +104,7 @@ static const char error_doc[] =
 PyMODINIT_FUNC PyInit__C(void);
 
 PyMODINIT_FUNC PyInit__C(void) {
-    if (nvfp4_create(&python_context) != NVFP4_OK) {
+    if (parse_results() != NVFP4_OK || nvfp4_create(&python_context) != NVFP4_OK) {
         PyErr_SetString(PyExc_ImportError, nvfp4_last_error());
         return NULL;
     }

@@ -36,9 +36,8 @@ PyObject *python_override_plan(PyObject *module, arguments a, Py_ssize_t count);
 PyObject *python_clear_overrides(PyObject *module, PyObject *unused);
 PyObject *python_cpu_kernel(PyObject *module, PyObject *unused);
 /* operation.c */
-#define X(name) PyObject *python_##name(PyObject *module, arguments a, Py_ssize_t count);
-FRONT_OPERATIONS(X)
-#undef X
+#define FRONT_OPERATION(name) PyObject *python_##name(PyObject *module, arguments a, Py_ssize_t count);
+#include "bindings/front_operations.def"
 PyObject *python_check(PyObject *module, arguments a, Py_ssize_t count);
 /* tables.c */
 PyObject *python_operations(PyObject *module, PyObject *unused);

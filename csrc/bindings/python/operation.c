@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bindings/frontend.h"
 #include "bindings/python/module.h"
 #include "bindings/python/tensor.h"
+#include "bindings/result.h"
 #include "common/float_mode.h"
 
 /* ---- reading ---- */
@@ -173,7 +173,7 @@ static reading make_results(arrays *tensors, const operation *op, front_call *ca
         const int32_t t = op->results[i].tensor;
         nvfp4_tensor *tensor = tensor_to_fill(op, t, &call->args);
         done = new_result(tensors, tensor, &r->object[i]);
-        if (done == READ && check_new_result(op, &op->results[i], call) != NVFP4_OK) done = READ_FAILED;
+        if (done == READ && check_new_result(op, i, call) != NVFP4_OK) done = READ_FAILED;
     }
     return done;
 }
@@ -225,7 +225,7 @@ static reading prepare(arrays *tensors, const operation *op, arguments a, front_
     if (!r->made) worsen(&done, read_out(tensors, op, out, call, r));
     if (done != READ) return done;
     for (int32_t i = 0; i < op->result_count && r->made; i++)
-        if (describe_result(op, &op->results[i], call) != NVFP4_OK) return READ_FAILED;
+        if (describe_result(op, i, call) != NVFP4_OK) return READ_FAILED;
     const checked_call c = {op, &call->args};
     if (op->adapt && op->adapt(&call->args) != NVFP4_OK) return READ_FAILED;
     return operation_prepare(python_context, &c, prepared) == NVFP4_OK ? READ : READ_FAILED;
@@ -278,13 +278,12 @@ static PyObject *call_operation(const operation *op, arguments a, Py_ssize_t cou
     return result;
 }
 
-#define X(name)                                                                                                        \
+#define FRONT_OPERATION(name)                                                                                          \
     PyObject *python_##name(PyObject *module, arguments a, Py_ssize_t count) {                                         \
         (void)module;                                                                                                  \
         return call_operation(&operation_##name, a, count);                                                            \
     }
-FRONT_OPERATIONS(X)
-#undef X
+#include "bindings/front_operations.def"
 
 /* ---- checks without memory, for the fakes of nvfp4/torch_ops.py ---- */
 

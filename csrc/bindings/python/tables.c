@@ -46,22 +46,8 @@ static PyObject *scalars_of(const operation *op) {
     return list;
 }
 
-/* (of, index, times, over, round_up, or_rows, ends: indices, -1 for none) */
-static PyObject *size_of(const result_size *size) {
-    static const char *const of[] = {[SIZE_ROWS] = "rows",
-                                     [SIZE_COLUMNS] = "columns",
-                                     [SIZE_SCALAR] = "scalar",
-                                     [SIZE_ONE] = "one",
-                                     [SIZE_COUNT] = "count",
-                                     [SIZE_STACKED] = "stacked",
-                                     [SIZE_STACK_ROWS] = "stack rows",
-                                     [SIZE_STACK_COLUMNS] = "stack columns"};
-    return Py_BuildValue("(siiiiii)", of[size->of], size->index, size->times, size->over, size->round_up,
-                         size->or_rows - 1, size->ends - 1);
-}
-
 static const char *dtype_name_of(const operation_result *r) {
-    if (r->dtype == DTYPE_OF_LIKE) return "like";
+    if (r->dtype == DTYPE_OF_FIRST) return "first";
     return r->dtype == DTYPE_OF_CALLER ? "caller" : nvfp4_dtype_name((nvfp4_dtype)r->dtype);
 }
 
@@ -73,15 +59,13 @@ static const char *condition_of(const operation *op, const operation_result *r) 
 }
 
 static PyObject *results_of(const operation *op) {
-    static const char *const ranks[] = {[RANK_MATRIX] = "matrix", [RANK_BATCHED] = "batched", [RANK_VECTOR] = "vector"};
     PyObject *list = PyList_New(0);
     for (int32_t i = 0; list && i < op->result_count; i++) {
         const operation_result *r = &op->results[i];
-        PyObject *one = Py_BuildValue(
-            "{ss,si,ss,ss,ss,s(NN),s(NN),sz,sI}", "name", op->tensors[r->tensor].name, "like", r->like, "rank",
-            ranks[r->rank], "dtype", dtype_name_of(r), "default_dtype", nvfp4_dtype_name(r->default_dtype), "shape",
-            size_of(&r->shape.rows), size_of(&r->shape.columns), "flag_shape", size_of(&r->flag_shape.rows),
-            size_of(&r->flag_shape.columns), "flags", condition_of(op, r), "flags_mask", r->flags_mask);
+        PyObject *one =
+            Py_BuildValue("{ss,ss,ss,ss,sz,sz,sI}", "name", op->tensors[r->tensor].name, "dtype", dtype_name_of(r),
+                          "default_dtype", nvfp4_dtype_name(r->default_dtype), "shape", r->shape.sizes, "flag_shape",
+                          r->flag_shape.sizes, "flags", condition_of(op, r), "flags_mask", r->flags_mask);
         if (!append(list, one)) Py_CLEAR(list);
     }
     return list;

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "bindings/frontend.h"
+#include "bindings/result.h"
 #include "bindings/torch/shim.h"
 #include "common/error.h"
 #include "common/float_mode.h"
@@ -220,7 +220,7 @@ static nvfp4_status read_call(const operation *op, operator_form form, const tor
     if (!status && !form.results_given && takes_out_dtype(op))
         status = read_dtype((int32_t)stack[at], &named_dtype, &call->out_dtype);
     for (int32_t i = 0; i < op->result_count && !form.results_given && !status; i++)
-        status = describe_result(op, &op->results[i], call);
+        status = describe_result(op, i, call);
     return status ? status : op->adapt ? op->adapt(&call->args) : NVFP4_OK;
 }
 
@@ -247,7 +247,7 @@ static nvfp4_status run(const operation *op, operator_form form, const torch_val
     if (!status) status = operation_prepare(op_context, &c, &prepared);
     for (int32_t i = 0; i < op->result_count && !form.results_given && !status; i++) {
         status = new_tensor(stack[0], tensor_to_fill(op, op->results[i].tensor, &call->args), &results[i]);
-        if (!status) status = check_new_result(op, &op->results[i], call);
+        if (!status) status = check_new_result(op, i, call);
     }
     if (status) return status;
     how->threads = thread_count();
@@ -283,13 +283,12 @@ static void call_operation(const operation *op, operator_form form, torch_value 
         (void)inputs, (void)outputs;                                                                                   \
         call_operation(&operation_##name, (operator_form){results_given, lists_given}, stack);                         \
     }
-#define X(name)                                                                                                        \
+#define FRONT_OPERATION(name)                                                                                          \
     KERNEL(name##_kernel, name, operation_##name.given == RESULTS_GIVEN, 0)                                            \
     KERNEL(name##_out_kernel, name, 1, 0)                                                                              \
     KERNEL(name##_list_kernel, name, 0, 1)                                                                             \
     KERNEL(name##_list_out_kernel, name, 1, 1)
-FRONT_OPERATIONS(X)
-#undef X
+#include "bindings/front_operations.def"
 #undef KERNEL
 
 /* ---- registration ---- */
@@ -348,9 +347,9 @@ static const struct {
     const operation *op;
     torch_kernel *kernels[2][2]; /* by whether lists are given, then by whether results may be new and are given */
 } operators[] = {
-#define X(name) {&operation_##name, {{name##_kernel, name##_out_kernel}, {name##_list_kernel, name##_list_out_kernel}}},
-    FRONT_OPERATIONS(X)
-#undef X
+#define FRONT_OPERATION(name)                                                                                          \
+    {&operation_##name, {{name##_kernel, name##_out_kernel}, {name##_list_kernel, name##_list_out_kernel}}},
+#include "bindings/front_operations.def"
 };
 
 typedef int32_t registrar(torch_library library, const operation *op, const char *name, operator_form form,

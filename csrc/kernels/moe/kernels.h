@@ -9,11 +9,4 @@
 /* A CTA takes choices once each warp has 32. All of them count all choices. */
 #define ROUTE_MAX_CTAS 64
 
-enum {
-    KERNEL_GATED, /* + nvfp4_activation */
-    KERNEL_ROUTE = 4,
-    KERNEL_COMBINE,
-    MOE_KERNELS
-};
-
 #endif

@@ -3,6 +3,14 @@
 #include "kernels/moe/kernels.h"
 #include "plan/row_op.h"
 
+/* The numbers of the kernels in the set. */
+enum {
+    KERNEL_GATED, /* + nvfp4_activation */
+    KERNEL_ROUTE = 4,
+    KERNEL_COMBINE,
+    MOE_KERNELS
+};
+
 #define ROW(symbol, fatbin_, threads_)                                                                                 \
     {.name = "nvfp4_" symbol, .fatbin = "moe_" fatbin_, .threads = threads_, .pdl = 1}
 static const kernel_entry kernels[MOE_KERNELS] = {

@@ -8,6 +8,24 @@
 #include "kernels/quantize/kernels.h"
 #include "plan/row_op.h"
 
+/* An operation before KERNEL_SWIZZLE has a kernel for each type of x, in the order of nvfp4_dtype. */
+enum {
+    KERNEL_QUANTIZE,
+    KERNEL_FOUR_OVER_SIX = 3,
+    KERNEL_DEQUANTIZE = 6,
+    KERNEL_SILU_MUL_QUANTIZE = 9,
+    KERNEL_RMS_NORM_QUANTIZE = 12,
+    KERNEL_SEARCH = 15,
+    KERNEL_SWIZZLE = 18,
+    KERNEL_UNSWIZZLE,
+    KERNEL_AMAX_SCALE,
+    KERNEL_AMAX_SCALE_ROWS,
+    KERNEL_GPTQ_BLOCK,
+    KERNEL_GROUPED_QUANTIZE,                             /* + nvfp4_block_scale, without NVFP4_SEARCH */
+    KERNEL_GATED_QUANTIZE = KERNEL_GROUPED_QUANTIZE + 2, /* + nvfp4_activation */
+    QUANTIZE_KERNELS = KERNEL_GATED_QUANTIZE + 4
+};
+
 #define ROW_OF(fatbin_, symbol) {.name = "nvfp4_" symbol, .fatbin = "quantize_" fatbin_, .threads = QUANTIZE_THREADS}
 #define ROW(symbol)             ROW_OF("kernels", symbol)
 static const kernel_entry kernels[QUANTIZE_KERNELS] = {
@@ -85,7 +103,7 @@ static void build_quantize(const device_props *props, const row_op_problem *prob
 static void build_gptq_block(const device_props *props, const row_op_problem *problem, void *workspace,
                              launch_plan *out) {
     (void)props, (void)workspace;
-    const gptq_problem *p = &problem->gptq;
+    const gptq_problem *p = &problem->gptq_block;
     add_launch(KERNEL_GPTQ_BLOCK, ceil_div(p->rows, QUANTIZE_THREADS / GPTQ_LANES), 1, p, sizeof *p, out);
 }
 
@@ -94,7 +112,7 @@ static void build_gptq_block(const device_props *props, const row_op_problem *pr
 static void build_grouped_quantize(const device_props *props, const row_op_problem *problem, void *workspace,
                                    launch_plan *out) {
     (void)workspace;
-    const grouped_quantize_problem *p = &problem->grouped;
+    const grouped_quantize_problem *p = &problem->grouped_quantize;
     const int64_t blocks = max_int(1, p->q.l * max_group_tiles(p->q.rows, p->groups, SCALE_BLOCK_ROWS));
     const int64_t items = min_int(p->q.rows, SCALE_BLOCK_ROWS) * ceil_div(p->q.k / 16, 32); /* of a warp each */
     const int64_t ctas =
@@ -108,8 +126,8 @@ static void build_grouped_quantize(const device_props *props, const row_op_probl
 static void build_silu_mul_quantize(const device_props *props, const row_op_problem *problem, void *workspace,
                                     launch_plan *out) {
     (void)props, (void)workspace;
-    quantize_problem p = problem->grouped.q;
-    p.up_at = (const char *)problem->grouped.up - (const char *)p.x;
+    quantize_problem p = problem->grouped_quantize.q;
+    p.up_at = (const char *)problem->grouped_quantize.up - (const char *)p.x;
     add_blocks(KERNEL_SILU_MUL_QUANTIZE, &p, MAX_SERIAL, out);
 }
 
@@ -123,7 +141,7 @@ static void build_dequantize(const device_props *props, const row_op_problem *pr
 static void build_rms_norm_quantize(const device_props *props, const row_op_problem *problem, void *workspace,
                                     launch_plan *out) {
     (void)props, (void)workspace;
-    norm_problem p = problem->norm;
+    norm_problem p = problem->rms_norm_quantize;
     const int64_t rows = p.q.scale_layout == NVFP4_LINEAR ? p.q.rows : ceil_div(p.q.rows, 128) * 128;
     p.q.tile_log2 = 5;
     while (1 << p.q.tile_log2 < min_int(p.q.k / 16, QUANTIZE_THREADS)) p.q.tile_log2++;
@@ -137,7 +155,7 @@ static int64_t amax_ctas(const device_props *props, const amax_problem *p) {
 }
 
 static int64_t amax_workspace(const device_props *props, const row_op_problem *problem) {
-    const amax_problem *p = &problem->amax;
+    const amax_problem *p = &problem->amax_scale;
     return !p->by_row && amax_ctas(props, p) > 1 ? NVFP4_AMAX_WORKSPACE : 0;
 }
 
@@ -145,7 +163,7 @@ static int64_t amax_workspace(const device_props *props, const row_op_problem *p
 static void build_amax_scale(const device_props *props, const row_op_problem *problem, void *workspace,
                              launch_plan *out) {
     static _Atomic uint64_t calls;
-    amax_problem p = problem->amax;
+    amax_problem p = problem->amax_scale;
     if (p.by_row) { /* a CTA a row */
         add_launch(KERNEL_AMAX_SCALE_ROWS, p.rows, 1, &p, sizeof p, out);
         return;

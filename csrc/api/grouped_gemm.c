@@ -1,4 +1,5 @@
-/* The rules of products of groups. */
+/* grouped_gemm: its row of the table and its rules. product.c runs it. gated_grouped_gemm's arguments begin with those
+ * of grouped_gemm, so its row is here too; gated_grouped_gemm.c has its rules and its two steps. */
 #include "api/gemm.h"
 #include "api/rules.h"
 #include "common/error.h"
@@ -27,7 +28,7 @@ static nvfp4_status join(const char *name, nvfp4_tensor *t, int64_t experts, int
     return NVFP4_OK;
 }
 
-nvfp4_status join_parts(operation_args *all) {
+static nvfp4_status join_parts(operation_args *all) {
     nvfp4_grouped_gemm_args *args = &all->grouped_gemm;
     nvfp4_tensor *alpha = &args->alpha, *bias = &args->bias, *scale_b = &args->scale_b;
     if (args->b.ndim != 4) return NVFP4_OK;
@@ -240,11 +241,92 @@ nvfp4_status check_groups(const checked_call *c, const nvfp4_grouped_gemm_args *
     return status;
 }
 
-nvfp4_status check_grouped_gemm(const checked_call *c, prepared_call *call) {
+static nvfp4_status check_grouped_gemm(const checked_call *c, prepared_call *call) {
     return check_groups(c, c->args, 0, call);
 }
 
-void bind_grouped_gemm(const checked_call *c, prepared_call *call) {
+static void bind_grouped_gemm(const checked_call *c, prepared_call *call) {
     const nvfp4_grouped_gemm_args *args = c->args;
     call->problem.grouped.g.out = args->out.data;
 }
+
+/* ---- the rows ---- */
+
+enum { GROUPED_A, GROUPED_B, GROUPED_SCALE_B = 3, GROUPED_ROWS = 5, GROUPED_ALPHA = 8, GROUPED_OUT = 10 };
+
+#define AT(field) offsetof(nvfp4_grouped_gemm_args, field)
+static const operation_tensor grouped_tensors[] = {
+    [GROUPED_A] = {"a", AT(a), INPUT, HOLDS_VALUES_16, 0, 0},
+    [GROUPED_B] = {"b", AT(b), INPUT, HOLDS_VALUES, 0, 0},
+    {"scale_a", AT(scale_a), INPUT, HOLDS_SCALES, 1, 0},
+    [GROUPED_SCALE_B] = {"scale_b", AT(scale_b), INPUT, HOLDS_SCALES, 0, 0},
+    {"ends", AT(ends), INPUT, HOLDS_INT32, 0, 0},
+    [GROUPED_ROWS] = {"rows", AT(rows), INPUT, HOLDS_INT32, 1, 0},
+    {"scale_rows", AT(scale_rows), INPUT, HOLDS_INT32, 1, 0},
+    {"row_scale", AT(row_scale), INPUT, HOLDS_FLOAT32, 1, 0},
+    [GROUPED_ALPHA] = {"alpha", AT(alpha), INPUT, HOLDS_FLOAT32, 1, 0},
+    {"bias", AT(bias), INPUT, HOLDS_ANY, 1, 0},
+    [GROUPED_OUT] = {"out", AT(out), OUTPUT, HOLDS_FLOATS, 0, 0},
+};
+#define GROUPED_FACTOR {"alpha_value", SCALAR_FLOAT, AT(alpha_value), 1 + GROUPED_ALPHA, NULL}
+#define GROUPED_SCALARS                                                                                                \
+    {"scale_layout", SCALAR_LAYOUT, AT(scale_layout), 0, NULL}, {"backend", SCALAR_BACKEND, AT(backend), 0, NULL}, {   \
+        "flags", SCALAR_FLAGS, AT(flags), 0, NULL                                                                      \
+    }
+static const operation_list grouped_lists[] = {
+    {GROUPED_B, AT(b_list), AT(groups)},
+    {GROUPED_SCALE_B, AT(scale_b_list), AT(groups)},
+};
+static const operation_scalar grouped_scalars[] = {GROUPED_FACTOR, GROUPED_SCALARS};
+static const operation_result grouped_results[] = {{
+    .tensor = GROUPED_OUT,
+    .dtype = DTYPE_OF_CALLER,
+    .default_dtype = NVFP4_FP16,
+    .shape = {"[sorted_rows(rows, a), rows_of_parts(b)]", 0},
+    .flag_shape = {"[sorted_rows(rows, a), 2 * columns_of_part(b)]", 0},
+    .flags_offset = AT(flags),
+    .flags_mask = NVFP4_NO_TRANSPOSE_B,
+}};
+const operation operation_grouped_gemm = {
+    .name = OPERATION(grouped_gemm),
+    .tensors = TENSORS(grouped_tensors),
+    .scalars = SCALARS(grouped_scalars),
+    .results = RESULTS(grouped_results),
+    .lists = LISTS(grouped_lists),
+    .given = RESULTS_NEW_OR_GIVEN,
+    .adapt = join_parts,
+    .check = check_grouped_gemm,
+    .plan = grouped_gemm_plan,
+    .bind = bind_grouped_gemm,
+    .run = gemm_run,
+};
+
+#define GATED_AT(field) offsetof(nvfp4_gated_grouped_gemm_args, field)
+static const operation_scalar gated_grouped_scalars[] = {
+    GROUPED_FACTOR,
+    {"activation", SCALAR_ACTIVATION, GATED_AT(activation), 0, NULL},
+    {"limit", SCALAR_FLOAT, GATED_AT(limit), 0, NULL},
+    {"activation_alpha", SCALAR_FLOAT, GATED_AT(activation_alpha), 0, NULL},
+    GROUPED_SCALARS,
+};
+#undef GATED_AT
+static const operation_result gated_grouped_results[] = {{
+    .tensor = GROUPED_OUT,
+    .dtype = DTYPE_OF_CALLER,
+    .default_dtype = NVFP4_FP16,
+    .shape = {"[sorted_rows(rows, a), rows_of_part(b)]", 0},
+}};
+const operation operation_gated_grouped_gemm = {
+    .name = OPERATION(gated_grouped_gemm),
+    .tensors = TENSORS(grouped_tensors),
+    .scalars = SCALARS(gated_grouped_scalars),
+    .results = RESULTS(gated_grouped_results),
+    .lists = LISTS(grouped_lists),
+    .given = RESULTS_NEW_OR_GIVEN,
+    .adapt = join_parts,
+    .check = check_gated_grouped_gemm,
+    .plan = gated_grouped_gemm_plan,
+    .bind = bind_grouped_gemm,
+    .run = gated_grouped_gemm_run,
+};
+#undef AT
