@@ -17,7 +17,7 @@ from nvfp4.layers.fp8 import Fp8Linear, Fp8Tensors
 from nvfp4.layers.hosts import is_pretrained, services
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.packed import PackedLinear
-from nvfp4.layers.readers import reader_of
+from nvfp4.layers.readers import emptied, reader_of
 from nvfp4.layers.traversal import as_linear, is_plain
 
 
@@ -125,6 +125,11 @@ def dense_in_model(
         if old is not None and is_plain(old) and reader is not None:
             kind = "NVFP4" if name in checkpoint.layers else "FP8"
             found[name] = f"is {kind} in the checkpoint and dense in the model: {reader} reads its weight itself"
+    own = {names[name]: name for name in checkpoint.all_layers}
+    for module, reader in emptied(modules, own).items():
+        kind = "NVFP4" if own[module] in checkpoint.layers else "FP8"
+        why = f"{reader} asks for a parameter of the module that holds it"
+        found[own[module]] = f"is {kind} in the checkpoint and dense in the model: {why}"
     for name in checkpoint.fp8:
         old = modules.get(names[name])
         if isinstance(old, torch.nn.Linear) and not is_replaced(old):

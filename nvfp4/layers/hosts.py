@@ -18,13 +18,28 @@ import torch
 from nvfp4 import _C
 
 # By the name of the library: what serves it.
-SERVICES = {"transformers": "nvfp4.hosts.transformers.services", "peft": "nvfp4.hosts.peft"}
+SERVICES = {
+    "transformers": "nvfp4.hosts.transformers.services",
+    "diffusers": "nvfp4.hosts.diffusers.packed",
+    "peft": "nvfp4.hosts.peft",
+}
+# The class of a library's models, whose save_pretrained stores NVFP4 layers by a quantizer.
+BASES = {
+    "transformers": ("transformers.modeling_utils", "PreTrainedModel"),
+    "diffusers": ("diffusers.models.modeling_utils", "ModelMixin"),
+}
+
+
+def is_model_of(library: str, model: torch.nn.Module) -> bool:
+    """Whether a model is one of a library. Before the library is loaded none is."""
+    module, name = BASES[library]
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(model, kind)
 
 
 def is_pretrained(model: torch.nn.Module) -> bool:
-    """Whether a model is one of transformers. Before transformers is loaded none is."""
-    kind = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
-    return kind is not None and isinstance(model, kind)
+    """Whether a model is one of transformers."""
+    return is_model_of("transformers", model)
 
 
 def pretrained_in(model: torch.nn.Module) -> list[Any]:
@@ -48,31 +63,35 @@ def layers_replaced(model: torch.nn.Module) -> None:
 
 
 def prepare_saving(model: torch.nn.Module) -> None:
-    """Lets save_pretrained of transformers store NVFP4 layers, wherever the model or a module of it has that method.
-    Where nvfp4 cannot work with the version of transformers, save_pretrained raises an error instead."""
-    models = pretrained_in(model)
-    if not models:
-        return
-    try:
-        attach = services("transformers").attach
-    except ImportError:
+    """Lets save_pretrained of transformers and diffusers store NVFP4 layers, wherever the model or a module of it has
+    that method. Where nvfp4 cannot work with the version of the library, save_pretrained raises an error instead."""
+    for library in BASES:
+        models: list[Any] = [module for module in model.modules() if is_model_of(library, module)]
+        if not models:
+            continue
+        try:
+            attach = services(library).attach
+        except ImportError:
+            for own in models:
+                if getattr(own, "hf_quantizer", None) is None:
+                    own.hf_quantizer = Unstorable(library)
+            continue
         for own in models:
-            if getattr(own, "hf_quantizer", None) is None:
-                own.hf_quantizer = Unstorable()
-        return
-    for own in models:
-        attach(own)
+            attach(own)
 
 
 class Unstorable:
-    """The `hf_quantizer` of a model that this version of transformers cannot store. save_pretrained asks it how the
+    """The `hf_quantizer` of a model that this version of its library cannot store. save_pretrained asks it how the
     model is quantized, before it writes anything."""
+
+    def __init__(self, library: str) -> None:
+        self.library = library
 
     @property
     def quantization_config(self) -> NoReturn:
         raise _C.Error(
-            "model: is quantized with nvfp4, which this version of transformers cannot store (call nvfp4.save), and is "
-            "not written"
+            f"model: is quantized with nvfp4, which this version of {self.library} cannot store (call nvfp4.save), and "
+            "is not written"
         )
 
 

@@ -1,8 +1,8 @@
 """Classes that read the weight of a linear layer below them, found in their source: for a product, an index, or its
 dtype, as T5 does. Packed bytes are right for none of these.
 
-Functions that make or reset weights do not count, nor those that look for uint8, nor questions whether the dtype is a
-floating-point one.
+Functions that make or reset weights do not count, nor those by which diffusers joins projections on request, nor those
+that look for uint8, nor questions whether the dtype is a floating-point one.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import ast
 import functools
 import inspect
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
 
 # Names from the class's module down to the layer. "*" is any index, a first "" anything.
 Path: TypeAlias = tuple[str, ...]
+NOT_READERS = ("init", "reset", "fuse_projections")  # parts of names of functions
 NO_ARGUMENTS = ast.arguments([], [], None, [], [], None, [])
 
 
@@ -35,6 +36,38 @@ def matches(path: Path, parts: Path) -> bool:
     if path[0] == "":
         path, parts = path[1:], parts[-len(path) + 1 :]
     return len(path) == len(parts) and all(a == b or (a == "*" and b.isdigit()) for a, b in zip(path, parts))
+
+
+def emptied(modules: Mapping[str, torch.nn.Module], layers: Collection[str]) -> dict[str, str]:
+    """The layers that have all parameters of a module whose first parameter a class asks for, with that class: of
+    Wan's time embedder, whose dtype it takes. Packed layers have buffers alone."""
+    found: dict[str, str] = {}
+    for name, module in modules.items():
+        kind: Any = type(module)
+        for path in first_parameters_read(kind):
+            inside = ".".join(filter(None, (name, *path)))
+            owners = (
+                {key.rpartition(".")[0] for key, _ in modules[inside].named_parameters()} if inside in modules else {}
+            )
+            names = [f"{inside}.{owner}" if owner else inside for owner in owners]
+            if names and all(each in layers for each in names):
+                found |= dict.fromkeys(names, str(kind.__name__))
+    return found
+
+
+@functools.cache
+def first_parameters_read(kind: Any) -> frozenset[Path]:
+    """The modules below whose first parameter the functions of a class ask for, by next()."""
+    found: set[Path] = set()
+    for base in kind.__mro__:
+        for text in sources(base).values():
+            if ".parameters()" not in text:
+                continue
+            for call in (node for node in ast.walk(parsed(text)) if isinstance(node, ast.Call)):
+                asked = call.args[0] if path_of(call.func) in (("next",), ("iter",)) and call.args else None
+                if isinstance(asked, ast.Call) and (path := path_of(asked.func)) and path[-1] == "parameters":
+                    found |= {path[1:-1]} if path[0] == "self" and len(path) > 2 else set()
+    return frozenset(found)
 
 
 @functools.cache
@@ -72,7 +105,7 @@ def sources(base: type) -> dict[str, str]:
         return texts
     for name, function in vars(base).items():
         function = function.fget if isinstance(function, property) else function
-        if inspect.isfunction(function) and "init" not in name and "reset" not in name:
+        if inspect.isfunction(function) and not any(part in name for part in NOT_READERS):
             try:
                 texts[name] = textwrap.dedent(inspect.getsource(function))
             except (OSError, TypeError):  # made without a file

@@ -16,7 +16,7 @@ from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.hosts import is_pretrained
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.packed import BLOCK
-from nvfp4.layers.readers import reader_of
+from nvfp4.layers.readers import emptied, reader_of
 from nvfp4.layers.traversal import as_linear, is_plain
 
 # Presets of `ignore`, by ModelOpt's names: patterns of what is quantized, for names between dots. All else stays dense.
@@ -125,6 +125,9 @@ def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[st
             linears[name] = module
             found.add(id(module))
     leave_tied(model, modules, linears, skipped)
+    for name, kind in emptied(modules, linears).items():
+        del linears[name]
+        skipped[name] = f"{kind} asks for a parameter of the module that holds it"
     if unused:
         raise _C.Error(f"ignore: {sorted(unused)[0]!r} matches no module of the model")
     return linears, skipped
