@@ -15,7 +15,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { LANES = 16, STRIP_ROWS = 32, STEP = 2 /* blocks a tile */, STEPS = CHUNK_BLOCKS / STEP, TILE_BYTES = 1024 };
+enum { STRIP_ROWS = 32, STEP = 2 /* blocks a tile */, STEPS = CHUNK_BLOCKS / STEP, TILE_BYTES = 1024 };
 
 /* Bytes from one decoded row to the next; the 64 more keep neighbouring rows out of the same cache sets. */
 static inline int64_t row_bytes(int64_t blocks) {

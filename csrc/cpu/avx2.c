@@ -5,7 +5,7 @@
 #pragma GCC target("avx2,fma,f16c")
 #include "cpu/avx2.h"
 
-enum { LANES = 8, STRIP_ROWS = 4, SHIFT = 12, PREFETCH = 512 };
+enum { STRIP_ROWS = 4, SHIFT = 12, PREFETCH = 512 };
 
 /* A panel: 8 short rows, a lane each; values[j] holds elements 4j .. 4j+3 of the block. */
 typedef struct panel_block {
@@ -136,11 +136,7 @@ static size_t vector_bytes(int64_t blocks) {
  * has blocks 0 1 4 5, to[1] blocks 2 3 6 7, two lanes each, so that a horizontal addition leaves all 8 in order. */
 static inline void load_nibbles(__m256i to[2][2], const uint8_t *from, int64_t blocks, __m256i table) {
     uint8_t copy[64];
-    if (blocks < 8) {
-        memset(copy, 0, sizeof copy);
-        memcpy(copy, from, (size_t)blocks * 8);
-        from = copy;
-    }
+    from = whole_group(copy, from, blocks);
     for (int h = 0; h < 2; h++) {
         __m256i low = _mm256_set1_epi8(15);
         __m256i pairs = _mm256_loadu2_m128i((const __m128i *)(from + h * 16 + 32), (const __m128i *)(from + h * 16));

@@ -1,10 +1,22 @@
-/* Shared by the AVX-512 kernels. */
+/* What the AVX-512 kernels share. avx2.h has the same names for AVX2. */
 #ifndef NVFP4_CPU_AVX512_H
 #define NVFP4_CPU_AVX512_H
 
 #include <immintrin.h>
 
 #include "cpu/gemm.h"
+
+enum { LANES = 16 };
+
+typedef __m512 floats;
+
+static inline floats broadcast(float x) {
+    return _mm512_set1_ps(x);
+}
+
+static inline floats fused(floats x, floats y, floats sum) {
+    return _mm512_fmadd_ps(x, y, sum);
+}
 
 /* The low `count` bits, count clipped to 0 .. 32. */
 static inline __mmask32 low_bits(int64_t count) {
@@ -52,6 +64,38 @@ static inline void transpose(__m512i to[4], const char *from, size_t pitch) {
     to[1] = _mm512_unpackhi_epi64(low01, low23);
     to[2] = _mm512_unpacklo_epi64(high01, high23);
     to[3] = _mm512_unpackhi_epi64(high01, high23);
+}
+
+/* LANES rows of 16 floats, `pitch` bytes apart, to 16 vectors. */
+static inline void transpose_16(floats to[16], const float *rows, size_t pitch) {
+    for (int k = 0; k < 16; k += 4) transpose((__m512i *)to + k, (const char *)(rows + k), pitch);
+}
+
+/* The values of all codes, times a factor. */
+static inline floats e2m1_table(float factor) {
+    const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f,
+                                         -2.0f, -3.0f, -4.0f, -6.0f);
+    return _mm512_mul_ps(values, _mm512_set1_ps(factor));
+}
+
+/* 16 codes; vpermps ignores all but the low 4 bits of an index. */
+static inline floats decode_codes(const uint8_t *codes, floats table) {
+    const __m512i word = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    const __m512i shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    __m512i words = _mm512_permutexvar_epi32(word, _mm512_castsi128_si512(_mm_loadu_si64(codes)));
+    return _mm512_permutexvar_ps(_mm512_srlv_epi32(words, shifts), table);
+}
+
+/* 16 codes of a 16-bit type as floats. */
+static inline floats decode_16_bit(__m256i codes, int32_t type) {
+    if (type == NVFP4_FP16) return _mm512_cvtph_ps(codes);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(codes), 16));
+}
+
+/* 16 values of a type as floats. */
+static inline floats load_lanes(const void *from, int32_t type) {
+    if (type == NVFP4_FP32) return _mm512_loadu_ps(from);
+    return decode_16_bit(_mm256_loadu_si256(from), type);
 }
 
 /* The products with few vectors, in avx512vnni.c and w4a16_avx512.c. */

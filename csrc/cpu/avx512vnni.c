@@ -8,7 +8,7 @@
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")
 #include "cpu/avx512.h"
 
-enum { LANES = 16, STRIP_ROWS = 8, SHIFT = 12, PREFETCH = 512 };
+enum { STRIP_ROWS = 8, SHIFT = 12, PREFETCH = 512 };
 
 /* A panel: 16 short rows, a lane each; values[j] holds elements 4j .. 4j+3 of the block. */
 typedef struct panel_block {

@@ -7,43 +7,13 @@
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx2,fma,f16c")
 #include "cpu/avx512.h"
 
-enum { LANES = 16, STRIP_ROWS = 8, TILE_PANELS = 2, PREFETCH = 512 };
-
-typedef __m512 floats;
-
-static inline floats broadcast(float x) {
-    return _mm512_set1_ps(x);
-}
-
-static inline floats fused(floats x, floats y, floats sum) {
-    return _mm512_fmadd_ps(x, y, sum);
-}
-
-/* The values by code, times a factor. */
-static inline __m512 e2m1_table(float factor) {
-    const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f,
-                                         -2.0f, -3.0f, -4.0f, -6.0f);
-    return _mm512_mul_ps(values, _mm512_set1_ps(factor));
-}
-
-/* 16 codes; vpermps ignores all but the low 4 bits of an index. */
-static inline __m512 decode_codes(const uint8_t *codes, __m512 table) {
-    const __m512i word = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-    const __m512i shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
-    __m512i words = _mm512_permutexvar_epi32(word, _mm512_castsi128_si512(_mm_loadu_si64(codes)));
-    return _mm512_permutexvar_ps(_mm512_srlv_epi32(words, shifts), table);
-}
-
-static inline __m512 decode_16_bit(const uint8_t *from, int32_t type) {
-    __m256i codes = _mm256_loadu_si256((const __m256i *)from);
-    if (type == NVFP4_FP16) return _mm512_cvtph_ps(codes);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(codes), 16));
-}
+enum { STRIP_ROWS = 8, TILE_PANELS = 2, PREFETCH = 512 };
 
 static inline void decode_row(float *to, const operand *x, int64_t row, int64_t block, int64_t blocks) {
     const uint8_t *from = x->data + row * x->pitch + block * block_bytes(x);
     if (x->type != VALUES_E2M1) {
-        for (int64_t b = 0; b < blocks; b++) _mm512_storeu_ps(to + b * 16, decode_16_bit(from + b * 32, x->type));
+        for (int64_t b = 0; b < blocks; b++)
+            _mm512_storeu_ps(to + b * 16, decode_16_bit(_mm256_loadu_si256((const __m256i *)(from + b * 32)), x->type));
         return;
     }
     for (int64_t b = 0; b < blocks; b += 16) {
@@ -52,10 +22,6 @@ static inline void decode_row(float *to, const operand *x, int64_t row, int64_t 
         for (int64_t i = 0; i < min_int(16, blocks - b); i++, from += 8, to += 16)
             _mm512_storeu_ps(to, decode_codes(from, e2m1_table(scales[i])));
     }
-}
-
-static inline void transpose_16(floats to[16], const float *rows, size_t pitch) {
-    for (int k = 0; k < 16; k += 4) transpose((__m512i *)to + k, (const char *)(rows + k), pitch);
 }
 
 #include "cpu/w4a16.h"
