@@ -7,22 +7,13 @@
 
 enum { STRIP_ROWS = 4, SHIFT = 12, PREFETCH = 512 };
 
-/* A panel: 8 short rows, a lane each; values[j] holds elements 4j .. 4j+3 of the block. */
+typedef __m256i ints;
+
+/* `start` is -12 * sum of values * scale. */
 typedef struct panel_block {
     __m256i values[4];
-    __m256 scales, start; /* a quarter of the scale: both sides are doubled; -12 * sum of values * that */
+    __m256 scales, start;
 } panel_block;
-
-typedef struct strip {
-    uint8_t values[STRIP_ROWS][CHUNK_BLOCKS * 16];
-    float scales[STRIP_ROWS][CHUNK_BLOCKS];
-} strip;
-
-/* Short rows before they are interleaved. */
-typedef struct rows_decoded {
-    int8_t values[LANES][CHUNK_BLOCKS * 16];
-    float scales[LANES][CHUNK_BLOCKS];
-} rows_decoded;
 
 static inline __m256i doubled_table(int shift) {
     __m128i table = _mm_add_epi8(_mm_loadu_si128((const __m128i *)e2m1_doubled), _mm_set1_epi8((char)shift));
@@ -45,82 +36,30 @@ static inline void decode_row(void *values, float *scales, const operand *x, int
         _mm256_storeu_ps(scales + b, decode_scales(load_scales(x, row, block + b, blocks - b), factor));
 }
 
-static void decode_strip(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
-    strip *to = memory;
-    for (int r = 0; r < STRIP_ROWS; r++)
-        if (row + r < x->rows)
-            decode_row(to->values[r], to->scales[r], x, row + r, block, blocks, SHIFT, 1.0f);
-        else
-            memset(to->scales[r], 0, sizeof to->scales[r]);
-}
-
 static inline __m256i widen(__m256i pairs) {
     return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
 
-static void pack_panel(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
-    panel_block *to = memory;
-    rows_decoded d;
-    for (int lane = 0; lane < LANES; lane++)
-        if (row + lane < x->rows) {
-            decode_row(d.values[lane], d.scales[lane], x, row + lane, block, blocks, 0, 0.25f);
-        } else {
-            memset(d.values[lane], 0, sizeof d.values[lane]);
-            memset(d.scales[lane], 0, sizeof d.scales[lane]);
-        }
-    for (int64_t b = 0; b < blocks; b += 4) {
-        __m256i scales[4];
-        transpose(scales, (const char *)(d.scales[0] + b), sizeof d.scales[0]);
-        for (int64_t i = 0; i < min_int(4, blocks - b); i++) to[b + i].scales = _mm256_castsi256_ps(scales[i]);
-    }
-    __m256i twelve = _mm256_set1_epi8(SHIFT);
-    for (int64_t b = 0; b < blocks; b++) {
-        transpose(to[b].values, (const char *)d.values[0] + b * 16, sizeof d.values[0]);
-        __m256i sum = _mm256_setzero_si256();
-        for (int j = 0; j < 4; j++) sum = _mm256_sub_epi16(sum, _mm256_maddubs_epi16(twelve, to[b].values[j]));
-        to[b].start = _mm256_mul_ps(_mm256_cvtepi32_ps(widen(sum)), to[b].scales);
-    }
+static inline __m256i broadcast_quad(int32_t quad) {
+    return _mm256_set1_epi32(quad);
 }
 
-/* STRIP_ROWS long rows by 8 * panels short rows, in registers. */
-static inline __attribute__((always_inline)) void register_tile(float *sums, const strip *s, const panel_block *p,
-                                                                const int panels, int64_t blocks, int first) {
-    __m256 sum[STRIP_ROWS][2];
-    for (int r = 0; r < STRIP_ROWS; r++)
-        for (int i = 0; i < panels; i++)
-            sum[r][i] = first ? _mm256_setzero_ps() : _mm256_loadu_ps(sums + r * SUMS_PITCH + i * LANES);
-    for (int64_t b = 0; b < blocks; b++) {
-#pragma GCC unroll 8
-        for (int r = 0; r < STRIP_ROWS; r++) {
-            __m256i dot[2];
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) {
-                int quad;
-                memcpy(&quad, s->values[r] + b * 16 + j * 4, 4);
-                for (int i = 0; i < panels; i++) {
-                    __m256i part = _mm256_maddubs_epi16(_mm256_set1_epi32(quad), p[i * CHUNK_BLOCKS + b].values[j]);
-                    dot[i] = j ? _mm256_add_epi16(dot[i], part) : part;
-                }
-            }
-            for (int i = 0; i < panels; i++) {
-                const panel_block *q = p + i * CHUNK_BLOCKS + b;
-                __m256 scaled = _mm256_fmadd_ps(_mm256_cvtepi32_ps(widen(dot[i])), q->scales, q->start);
-                sum[r][i] = _mm256_fmadd_ps(scaled, _mm256_set1_ps(s->scales[r][b]), sum[r][i]);
-            }
-        }
-    }
-    for (int r = 0; r < STRIP_ROWS; r++)
-        for (int i = 0; i < panels; i++) _mm256_storeu_ps(sums + r * SUMS_PITCH + i * LANES, sum[r][i]);
+static inline void set_start(panel_block *p) {
+    __m256i twelve = _mm256_set1_epi8(SHIFT), sum = _mm256_setzero_si256();
+    for (int j = 0; j < 4; j++) sum = _mm256_sub_epi16(sum, _mm256_maddubs_epi16(twelve, p->values[j]));
+    p->start = _mm256_mul_ps(_mm256_cvtepi32_ps(widen(sum)), p->scales);
 }
 
-static void tile(float *sums, const void *strip_memory, const void *panels, int panel_count, int64_t blocks,
-                 int first) {
-    const panel_block *p = panels;
-    int i = 0;
-    for (; i + 2 <= panel_count; i += 2)
-        register_tile(sums + i * LANES, strip_memory, p + i * CHUNK_BLOCKS, 2, blocks, first);
-    if (i < panel_count) register_tile(sums + i * LANES, strip_memory, p + i * CHUNK_BLOCKS, 1, blocks, first);
+static inline __m256i add_quads(__m256i dots, __m256i quads, const panel_block *p, int j) {
+    __m256i part = _mm256_maddubs_epi16(quads, p->values[j]);
+    return j ? _mm256_add_epi16(dots, part) : part;
 }
+
+static inline __m256 scale_dots(__m256i dots, const panel_block *p) {
+    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(widen(dots)), p->scales, p->start);
+}
+
+#include "cpu/w4a4.h"
 
 /* A packed vector, for 128 elements (64 bytes of the long row) at a time, in the order of load_nibbles. */
 typedef struct vector_group {

@@ -10,22 +10,13 @@
 
 enum { STRIP_ROWS = 8, SHIFT = 12, PREFETCH = 512 };
 
-/* A panel: 16 short rows, a lane each; values[j] holds elements 4j .. 4j+3 of the block. */
+typedef __m512i ints;
+
+/* `start` is -12 * sum of values. */
 typedef struct panel_block {
     __m512i values[4], start;
-    __m512 scales; /* a quarter of the scale: both sides are doubled */
+    __m512 scales;
 } panel_block;
-
-typedef struct strip {
-    uint8_t values[STRIP_ROWS][CHUNK_BLOCKS * 16];
-    float scales[STRIP_ROWS][CHUNK_BLOCKS];
-} strip;
-
-/* Short rows before they are interleaved. */
-typedef struct rows_decoded {
-    int8_t values[LANES][CHUNK_BLOCKS * 16];
-    float scales[LANES][CHUNK_BLOCKS];
-} rows_decoded;
 
 static inline __m512i doubled_table(int shift) {
     __m128i table = _mm_add_epi8(_mm_loadu_si128((const __m128i *)e2m1_doubled), _mm_set1_epi8((char)shift));
@@ -46,78 +37,25 @@ static inline void decode_row(void *values, float *scales, const operand *x, int
         _mm512_storeu_ps(scales + b, decode_scales(load_scales(x, row, block + b, blocks - b), factor));
 }
 
-static void decode_strip(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
-    strip *to = memory;
-    prefetch_rows(x, row + STRIP_ROWS, STRIP_ROWS, block, blocks);
-    for (int r = 0; r < STRIP_ROWS; r++)
-        if (row + r < x->rows)
-            decode_row(to->values[r], to->scales[r], x, row + r, block, blocks, SHIFT, 1.0f);
-        else
-            memset(to->scales[r], 0, sizeof to->scales[r]);
+static inline __m512i broadcast_quad(int32_t quad) {
+    return _mm512_set1_epi32(quad);
 }
 
-static void pack_panel(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
-    panel_block *to = memory;
-    rows_decoded d;
-    for (int lane = 0; lane < LANES; lane++)
-        if (row + lane < x->rows) {
-            decode_row(d.values[lane], d.scales[lane], x, row + lane, block, blocks, 0, 0.25f);
-        } else {
-            memset(d.values[lane], 0, sizeof d.values[lane]);
-            memset(d.scales[lane], 0, sizeof d.scales[lane]);
-        }
-    __m512i twelve = _mm512_set1_epi8(SHIFT);
-    for (int64_t b = 0; b < blocks; b++) {
-        transpose(to[b].values, (const char *)d.values[0] + b * 16, sizeof d.values[0]);
-        __m512i sum = _mm512_setzero_si512();
-        for (int j = 0; j < 4; j++) sum = _mm512_dpbusd_epi32(sum, twelve, to[b].values[j]);
-        to[b].start = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
-    }
-    for (int64_t b = 0; b < blocks; b += 4) {
-        __m512i scales[4];
-        transpose(scales, (const char *)(d.scales[0] + b), sizeof d.scales[0]);
-        for (int64_t i = 0; i < min_int(4, blocks - b); i++) to[b + i].scales = _mm512_castsi512_ps(scales[i]);
-    }
+static inline void set_start(panel_block *p) {
+    __m512i twelve = _mm512_set1_epi8(SHIFT), sum = _mm512_setzero_si512();
+    for (int j = 0; j < 4; j++) sum = _mm512_dpbusd_epi32(sum, twelve, p->values[j]);
+    p->start = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
 }
 
-/* STRIP_ROWS long rows by 16 * panels short rows, in registers. */
-static inline __attribute__((always_inline)) void register_tile(float *sums, const strip *s, const panel_block *p0,
-                                                                const int panels, int64_t blocks, int first) {
-    __m512 sum[STRIP_ROWS][2];
-    for (int r = 0; r < STRIP_ROWS; r++)
-        for (int i = 0; i < panels; i++)
-            sum[r][i] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * SUMS_PITCH + i * LANES);
-    for (int64_t b = 0; b < blocks; b++) {
-#pragma GCC unroll 16
-        for (int r = 0; r < STRIP_ROWS; r++) {
-            __m512i dot[2];
-            for (int i = 0; i < panels; i++) dot[i] = p0[i * CHUNK_BLOCKS + b].start;
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) {
-                int quad;
-                memcpy(&quad, s->values[r] + b * 16 + j * 4, 4);
-                __m512i quads = _mm512_set1_epi32(quad);
-                for (int i = 0; i < panels; i++)
-                    dot[i] = _mm512_dpbusd_epi32(dot[i], quads, p0[i * CHUNK_BLOCKS + b].values[j]);
-            }
-            __m512 scale = _mm512_set1_ps(s->scales[r][b]);
-            for (int i = 0; i < panels; i++)
-                sum[r][i] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot[i]), p0[i * CHUNK_BLOCKS + b].scales),
-                                            scale, sum[r][i]);
-        }
-    }
-    for (int r = 0; r < STRIP_ROWS; r++)
-        for (int i = 0; i < panels; i++) _mm512_storeu_ps(sums + r * SUMS_PITCH + i * LANES, sum[r][i]);
+static inline __m512i add_quads(__m512i dots, __m512i quads, const panel_block *p, int j) {
+    return _mm512_dpbusd_epi32(j ? dots : p->start, quads, p->values[j]);
 }
 
-static void tile(float *sums, const void *strip_memory, const void *panels, int panel_count, int64_t blocks,
-                 int first) {
-    const panel_block *p = panels;
-    int i = 0;
-    for (; i + 2 <= panel_count; i += 2)
-        register_tile(sums + i * LANES, strip_memory, p + i * CHUNK_BLOCKS, 2, blocks, first);
-    if (i < panel_count) register_tile(sums + i * LANES, strip_memory, p + i * CHUNK_BLOCKS, 1, blocks, first);
+static inline __m512 scale_dots(__m512i dots, const panel_block *p) {
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(dots), p->scales);
 }
+
+#include "cpu/w4a4.h"
 
 /* A packed vector, for 256 elements (128 bytes of the long row) at a time: values[h][0] meet the low nibbles of the
  * half's 64 bytes, values[h][1] the high ones. A block is then two neighbouring lanes. */

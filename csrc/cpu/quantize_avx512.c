@@ -25,26 +25,6 @@ static inline ints min_unsigned(ints x, ints y) {
 
 #include "cpu/round_quotients.h"
 
-/* Rounds to nearest even. A NaN keeps its upper bits, made quiet. VCVTNEPS2BF16 would make subnormal numbers 0. */
-static inline __m256i round_to_bf16(__m512 x) {
-    __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
-    __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
-}
-
-static inline __m256i round_to_16_bit(floats x, int32_t type) {
-    return type == NVFP4_FP16 ? _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT) : round_to_bf16(x);
-}
-
-static inline void store_lanes(void *to, floats x, int32_t type) {
-    if (type == NVFP4_FP32)
-        _mm512_storeu_ps(to, x);
-    else
-        _mm256_storeu_si256(to, round_to_16_bit(x, type));
-}
-
 static inline void store_bytes(uint8_t *to, ints x) {
     _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)x));
 }
