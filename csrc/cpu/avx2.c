@@ -1,11 +1,12 @@
-/* AVX2: the scheme of avx512vnni.c with vpmaddubsw, which multiplies unsigned bytes by signed ones and adds pairs into
- * int16; four of them add up to at most 2304 there. What the shift by 12 adds to a block is taken off by the first of
- * two multiply-adds: (dot * scale - 12 * sum * scale), exact, then times the long scale onto the sum. */
+/* NVFP4 by NVFP4 with AVX2. The scheme is avx512vnni.c's, with vpmaddubsw: it multiplies unsigned bytes by signed ones
+ * and adds pairs into int16, where four of them add up to at most 2304. The first of two multiply-adds takes off what
+ * the shift by 12 has added to a block: dot * scale - 12 * sum * scale, exact. The second adds this times the long
+ * scale to the sum. */
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma,f16c")
 #include "cpu/avx2.h"
 
-enum { STRIP_ROWS = 4, SHIFT = 12, PREFETCH = 512 };
+enum { STRIP_ROWS = 4, SHIFT = 12, PREFETCH = 512, KEEPS_NAN = 1, VECTORS = 4, GROUP_BLOCKS = 8 };
 
 typedef __m256i ints;
 
@@ -68,7 +69,7 @@ typedef struct vector_group {
 } vector_group;
 
 static size_t vector_bytes(int64_t blocks) {
-    return (size_t)((blocks + 7) / 8) * sizeof(vector_group);
+    return (size_t)(round_up(blocks, GROUP_BLOCKS) / GROUP_BLOCKS) * sizeof(vector_group);
 }
 
 /* 64 bytes of a row, zeros after `blocks` blocks, looked up: to[h][0] the low nibbles, to[h][1] the high ones. to[0]
@@ -106,66 +107,29 @@ static void pack_vector(void *vector, const operand *x, int64_t row, int64_t blo
     }
 }
 
-/* One group of 8 blocks, of which `blocks` exist, of a long row against every vector. */
-static inline __attribute__((always_inline)) void dots_group(__m256 *sum, __m128i *nan, const operand *x, int64_t row,
-                                                             int64_t block, int64_t blocks, const vector_group *v,
-                                                             size_t pitch, const int count) {
-    const uint8_t *from = x->data + row * x->pitch + block * 8;
-    _mm_prefetch(from + PREFETCH, _MM_HINT_T0);
-    __m256i w[2][2];
-    load_nibbles(w, from, blocks, doubled_table(SHIFT));
-    __m128i half = scales_as_fp16(load_scales(x, row, block, blocks));
-    *nan = _mm_or_si128(*nan, _mm_cmpeq_epi16(half, _mm_set1_epi16(0x3F80)));
-    __m256 scales = _mm256_cvtph_ps(half); /* of 1/256 of the scales; pack_vector has the 256 */
+static inline __attribute__((always_inline)) void dots_group(floats *sum, halves *largest, const operand *x,
+                                                             int64_t row, const int rows, int64_t block, int64_t blocks,
+                                                             const vector_group *v, size_t pitch, const int count) {
+    for (int r = 0; r < rows; r++) {
+        const uint8_t *from = x->data + (row + r) * x->pitch + block * 8;
+        _mm_prefetch(from + PREFETCH, _MM_HINT_T0);
+        __m256i w[2][2];
+        load_nibbles(w, from, blocks, doubled_table(SHIFT));
+        __m128i half = scales_as_fp16(load_scales(x, row + r, block, blocks));
+        largest[r] = _mm_max_epu16(largest[r], half);
+        __m256 scales = _mm256_cvtph_ps(half); /* of 1/256 of the scales; pack_vector has the 256 */
 #pragma GCC unroll 8
-    for (int i = 0; i < count; i++) {
-        const vector_group *q = (const vector_group *)((const char *)v + (size_t)i * pitch);
-        __m256i dot = block_dots((const __m256i(*)[2])w, q->values);
-        __m256 scaled = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), q->scales, q->start);
-        sum[i] = _mm256_fmadd_ps(scaled, scales, sum[i]);
+        for (int i = 0; i < count; i++) {
+            const vector_group *q = (const vector_group *)((const char *)v + (size_t)i * pitch);
+            __m256i dot = block_dots((const __m256i(*)[2])w, q->values);
+            __m256 scaled = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), q->scales, q->start);
+            sum[r * count + i] = _mm256_fmadd_ps(scaled, scales, sum[r * count + i]);
+        }
     }
 }
 
-static inline __attribute__((always_inline)) void dots_row(float *sums, const operand *x, int64_t row,
-                                                           const vector_group *v, int64_t blocks, const int count) {
-    size_t pitch = vector_bytes(blocks);
-    __m256 sum[MAX_VECTORS];
-    for (int i = 0; i < count; i++) sum[i] = _mm256_setzero_ps();
-    __m128i nan = _mm_setzero_si128();
-    int64_t b = 0;
-    for (; b + 8 <= blocks; b += 8, v++) dots_group(sum, &nan, x, row, b, 8, v, pitch, count);
-    if (b < blocks) dots_group(sum, &nan, x, row, b, blocks - b, v, pitch, count);
-    for (int i = 0; i < count; i++) sums[i] = _mm_testz_si128(nan, nan) ? add_lanes(sum[i]) : NAN;
-}
+#include "cpu/dots.h"
 
-#define DOTS_COUNT(COUNT)                                                                                              \
-    case COUNT:                                                                                                        \
-        for (int64_t r = 0; r < rows; r++) dots_row(sums + r * COUNT, x, row + r, vectors, blocks, COUNT);             \
-        break
-
-static void dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
-                 int64_t blocks) {
-    switch (count) {
-        DOTS_COUNT(1);
-        DOTS_COUNT(2);
-        DOTS_COUNT(3);
-        DOTS_COUNT(4);
-    }
-}
-
-const cpu_kernel avx2_kernel = {
-    .lanes = LANES,
-    .strip_rows = STRIP_ROWS,
-    .chunk_blocks = CHUNK_BLOCKS,
-    .panel_bytes = CHUNK_BLOCKS * sizeof(panel_block),
-    .strip_bytes = sizeof(strip),
-    .pack_panel = pack_panel,
-    .decode_strip = decode_strip,
-    .tile = tile,
-    .max_vectors = 4,
-    .vector_bytes = vector_bytes,
-    .pack_vector = pack_vector,
-    .dots = dots,
-    .epilogue = epilogue,
-};
+static const vector_kernel vectors = {vector_bytes, pack_vector, packed_dots};
+const cpu_kernel avx2_kernel = {W4A4_TILES, .vectors = &vectors, .max_vectors = VECTORS};
 #endif

@@ -1,4 +1,4 @@
-/* What the AVX2 kernels share. avx512.h has the same names for AVX-512. */
+/* Functions of the AVX2 kernels. avx512.h has most of the same names for AVX-512, which code for either uses. */
 #ifndef NVFP4_CPU_AVX2_H
 #define NVFP4_CPU_AVX2_H
 
@@ -6,9 +6,10 @@
 
 #include "cpu/gemm.h"
 
-enum { LANES = 8 };
+enum { LANES = 8, MAX_ROWS_AT_ONCE = 1 };
 
 typedef __m256 floats;
+typedef __m128i halves; /* LANES values of 16 bits */
 
 static inline floats broadcast(float x) {
     return _mm256_set1_ps(x);
@@ -16,6 +17,11 @@ static inline floats broadcast(float x) {
 
 static inline floats fused(floats x, floats y, floats sum) {
     return _mm256_fmadd_ps(x, y, sum);
+}
+
+static inline int rows_at_once(int count) {
+    (void)count;
+    return 1;
 }
 
 /* 8 scale bytes of a row from a block (a multiple of 4) on; zeros past the last. Never reads past the last scale, or
@@ -33,8 +39,14 @@ static inline __m128i load_scales(const operand *x, int64_t row, int64_t block, 
 }
 
 /* e4m3 without its sign, seven bits to the left, is the fp16 of value / 256, subnormals included. */
-static inline __m128i scales_as_fp16(__m128i codes) {
+static inline halves scales_as_fp16(__m128i codes) {
     return _mm_and_si128(_mm_slli_epi16(_mm_cvtepu8_epi16(codes), 7), _mm_set1_epi16(0x3F80));
+}
+
+/* Whether one of these is that of NaN. */
+static inline int any_nan(halves scales) {
+    __m128i nan = _mm_cmpeq_epi16(scales, _mm_set1_epi16(0x3F80));
+    return !_mm_testz_si128(nan, nan);
 }
 
 static inline floats decode_scales(__m128i codes, float factor) {

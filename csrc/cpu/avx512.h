@@ -1,4 +1,4 @@
-/* What the AVX-512 kernels share. avx2.h has the same names for AVX2. */
+/* Functions of the AVX-512 kernels. avx2.h has most of the same names for AVX2, which code for either uses. */
 #ifndef NVFP4_CPU_AVX512_H
 #define NVFP4_CPU_AVX512_H
 
@@ -6,9 +6,10 @@
 
 #include "cpu/gemm.h"
 
-enum { LANES = 16 };
+enum { LANES = 16, MAX_ROWS_AT_ONCE = 4 };
 
 typedef __m512 floats;
+typedef __m256i halves; /* LANES values of 16 bits */
 
 static inline floats broadcast(float x) {
     return _mm512_set1_ps(x);
@@ -16,6 +17,11 @@ static inline floats broadcast(float x) {
 
 static inline floats fused(floats x, floats y, floats sum) {
     return _mm512_fmadd_ps(x, y, sum);
+}
+
+/* Several rows at a time share the loads of the vectors, and the cache lines of scales in the 128x4 layout. */
+static inline int rows_at_once(int count) {
+    return count <= 2 ? 4 : count <= 4 ? 2 : 1;
 }
 
 /* The low `count` bits, count clipped to 0 .. 32. */
@@ -38,8 +44,13 @@ static inline __m128i load_scales(const operand *x, int64_t row, int64_t block, 
 }
 
 /* e4m3 without its sign, seven bits to the left, is the fp16 of value / 256, subnormals included. */
-static inline __m256i scales_as_fp16(__m128i codes) {
+static inline halves scales_as_fp16(__m128i codes) {
     return _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 7), _mm256_set1_epi16(0x3F80));
+}
+
+/* Whether one of these is that of NaN. */
+static inline int any_nan(halves scales) {
+    return _mm256_cmpeq_epi16_mask(scales, _mm256_set1_epi16(0x3F80)) != 0;
 }
 
 static inline __m512 decode_scales(__m128i codes, float factor) {
@@ -118,14 +129,8 @@ static inline void store_lanes(void *to, floats x, int32_t type) {
         _mm256_storeu_si256(to, round_to_16_bit(x, type));
 }
 
-/* The products with few vectors, in avx512vnni.c and w4a16_avx512.c. */
-size_t avx512vnni_vector_bytes(int64_t blocks);
-void avx512vnni_pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks);
-void avx512vnni_dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
-                     int64_t blocks);
-size_t w4a16_avx512_vector_bytes(int64_t blocks);
-void w4a16_avx512_pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks);
-void w4a16_avx512_dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
-                       int64_t blocks);
+static inline float add_lanes(floats x) {
+    return _mm512_reduce_add_ps(x);
+}
 
 #endif

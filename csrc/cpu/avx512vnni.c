@@ -1,4 +1,5 @@
-/* AVX-512 with VNNI. vpdpbusd multiplies unsigned bytes by signed ones and adds four products to an int32 lane.
+/* NVFP4 by NVFP4 with AVX-512 VNNI. vpdpbusd multiplies unsigned bytes by signed ones and adds four products to an
+ * int32 lane.
  *
  * Twice an e2m1 value is an integer in -12 .. 12. The long operand is decoded with 12 added, which makes it unsigned;
  * the short one stays signed, and its block sums, times -12, are where the lane's sum starts, so the shift costs
@@ -8,7 +9,7 @@
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")
 #include "cpu/avx512.h"
 
-enum { STRIP_ROWS = 8, SHIFT = 12, PREFETCH = 512 };
+enum { STRIP_ROWS = 8, SHIFT = 12, PREFETCH = 512, KEEPS_NAN = 1, VECTORS = 8, GROUP_BLOCKS = 16 };
 
 typedef __m512i ints;
 
@@ -64,8 +65,8 @@ typedef struct vector_group {
     __m512 scales;
 } vector_group;
 
-size_t avx512vnni_vector_bytes(int64_t blocks) {
-    return (size_t)((blocks + 15) / 16) * sizeof(vector_group);
+static size_t vector_bytes(int64_t blocks) {
+    return (size_t)(round_up(blocks, GROUP_BLOCKS) / GROUP_BLOCKS) * sizeof(vector_group);
 }
 
 /* 64 bytes of a row, zeros from byte `valid` on, as low and high nibbles looked up. */
@@ -76,7 +77,7 @@ static inline void load_nibbles(__m512i to[2], const uint8_t *from, int64_t vali
     to[1] = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low));
 }
 
-void avx512vnni_pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks) {
+static void pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks) {
     vector_group *to = vector;
     const uint8_t *from = x->data + row * x->pitch;
     __m512i table = doubled_table(0), twelve = _mm512_set1_epi8(SHIFT);
@@ -92,9 +93,8 @@ void avx512vnni_pack_vector(void *vector, const operand *x, int64_t row, int64_t
     }
 }
 
-/* One group of 16 blocks, of which `blocks` exist, of `rows` long rows against every vector. The hardware's own
- * prefetching stays too close to reads that are mixed with this much arithmetic. */
-static inline __attribute__((always_inline)) void dots_group(__m512 *sum, __m256i *largest, const operand *x,
+/* The hardware's own prefetching stays too close to reads that are mixed with this much arithmetic. */
+static inline __attribute__((always_inline)) void dots_group(floats *sum, halves *largest, const operand *x,
                                                              int64_t row, const int rows, int64_t block, int64_t blocks,
                                                              const vector_group *v, size_t pitch, const int count) {
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -119,63 +119,14 @@ static inline __attribute__((always_inline)) void dots_group(__m512 *sum, __m256
                                              q->values[h][1]);
             __m512i whole = _mm512_add_epi32(_mm512_permutex2var_epi32(dot[0], even, dot[1]),
                                              _mm512_permutex2var_epi32(dot[0], odd, dot[1]));
-            __m512 *s = sum + r * count + i;
-            *s = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(whole), q->scales), scales, *s);
+            __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), q->scales);
+            sum[r * count + i] = _mm512_fmadd_ps(scaled, scales, sum[r * count + i]);
         }
     }
 }
 
-static inline __attribute__((always_inline)) void dots_rows(float *sums, const operand *x, int64_t row, const int rows,
-                                                            const vector_group *v, int64_t blocks, const int count) {
-    size_t pitch = avx512vnni_vector_bytes(blocks);
-    __m512 sum[MAX_VECTORS];
-    __m256i largest[4];
-    for (int i = 0; i < rows * count; i++) sum[i] = _mm512_setzero_ps();
-    for (int r = 0; r < rows; r++) largest[r] = _mm256_setzero_si256();
-    int64_t b = 0;
-    for (; b + 16 <= blocks; b += 16, v++) dots_group(sum, largest, x, row, rows, b, 16, v, pitch, count);
-    if (b < blocks) dots_group(sum, largest, x, row, rows, b, blocks - b, v, pitch, count);
-    for (int r = 0; r < rows; r++) {
-        int nan = _mm256_cmpeq_epi16_mask(largest[r], _mm256_set1_epi16(0x3F80)) != 0;
-        for (int i = 0; i < count; i++) sums[r * count + i] = nan ? NAN : _mm512_reduce_add_ps(sum[r * count + i]);
-    }
-}
+#include "cpu/dots.h"
 
-/* Several rows at a time share the loads of the vectors, and the cache lines of scales in the 128x4 layout. */
-#define DOTS_COUNT(COUNT, ROWS)                                                                                        \
-    case COUNT:                                                                                                        \
-        for (; ROWS > 1 && rows >= ROWS; row += ROWS, rows -= ROWS, sums += ROWS * COUNT)                              \
-            dots_rows(sums, x, row, ROWS, vectors, blocks, COUNT);                                                     \
-        for (; rows > 0; row++, rows--, sums += COUNT) dots_rows(sums, x, row, 1, vectors, blocks, COUNT);             \
-        break
-
-void avx512vnni_dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
-                     int64_t blocks) {
-    switch (count) {
-        DOTS_COUNT(1, 4);
-        DOTS_COUNT(2, 4);
-        DOTS_COUNT(3, 2);
-        DOTS_COUNT(4, 2);
-        DOTS_COUNT(5, 1);
-        DOTS_COUNT(6, 1);
-        DOTS_COUNT(7, 1);
-        DOTS_COUNT(8, 1);
-    }
-}
-
-const cpu_kernel avx512vnni_kernel = {
-    .lanes = LANES,
-    .strip_rows = STRIP_ROWS,
-    .chunk_blocks = CHUNK_BLOCKS,
-    .panel_bytes = CHUNK_BLOCKS * sizeof(panel_block),
-    .strip_bytes = sizeof(strip),
-    .pack_panel = pack_panel,
-    .decode_strip = decode_strip,
-    .tile = tile,
-    .max_vectors = MAX_VECTORS,
-    .vector_bytes = avx512vnni_vector_bytes,
-    .pack_vector = avx512vnni_pack_vector,
-    .dots = avx512vnni_dots,
-    .epilogue = epilogue,
-};
+const vector_kernel avx512vnni_vectors = {vector_bytes, pack_vector, packed_dots};
+const cpu_kernel avx512vnni_kernel = {W4A4_TILES, .vectors = &avx512vnni_vectors, .max_vectors = VECTORS};
 #endif

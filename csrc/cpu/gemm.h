@@ -27,6 +27,15 @@ enum {
     NN_PITCH = NN_COLUMNS + 16,
 };
 
+/* The functions for few short rows. */
+typedef struct vector_kernel {
+    size_t (*vector_bytes)(int64_t blocks); /* of one packed short row, a multiple of 64 */
+    void (*pack_vector)(void *vector, const operand *x, int64_t row, int64_t blocks);
+    /* sums[r * count + i] = long row `row + r` . packed short row i */
+    void (*dots)(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
+                 int64_t blocks);
+} vector_kernel;
+
 typedef struct cpu_kernel {
     int lanes, strip_rows;
     int chunk_blocks;                /* so many blocks of a strip stay in L1, of all panels in L2; a multiple of 16 */
@@ -37,12 +46,8 @@ typedef struct cpu_kernel {
     /* sums[r][lane] (+)= strip row r . short row lane, over the blocks packed; the first chunk starts from zero. */
     void (*tile)(float *sums, const void *strip, const void *panels, int panel_count, int64_t blocks, int first);
 
-    int max_vectors;                        /* at most MAX_VECTORS */
-    size_t (*vector_bytes)(int64_t blocks); /* of one packed short row, a multiple of 64 */
-    void (*pack_vector)(void *vector, const operand *x, int64_t row, int64_t blocks);
-    /* sums[r * count + i] = long row `row + r` . packed short row i */
-    void (*dots)(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
-                 int64_t blocks);
+    const vector_kernel *vectors;
+    int max_vectors; /* short rows that `vectors` multiplies, at most MAX_VECTORS */
 
     /* A . B; w4a16 alone. to[r][NN_PITCH]: rows row .. row+rows-1 of b, decoded. */
     void (*nn_decode)(float *to, const operand *b, int64_t row, int64_t rows, int64_t block, int64_t blocks);
@@ -59,6 +64,7 @@ extern const cpu_kernel portable_kernel, w4a16_portable_kernel;
 #if defined(__x86_64__)
 extern const cpu_kernel avx2_kernel, avx512vnni_kernel, amx_kernel;
 extern const cpu_kernel w4a16_avx2_kernel, w4a16_avx512_kernel, w4a16_amx_kernel; /* AMX: a in bf16 */
+extern const vector_kernel avx512vnni_vectors, w4a16_avx512_vectors;              /* those of AMX too */
 #endif
 
 /* The two roles at one batch index. swap_ab: the long operand is a. */

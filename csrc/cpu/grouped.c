@@ -141,7 +141,7 @@ static void pack(void *context, int64_t task, int thread) {
         if (row < 0)
             memset(vector, 0, x->vector_bytes);
         else
-            x->kernel->pack_vector(vector, &a, row, x->problem->g.k / 16);
+            x->kernel->vectors->pack_vector(vector, &a, row, x->problem->g.k / 16);
     }
 }
 
@@ -154,8 +154,9 @@ static void run_task(void *context, int64_t task, int thread) {
     const operand b = operand_b(&p.g, matrix % parts);
     const int64_t rows = min_int(TASK_ROWS, p.g.n - row0);
     float sums[TASK_ROWS * MAX_VECTORS];
-    x->kernel->dots(sums, &b, row0, rows, x->packed + (size_t)x->packed_first[matrix / parts] * x->vector_bytes,
-                    (int)one->rows, p.g.k / 16);
+    x->kernel->vectors->dots(sums, &b, row0, rows,
+                             x->packed + (size_t)x->packed_first[matrix / parts] * x->vector_bytes, (int)one->rows,
+                             p.g.k / 16);
     x->kernel->epilogue(&p.g, matrix % parts, (sums_tile){sums, 0, row0, one->rows, rows, 1, one->rows});
 }
 
@@ -167,7 +168,7 @@ static size_t place_few(grouped *x, int count, int64_t *packed_first) {
         x->packed_rows += x->groups[i].rows;
     }
     x->packed_first = packed_first;
-    x->vector_bytes = x->kernel->vector_bytes(x->problem->g.k / 16);
+    x->vector_bytes = x->kernel->vectors->vector_bytes(x->problem->g.k / 16);
     return x->vector_bytes * (size_t)x->packed_rows;
 }
 

@@ -7,7 +7,7 @@
 #pragma GCC target("avx2,fma,f16c")
 #include "cpu/avx2.h"
 
-enum { STRIP_ROWS = 6, TILE_PANELS = 2, PREFETCH = 512 };
+enum { STRIP_ROWS = 6, TILE_PANELS = 2, PREFETCH = 512, KEEPS_NAN = 0, VECTORS = 8, GROUP_BLOCKS = 8 };
 
 static inline void decode_row(float *to, const operand *x, int64_t row, int64_t block, int64_t blocks) {
     const uint8_t *from = x->data + row * x->pitch + block * block_bytes(x);
@@ -76,10 +76,10 @@ static inline void decode_blocks(__m256 to[2][4], const uint8_t *from) {
     }
 }
 
-/* 8 blocks, of which `blocks` exist, of a long row against every vector. */
-static inline __attribute__((always_inline)) void dots_group(__m256 *sum, const operand *x, int64_t row, int64_t block,
-                                                             int64_t blocks, const vector_group *v, size_t pitch,
-                                                             const int count) {
+static inline __attribute__((always_inline)) void dots_group(floats *sum, halves *largest, const operand *x,
+                                                             int64_t row, const int rows, int64_t block, int64_t blocks,
+                                                             const vector_group *v, size_t pitch, const int count) {
+    (void)rows, (void)largest;
     const uint8_t *from = x->data + row * x->pitch + block * 8;
     _mm_prefetch(from + PREFETCH, _MM_HINT_T0);
     uint8_t copy[64];
@@ -106,55 +106,16 @@ static inline __attribute__((always_inline)) void dots_group(__m256 *sum, const 
     }
 }
 
-static inline __attribute__((always_inline)) void dots_row(float *sums, const operand *x, int64_t row,
-                                                           const vector_group *v, int64_t blocks, const int count) {
-    size_t pitch = vector_bytes(blocks);
-    __m256 sum[MAX_VECTORS];
-    for (int i = 0; i < count; i++) sum[i] = _mm256_setzero_ps();
-    int64_t b = 0;
-    for (; b + 8 <= blocks; b += 8, v++) dots_group(sum, x, row, b, 8, v, pitch, count);
-    if (b < blocks) dots_group(sum, x, row, b, blocks - b, v, pitch, count);
-    for (int i = 0; i < count; i++) sums[i] = add_lanes(sum[i]);
-}
-
-#define DOTS_COUNT(COUNT)                                                                                              \
-    case COUNT:                                                                                                        \
-        for (int64_t r = 0; r < rows; r++) dots_row(sums + r * COUNT, x, row + r, vectors, blocks, COUNT);             \
-        break
+#include "cpu/dots.h"
 
 static void dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
                  int64_t blocks) {
-    if (x->type != VALUES_E2M1) {
+    if (x->type != VALUES_E2M1)
         decoded_dots(sums, x, row, rows, vectors, count, blocks);
-        return;
-    }
-    switch (count) {
-        DOTS_COUNT(1);
-        DOTS_COUNT(2);
-        DOTS_COUNT(3);
-        DOTS_COUNT(4);
-        DOTS_COUNT(5);
-        DOTS_COUNT(6);
-        DOTS_COUNT(7);
-        DOTS_COUNT(8);
-    }
+    else
+        packed_dots(sums, x, row, rows, vectors, count, blocks);
 }
 
-const cpu_kernel w4a16_avx2_kernel = {
-    .lanes = LANES,
-    .strip_rows = STRIP_ROWS,
-    .chunk_blocks = W4A16_CHUNK_BLOCKS,
-    .panel_bytes = sizeof(panel),
-    .strip_bytes = sizeof(strip),
-    .pack_panel = pack_panel,
-    .decode_strip = decode_strip,
-    .tile = tile,
-    .max_vectors = MAX_VECTORS,
-    .vector_bytes = vector_bytes,
-    .pack_vector = pack_vector,
-    .dots = dots,
-    .nn_decode = nn_decode,
-    .nn_multiply = nn_multiply,
-    .epilogue = epilogue,
-};
+static const vector_kernel vectors = {vector_bytes, pack_vector, dots};
+const cpu_kernel w4a16_avx2_kernel = {W4A16_TILES, .vectors = &vectors, .max_vectors = VECTORS};
 #endif

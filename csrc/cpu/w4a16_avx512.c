@@ -7,7 +7,7 @@
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx2,fma,f16c")
 #include "cpu/avx512.h"
 
-enum { STRIP_ROWS = 8, TILE_PANELS = 2, PREFETCH = 512 };
+enum { STRIP_ROWS = 8, TILE_PANELS = 2, PREFETCH = 512, KEEPS_NAN = 0, VECTORS = 8, GROUP_BLOCKS = 16 };
 
 static inline void decode_row(float *to, const operand *x, int64_t row, int64_t block, int64_t blocks) {
     const uint8_t *from = x->data + row * x->pitch + block * block_bytes(x);
@@ -32,7 +32,7 @@ typedef struct vector_group {
     __m512 values[2][8];
 } vector_group;
 
-void w4a16_avx512_pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks) {
+static void pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks) {
     if (x->type == VALUES_E2M1) {
         decode_row(vector, x, row, 0, blocks);
         return;
@@ -47,10 +47,10 @@ void w4a16_avx512_pack_vector(void *vector, const operand *x, int64_t row, int64
     }
 }
 
-/* 16 blocks, of which `blocks` exist, of `rows` long rows against every vector. */
-static inline __attribute__((always_inline)) void dots_group(__m512 sum[][MAX_VECTORS], const operand *x, int64_t row,
-                                                             const int rows, int64_t block, int64_t blocks,
+static inline __attribute__((always_inline)) void dots_group(floats *sum, halves *largest, const operand *x,
+                                                             int64_t row, const int rows, int64_t block, int64_t blocks,
                                                              const vector_group *v, size_t pitch, const int count) {
+    (void)largest;
     const __m512 table = e2m1_table(1.0f / 64.0f);
     const __m512i pair = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     const uint8_t *from = x->data + row * x->pitch + block * 8;
@@ -87,69 +87,21 @@ static inline __attribute__((always_inline)) void dots_group(__m512 sum[][MAX_VE
             __m512i index = _mm512_add_epi32(pair, _mm512_set1_epi32(half * 8));
             __m512 scale = _mm512_permutexvar_ps(index, scales[r]);
 #pragma GCC unroll 8
-            for (int c = 0; c < count; c++) sum[r][c] = _mm512_fmadd_ps(part[r][c], scale, sum[r][c]);
+            for (int c = 0; c < count; c++) sum[r * count + c] = _mm512_fmadd_ps(part[r][c], scale, sum[r * count + c]);
         }
     }
 }
 
-static inline __attribute__((always_inline)) void dots_rows(float *sums, const operand *x, int64_t row, const int rows,
-                                                            const vector_group *v, int64_t blocks, const int count) {
-    size_t pitch = vector_bytes(blocks);
-    __m512 sum[4][MAX_VECTORS];
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < count; c++) sum[r][c] = _mm512_setzero_ps();
-    int64_t b = 0;
-    for (; b + 16 <= blocks; b += 16, v++) dots_group(sum, x, row, rows, b, 16, v, pitch, count);
-    if (b < blocks) dots_group(sum, x, row, rows, b, blocks - b, v, pitch, count);
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < count; c++) sums[r * count + c] = _mm512_reduce_add_ps(sum[r][c]);
-}
+#include "cpu/dots.h"
 
-/* Several rows at a time share the loads of the vectors, and the cache lines of scales in the 128x4 layout. */
-#define DOTS_COUNT(COUNT, ROWS)                                                                                        \
-    case COUNT:                                                                                                        \
-        for (; ROWS > 1 && rows >= ROWS; row += ROWS, rows -= ROWS, sums += ROWS * COUNT)                              \
-            dots_rows(sums, x, row, ROWS, vectors, blocks, COUNT);                                                     \
-        for (; rows > 0; row++, rows--, sums += COUNT) dots_rows(sums, x, row, 1, vectors, blocks, COUNT);             \
-        break
-
-void w4a16_avx512_dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
-                       int64_t blocks) {
-    if (x->type != VALUES_E2M1) {
+static void dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
+                 int64_t blocks) {
+    if (x->type != VALUES_E2M1)
         decoded_dots(sums, x, row, rows, vectors, count, blocks);
-        return;
-    }
-    switch (count) {
-        DOTS_COUNT(1, 4);
-        DOTS_COUNT(2, 4);
-        DOTS_COUNT(3, 2);
-        DOTS_COUNT(4, 2);
-        DOTS_COUNT(5, 1);
-        DOTS_COUNT(6, 1);
-        DOTS_COUNT(7, 1);
-        DOTS_COUNT(8, 1);
-    }
+    else
+        packed_dots(sums, x, row, rows, vectors, count, blocks);
 }
 
-size_t w4a16_avx512_vector_bytes(int64_t blocks) {
-    return vector_bytes(blocks);
-}
-
-const cpu_kernel w4a16_avx512_kernel = {
-    .lanes = LANES,
-    .strip_rows = STRIP_ROWS,
-    .chunk_blocks = W4A16_CHUNK_BLOCKS,
-    .panel_bytes = sizeof(panel),
-    .strip_bytes = sizeof(strip),
-    .pack_panel = pack_panel,
-    .decode_strip = decode_strip,
-    .tile = tile,
-    .max_vectors = MAX_VECTORS,
-    .vector_bytes = w4a16_avx512_vector_bytes,
-    .pack_vector = w4a16_avx512_pack_vector,
-    .dots = w4a16_avx512_dots,
-    .nn_decode = nn_decode,
-    .nn_multiply = nn_multiply,
-    .epilogue = epilogue,
-};
+const vector_kernel w4a16_avx512_vectors = {vector_bytes, pack_vector, dots};
+const cpu_kernel w4a16_avx512_kernel = {W4A16_TILES, .vectors = &w4a16_avx512_vectors, .max_vectors = VECTORS};
 #endif

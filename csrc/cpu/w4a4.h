@@ -10,7 +10,8 @@
  *   decode_row            blocks of one row, in order: twice the values plus a shift as bytes, scales times a factor
  *   transpose             LANES rows of four dwords, `pitch` bytes apart, to four vectors
  *   set_start             `start` of a panel_block whose values and scales are there
- *   add_quads             adds to the dots of a block the products of long elements 4j .. 4j+3; j = 0 comes first
+ *   broadcast_quad        four bytes in every lane
+ *   add_quads             adds the products of elements 4j .. 4j+3 to a block's dots; j = 0 comes first
  *   scale_dots            the dots of a whole block by the short scales, without the shift
  */
 #ifndef NVFP4_CPU_W4A4_H
@@ -96,5 +97,11 @@ static void tile(float *sums, const void *strip_memory, const void *panels, int 
         register_tile(sums + i * LANES, strip_memory, p + i * CHUNK_BLOCKS, 2, blocks, first);
     if (i < panel_count) register_tile(sums + i * LANES, strip_memory, p + i * CHUNK_BLOCKS, 1, blocks, first);
 }
+
+/* What is the same in a cpu_kernel for every ISA. */
+#define W4A4_TILES                                                                                                     \
+    .lanes = LANES, .strip_rows = STRIP_ROWS, .chunk_blocks = CHUNK_BLOCKS,                                            \
+    .panel_bytes = CHUNK_BLOCKS * sizeof(panel_block), .strip_bytes = sizeof(strip), .pack_panel = pack_panel,         \
+    .decode_strip = decode_strip, .tile = tile, .epilogue = epilogue
 
 #endif
