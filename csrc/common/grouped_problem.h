@@ -12,7 +12,6 @@
 enum {
     ALPHA_BY_BATCH = 1, /* alpha is [l], or with alpha_stride 1 [l][n] */
     BIAS_BY_BATCH = 2,  /* bias is [l][n] */
-    HAS_ROW_SCALE = 4,  /* of a CPU's group, which begins a grouped_problem: each row of the result has a factor */
 };
 
 /* b is [groups][parts][n][k/2] bytes, of PRODUCT_GROUPED_NN [groups][k][n/2] with one part; g.l is groups * parts. A

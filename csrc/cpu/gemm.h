@@ -78,10 +78,11 @@ static inline roles choose_roles(const gemm_problem *p, int64_t batch) {
     return p->n >= p->m ? (roles){b, a, 0} : (roles){a, b, 1};
 }
 
-nvfp4_status reference_gemm(const gemm_problem *problem, int threads);
-nvfp4_status blocked_gemm(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
+/* row_scale: of the rows of the output, or NULL. */
+nvfp4_status reference_gemm(const gemm_problem *problem, const float *row_scale, int threads);
+nvfp4_status blocked_gemm(const gemm_problem *problem, const float *row_scale, const cpu_kernel *kernel, int threads);
+nvfp4_status nn_gemm(const gemm_problem *problem, const float *row_scale, const cpu_kernel *kernel, int threads);
 nvfp4_status vectors_gemm(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
-nvfp4_status nn_gemm(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
 
 /* Bytes of scratch space that such a product asks for: grouped.c has them before it writes anything. */
 size_t blocked_scratch(const gemm_problem *problem, const cpu_kernel *kernel, int threads);

@@ -117,10 +117,7 @@ static grouped_problem problem_of_group(const grouped *x, const group *one) {
     g->out = (char *)g->out + one->first * g->out_pitch;
     if (g->by_batch & ALPHA_BY_BATCH) g->alpha += matrix * (g->alpha_stride ? g->n : 1);
     if (g->by_batch & BIAS_BY_BATCH) g->bias = (const char *)g->bias + matrix * g->n * type_size(g->bias_type);
-    if (x->row_scale) {
-        p.row_scale = x->row_scale + one->first;
-        g->by_batch |= HAS_ROW_SCALE;
-    }
+    p.row_scale = x->row_scale ? x->row_scale + one->first : NULL;
     return p;
 }
 
@@ -157,7 +154,7 @@ static void run_task(void *context, int64_t task, int thread) {
     x->kernel->vectors->dots(sums, &b, row0, rows,
                              x->packed + (size_t)x->packed_first[matrix / parts] * x->vector_bytes, (int)one->rows,
                              p.g.k / 16);
-    x->kernel->epilogue(&p.g, matrix % parts, (sums_tile){sums, 0, row0, one->rows, rows, 1, one->rows});
+    x->kernel->epilogue(&p.g, matrix % parts, (sums_tile){sums, 0, row0, one->rows, rows, 1, one->rows, p.row_scale});
 }
 
 /* Gives each group a place among the packed vectors; returns the bytes of all. packed_first has room for each. */
@@ -229,9 +226,9 @@ static nvfp4_status run_many(const grouped *x, const group *one, char *gathered,
             p.g.scale_a = (const uint8_t *)gathered_scales, p.g.scale_a_pitch = (int64_t)scales;
         }
     }
-    if (!x->kernel || p.g.k == 0) return reference_gemm(&p.g, threads);
-    return p.g.product_kind == PRODUCT_GEMM_NN ? nn_gemm(&p.g, x->kernel, threads)
-                                               : blocked_gemm(&p.g, x->kernel, threads);
+    if (!x->kernel || p.g.k == 0) return reference_gemm(&p.g, p.row_scale, threads);
+    return p.g.product_kind == PRODUCT_GEMM_NN ? nn_gemm(&p.g, p.row_scale, x->kernel, threads)
+                                               : blocked_gemm(&p.g, p.row_scale, x->kernel, threads);
 }
 
 /* ---- the call ---- */

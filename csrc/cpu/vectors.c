@@ -32,8 +32,8 @@ static void run_task(void *context, int64_t task, int thread) {
     const char *packed = g->packed + (size_t)(batch * g->count) * g->vector_bytes;
     float sums[MAX_TASK_ROWS * MAX_VECTORS];
     g->kernel->vectors->dots(sums, &r.long_side, row0, rows, packed, g->count, g->problem->k / 16);
-    sums_tile t = {sums, 0, row0, g->count, rows, 1, g->count};
-    if (r.swap_ab) t = (sums_tile){sums, row0, 0, rows, g->count, g->count, 1};
+    sums_tile t = {sums, 0, row0, g->count, rows, 1, g->count, NULL};
+    if (r.swap_ab) t = (sums_tile){sums, row0, 0, rows, g->count, g->count, 1, NULL};
     g->kernel->epilogue(g->problem, batch, t);
 }
 
