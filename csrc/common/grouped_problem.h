@@ -1,5 +1,5 @@
-/* Products of groups of rows, each group by a matrix of its own, after checking; and what batches have of their own.
- * C11 and device code.
+/* A product of groups of rows, each group by a matrix of its own, after checking; and the bits that say which operands
+ * of the epilogue each batch has of its own. C11 and device code.
  *
  * Rows 0 .. m-1 lie in the order of their groups: group e has rows ends[e-1] .. ends[e]-1. Ends are data of the device:
  * a running maximum of them, clamped to 0 .. m, is what counts, so that no end can lead out of a tensor. */

@@ -1,13 +1,13 @@
-/* AMX: 16 x 16 tiles of fp32 sums, updated by 16 x 32 by 32 x 16 products of bf16.
+/* Products with AMX: tiles of 16 x 16 fp32 sums, to which tdpbf16ps adds products of 16 x 32 by 32 x 16 values in bf16.
  *
  * An e2m1 value times an e4m3 scale has at most 6 significant bits and is exact in bf16, so both sides are decoded with
  * their scales applied, and tdpbf16ps does the rest: exact products, fp32 sums. Long rows are the rows of the left
  * tile, as decoded; short rows are the columns of the right one, whose rows hold pairs of elements. Few short rows are
- * the vectors of avx512vnni.c and w4a16_avx512.c.
+ * multiplied by the vectors of avx512vnni.c and w4a16_avx512.c.
  *
- * a may be bf16. tdpbf16ps takes subnormals as zeros and flushes sums below 2^-126. Of NVFP4 neither occurs: products
- * are multiples of 2^-20. A bf16 a loses elements below 2^-126, which b multiplies by at most 6 * 448: an element of
- * the result is off by at most K * 2^-114 before alpha, and only here. */
+ * a may be bf16. tdpbf16ps takes subnormals as zeros and flushes sums below 2^-126. NVFP4 has neither: products are
+ * multiples of 2^-20. A bf16 a loses elements below 2^-126, which b multiplies by at most 6 * 448: an element of the
+ * result is off by at most K * 2^-114 before alpha, and only here. */
 #if defined(__x86_64__)
 #pragma GCC target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx2,fma,f16c")
 #include "cpu/avx512.h"
@@ -58,7 +58,7 @@ static inline __m512i load_step(const uint8_t *from, int64_t valid) {
     return _mm512_permutexvar_epi16(words, _mm512_maskz_loadu_epi16(low_bits(valid), from));
 }
 
-/* Blocks of one row; writes whole steps, the missing block as zeros, which its scale or load_step makes it. */
+/* Decodes blocks of one row. It writes whole steps; the missing block is zeros by its scale or by load_step. */
 static inline void decode_row(char *to, const operand *x, int64_t row, int64_t block, int64_t blocks) {
     const uint8_t *from = x->data + row * x->pitch + block * block_bytes(x);
     if (x->type == NVFP4_BF16) {

@@ -1,4 +1,4 @@
-/* cpu_gemm: which kernel, which driver, how many threads. */
+/* cpu_gemm, which chooses the kernel, the driver and the number of threads. */
 #include "cpu/gemm.h"
 #include "cpu/threads.h"
 

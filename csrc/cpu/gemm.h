@@ -49,7 +49,7 @@ typedef struct cpu_kernel {
     const vector_kernel *vectors;
     int max_vectors; /* short rows that `vectors` multiplies, at most MAX_VECTORS */
 
-    /* A . B; w4a16 alone. to[r][NN_PITCH]: rows row .. row+rows-1 of b, decoded. */
+    /* A . B, which only w4a16 kernels have. to[r][NN_PITCH]: rows row .. row+rows-1 of b, decoded. */
     void (*nn_decode)(float *to, const operand *b, int64_t row, int64_t rows, int64_t block, int64_t blocks);
     /* sums[r][NN_PITCH] (+)= row `row + r` of a, its values k .. k+k_count-1, by the decoded rows; sums has whole
      * strips of rows. columns is a multiple of 16. */
@@ -94,7 +94,7 @@ const cpu_kernel *cpu_kernel_for(int32_t a_type, int32_t is_nn, cpu_isa isa);
 /* At least `bytes` bytes, aligned to 64, that are the calling thread's until it asks again; NULL: out of memory. */
 void *scratch(size_t bytes);
 
-/* After a call: gives back what is more than a thread should keep. */
+/* Gives back, after a call, what is more than a thread should keep. */
 void trim_scratch(void);
 
 static inline int64_t round_up(int64_t value, int64_t multiple) {

@@ -1,8 +1,8 @@
 /* Products of groups of rows, each group by its own matrices (common/grouped_problem.h).
  *
- * A group with few rows is bound by reading its matrices: all such groups are done at once, each task some rows of one
- * matrix, as in vectors.c. A larger one is a product of its own, over its gathered rows (blocked.c; A . B: nn.c). Which
- * of the two depends on the group's size alone, and a batch-invariant product takes the second for each. */
+ * A group with few rows is bound by reading its matrices: all such groups are done at once, and a task is some rows of
+ * one matrix, as in vectors.c. A larger one is a product of its own, over its gathered rows (blocked.c; A . B: nn.c).
+ * Which of the two depends on the group's size alone, and a batch-invariant product takes the second for each. */
 #include <stdlib.h>
 
 #include "common/error.h"
@@ -182,7 +182,7 @@ static void run_few(grouped *x, int count, int threads, int available) {
     parallel_for(readers < available ? (int)readers : available, matrices * x->tasks, run_task, x);
 }
 
-/* ---- groups with many ---- */
+/* ---- groups with many rows ---- */
 
 /* Rows of a group one after the other, `bytes` each, those outside of a as zeros; from, pitch: of all of them. */
 static void gather(const grouped_problem *p, const group *one, const uint8_t *from, int64_t pitch, char *to,

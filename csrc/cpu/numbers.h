@@ -1,4 +1,4 @@
-/* The number formats, one value at a time: decoding by table, encoding to nearest with ties to even. */
+/* Decodes and encodes the number formats, one value at a time. Encoding rounds to nearest, ties to even. */
 #ifndef NVFP4_CPU_NUMBERS_H
 #define NVFP4_CPU_NUMBERS_H
 

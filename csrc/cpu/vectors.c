@@ -1,5 +1,5 @@
-/* The product with few short rows (one: a matrix times a vector), bound by reading the long operand: the short rows
- * are packed once, then every long row is read once. A task is a group of long rows at one batch index. */
+/* The product with few short rows; with one it is a matrix times a vector. Reading the long operand bounds it, so the
+ * short rows are packed once, then every long row is read once. A task is a group of long rows at one batch index. */
 #include "common/error.h"
 #include "cpu/gemm.h"
 #include "cpu/threads.h"

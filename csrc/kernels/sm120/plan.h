@@ -1,4 +1,4 @@
-/* The kernels of the sm120 backend, by their number in its kernel_set, and its candidates. */
+/* What the plans of the sm120 backend share: the numbers of its kernels in the kernel_set, candidates and launches. */
 #ifndef NVFP4_SM120_PLAN_H
 #define NVFP4_SM120_PLAN_H
 
