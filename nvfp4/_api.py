@@ -1,13 +1,11 @@
 """The functions of the package: defaults and documentation. Arguments are read and checked in C (nvfp4._C). The
 products are defined in nvfp4._products.
 
-Each function first tests whether torch.compile or torch.jit.trace is tracing it; if so, it calls the operator of
-torch.ops.nvfp4 with the same arguments. The test looks torch up in sys.modules and never imports it.
+While torch.compile or torch.jit.trace traces a function, it calls an operator of torch.ops.nvfp4 with the same
+arguments (nvfp4._tracing).
 """
 
 from __future__ import annotations
-
-from sys import modules
 
 from nvfp4 import _C
 from nvfp4._products import custom_kernel as custom_kernel
@@ -16,6 +14,7 @@ from nvfp4._products import gemm as gemm
 from nvfp4._products import grouped_gemm as grouped_gemm
 from nvfp4._products import quantize_gemm as quantize_gemm
 from nvfp4._products import reject_switch
+from nvfp4._tracing import operation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,28 +99,18 @@ def quantize(
         >>> data.shape, scale.shape, scale_rows
         ((3, 32), (384, 4), array([  0, 128, 128], dtype=int32))
     """
-    torch = modules.get("torch")
-    tracing = torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing())
-    if tracing:
-        from nvfp4 import torch_ops
     if importance is not None:
         if block_scale != "search":
             raise _C.Error(f"importance: is given but block_scale is {block_scale!r}; must be None, or it 'search'")
         if ends is not None or rows is not None or out is not None:
             raise _C.Error("importance: is given with ends, rows or out; must be None then")
-        if tracing:
-            return torch_ops.call("weighted_quantize", x, importance, global_scale, scale_layout)
-        return _C.weighted_quantize(x, importance, global_scale, scale_layout)
+        return operation("weighted_quantize", _C.weighted_quantize)(x, importance, global_scale, scale_layout)
     if ends is None and rows is None:
         if out is not None:
             raise _C.Error("out: is given without ends and rows; must be None then")
-        if tracing:
-            return torch_ops.call("quantize", x, global_scale, scale_layout, block_scale)
-        return _C.quantize(x, global_scale, scale_layout, block_scale)
-    if tracing:
-        results = torch_ops.call("grouped_quantize", x, global_scale, ends, rows, scale_layout, block_scale, out)
-    else:
-        results = _C.grouped_quantize(x, global_scale, ends, rows, scale_layout, block_scale, out)
+        return operation("quantize", _C.quantize)(x, global_scale, scale_layout, block_scale)
+    quantize_groups = operation("grouped_quantize", _C.grouped_quantize)
+    results = quantize_groups(x, global_scale, ends, rows, scale_layout, block_scale, out)
     return results if ends is not None and scale_layout == "128x4" else results[:2]
 
 
@@ -159,12 +148,7 @@ def gptq_block(x: Array, u: AnyArray, *, global_scale: float | AnyArray | None =
         >>> nvfp4.dequantize(data, scale, scale_layout="linear")[0, :4]
         array([-5.5  , -5.5  , -4.125, -4.125], dtype=float32)
     """
-    torch = modules.get("torch")
-    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
-        from nvfp4 import torch_ops
-
-        return torch_ops.call("gptq_block", x, u, global_scale)
-    return _C.gptq_block(x, u, global_scale)
+    return operation("gptq_block", _C.gptq_block)(x, u, global_scale)
 
 
 def dequantize(
@@ -197,12 +181,7 @@ def dequantize(
         >>> nvfp4.dequantize(data, scale, global_scale=0.5)[0, :2]
         array([-1.5, -1.5], dtype=float32)
     """
-    torch = modules.get("torch")
-    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
-        from nvfp4 import torch_ops
-
-        return torch_ops.call("dequantize", data, scale, global_scale, scale_layout, out_dtype)
-    return _C.dequantize(data, scale, global_scale, scale_layout, out_dtype)
+    return operation("dequantize", _C.dequantize)(data, scale, global_scale, scale_layout, out_dtype)
 
 
 def rms_norm_quantize(
@@ -242,12 +221,9 @@ def rms_norm_quantize(
         >>> nvfp4.dequantize(data, scale)[0, :2]
         array([6., 6.], dtype=float32)
     """
-    torch = modules.get("torch")
-    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
-        from nvfp4 import torch_ops
-
-        return torch_ops.call("rms_norm_quantize", x, weight, residual, global_scale, eps, scale_layout, out)
-    return _C.rms_norm_quantize(x, weight, residual, global_scale, eps, scale_layout, out)
+    return operation("rms_norm_quantize", _C.rms_norm_quantize)(
+        x, weight, residual, global_scale, eps, scale_layout, out
+    )
 
 
 def silu_mul_quantize(
@@ -281,12 +257,7 @@ def silu_mul_quantize(
         >>> nvfp4.dequantize(data, scale, global_scale=2.0)[0, :2]
         array([4224., 4224.], dtype=float32)
     """
-    torch = modules.get("torch")
-    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
-        from nvfp4 import torch_ops
-
-        return torch_ops.call("silu_mul_quantize", gate_up, global_scale, scale_layout, out)
-    return _C.silu_mul_quantize(gate_up, global_scale, scale_layout, out)
+    return operation("silu_mul_quantize", _C.silu_mul_quantize)(gate_up, global_scale, scale_layout, out)
 
 
 def amax_scale(x: Array, *, block_scale: str = "amax6", by_row: bool = False) -> Array:
@@ -314,12 +285,7 @@ def amax_scale(x: Array, *, block_scale: str = "amax6", by_row: bool = False) ->
     """
     if type(by_row) is not bool:
         reject_switch(by_row=by_row)
-    torch = modules.get("torch")
-    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
-        from nvfp4 import torch_ops
-
-        return torch_ops.call("amax_scale", x, block_scale, 1 if by_row else 0)
-    return _C.amax_scale(x, block_scale, 1 if by_row else 0)
+    return operation("amax_scale", _C.amax_scale)(x, block_scale, 1 if by_row else 0)
 
 
 def swizzle(scale: Array) -> Array:
@@ -340,12 +306,7 @@ def swizzle(scale: Array) -> Array:
         >>> nvfp4.swizzle(np.ones((3, 2), np.uint8)).shape
         (128, 4)
     """
-    torch = modules.get("torch")
-    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
-        from nvfp4 import torch_ops
-
-        return torch_ops.call("swizzle", scale)
-    return _C.swizzle(scale)
+    return operation("swizzle", _C.swizzle)(scale)
 
 
 def unswizzle(scale: Array, rows: int, columns: int) -> Array:
@@ -369,12 +330,7 @@ def unswizzle(scale: Array, rows: int, columns: int) -> Array:
         array([[1, 2],
                [3, 4]], dtype=uint8)
     """
-    torch = modules.get("torch")
-    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
-        from nvfp4 import torch_ops
-
-        return torch_ops.call("unswizzle", scale, rows, columns)
-    return _C.unswizzle(scale, rows, columns)
+    return operation("unswizzle", _C.unswizzle)(scale, rows, columns)
 
 
 def gated(
@@ -427,12 +383,7 @@ def gated(
     """
     limit = float("inf") if limit is None else limit
     alpha = 1.702 if alpha is None else alpha
-    torch = modules.get("torch")
-    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
-        from nvfp4 import torch_ops
-
-        return torch_ops.call("gated", gate, up, activation, limit, alpha, out, out_dtype)
-    return _C.gated(gate, up, activation, limit, alpha, out, out_dtype)
+    return operation("gated", _C.gated)(gate, up, activation, limit, alpha, out, out_dtype)
 
 
 def gated_quantize(
@@ -480,15 +431,9 @@ def gated_quantize(
     """
     limit = float("inf") if limit is None else limit
     alpha = 1.702 if alpha is None else alpha
-    torch = modules.get("torch")
-    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
-        from nvfp4 import torch_ops
-
-        results = torch_ops.call(
-            "gated_quantize", gate, up, global_scale, ends, activation, limit, alpha, scale_layout, out
-        )
-    else:
-        results = _C.gated_quantize(gate, up, global_scale, ends, activation, limit, alpha, scale_layout, out)
+    results = operation("gated_quantize", _C.gated_quantize)(
+        gate, up, global_scale, ends, activation, limit, alpha, scale_layout, out
+    )
     return results if ends is not None and scale_layout == "128x4" else results[:2]
 
 
@@ -524,12 +469,7 @@ def moe_route(ids: Array, E: int, expert_map: AnyArray | None = None) -> tuple[A
                [ 1, -1],
                [ 4,  2]], dtype=int32)
     """
-    torch = modules.get("torch")
-    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
-        from nvfp4 import torch_ops
-
-        return torch_ops.call("moe_route", ids, expert_map, E)
-    return _C.moe_route(ids, expert_map, E)
+    return operation("moe_route", _C.moe_route)(ids, expert_map, E)
 
 
 def moe_combine(
@@ -568,9 +508,4 @@ def moe_combine(
         array([[ 52., 104.],
                [ 10.,  20.]], dtype=float32)
     """
-    torch = modules.get("torch")
-    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
-        from nvfp4 import torch_ops
-
-        return torch_ops.call("moe_combine", y, places, weights, out, out_dtype)
-    return _C.moe_combine(y, places, weights, out, out_dtype)
+    return operation("moe_combine", _C.moe_combine)(y, places, weights, out, out_dtype)

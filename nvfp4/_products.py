@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from sys import modules
-
 from nvfp4 import _C
 from nvfp4._C import BATCH_INVARIANT, CONSTANT_B, NO_TRANSPOSE_B
+from nvfp4._tracing import operation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -132,14 +131,9 @@ def gemm(
         flags |= CONSTANT_B
     if not transpose_b:
         flags |= NO_TRANSPOSE_B
-    torch = modules.get("torch")
-    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
-        from nvfp4 import torch_ops
-
-        return torch_ops.call(
-            "gemm", a, b, scale_a, scale_b, alpha, bias, c, beta, scale_layout, backend, flags, out, out_dtype
-        )
-    return _C.gemm(a, b, scale_a, scale_b, alpha, bias, c, beta, scale_layout, backend, flags, out, out_dtype)
+    return operation("gemm", _C.gemm)(
+        a, b, scale_a, scale_b, alpha, bias, c, beta, scale_layout, backend, flags, out, out_dtype
+    )
 
 
 def quantize_gemm(
@@ -208,12 +202,7 @@ def quantize_gemm(
     if constant_b:
         flags |= CONSTANT_B
     arguments = (a, b, scale_b, global_scale, alpha, bias, c, beta, scale_layout, block_scale, backend, flags, out)
-    torch = modules.get("torch")
-    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
-        from nvfp4 import torch_ops
-
-        return torch_ops.call("quantize_gemm", *arguments, out_dtype)
-    return _C.quantize_gemm(*arguments, out_dtype)
+    return operation("quantize_gemm", _C.quantize_gemm)(*arguments, out_dtype)
 
 
 def grouped_gemm(
@@ -310,12 +299,7 @@ def grouped_gemm(
     if not transpose_b:
         flags |= NO_TRANSPOSE_B
     tensors = (a, b, scale_a, scale_b, ends, rows, scale_rows, row_scale, alpha, bias)
-    torch = modules.get("torch")
-    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
-        from nvfp4 import torch_ops
-
-        return torch_ops.call("grouped_gemm", *tensors, scale_layout, backend, flags, out, out_dtype)
-    return _C.grouped_gemm(*tensors, scale_layout, backend, flags, out, out_dtype)
+    return operation("grouped_gemm", _C.grouped_gemm)(*tensors, scale_layout, backend, flags, out, out_dtype)
 
 
 def gated_grouped_gemm(
@@ -403,12 +387,9 @@ def gated_grouped_gemm(
     activation_alpha = 1.702 if activation_alpha is None else activation_alpha
     tensors = (a, b, scale_a, scale_b, ends, rows, scale_rows, row_scale, alpha, bias)
     gating = (activation, limit, activation_alpha)
-    torch = modules.get("torch")
-    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
-        from nvfp4 import torch_ops
-
-        return torch_ops.call("gated_grouped_gemm", *tensors, *gating, scale_layout, backend, flags, out, out_dtype)
-    return _C.gated_grouped_gemm(*tensors, *gating, scale_layout, backend, flags, out, out_dtype)
+    return operation("gated_grouped_gemm", _C.gated_grouped_gemm)(
+        *tensors, *gating, scale_layout, backend, flags, out, out_dtype
+    )
 
 
 def reject_switch(**switches: object) -> None:
@@ -436,9 +417,4 @@ def custom_kernel(a: AnyArray, b: AnyArray, sfa_permuted: AnyArray, sfb_permuted
     Raises:
         nvfp4.Error: an argument breaks a rule, strides included. Nothing has been written.
     """
-    torch = modules.get("torch")
-    if torch is not None and (torch.compiler.is_dynamo_compiling() or torch._C._is_tracing()):
-        from nvfp4 import torch_ops
-
-        return torch_ops.call("custom_kernel", a, b, sfa_permuted, sfb_permuted, c)
-    return _C.custom_kernel(a, b, sfa_permuted, sfb_permuted, c)
+    return operation("custom_kernel", _C.custom_kernel)(a, b, sfa_permuted, sfb_permuted, c)

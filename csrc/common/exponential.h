@@ -10,17 +10,9 @@
 #ifndef NVFP4_COMMON_EXPONENTIAL_H
 #define NVFP4_COMMON_EXPONENTIAL_H
 
-#include <stdint.h>
-
 #include "common/fp32.h"
 
 #ifdef __CUDACC__
-HOST_DEVICE float power_of_two(uint32_t shifted) {
-    return __uint_as_float((shifted << 23) + 0x3F800000u);
-}
-HOST_DEVICE uint32_t float_as_bits(float value) {
-    return __float_as_uint(value);
-}
 /* 1 / d to nearest for 1 <= d < 2^126: __frcp_rn without the branch for other numbers. */
 HOST_DEVICE float reciprocal_from_1(float d) {
     float r;
@@ -28,20 +20,7 @@ HOST_DEVICE float reciprocal_from_1(float d) {
     return __fmaf_rn(r, __fmaf_rn(-d, r, 1.0f), r);
 }
 #else
-#include <string.h>
-
 #define reciprocal_from_1(d) (1.0f / (d))
-static inline float power_of_two(uint32_t shifted) {
-    uint32_t bits = (shifted << 23) + 0x3F800000u;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-static inline uint32_t float_as_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return bits;
-}
 #endif
 
 /* silu(x) = c * sigmoid. */
@@ -59,7 +38,8 @@ HOST_DEVICE float sigmoid(float c) {
     p = __fmaf_rn(p, r, 0x1.ebf9bcp-3f);
     p = __fmaf_rn(p, r, 0x1.62e42ap-1f);
     p = __fmaf_rn(p, r, 1.0f);
-    return reciprocal_from_1(__fmaf_rn(p, power_of_two(float_as_bits(shifted)), 1.0f));
+    float power = __uint_as_float((__float_as_uint(shifted) << 23) + 0x3F800000u); /* 2^n */
+    return reciprocal_from_1(__fmaf_rn(p, power, 1.0f));
 }
 
 HOST_DEVICE float silu(float x) {

@@ -1,5 +1,5 @@
-/* Products of groups of rows, each group by a matrix of its own, after checking; and what batches have of their own.
- * C11 and device code.
+/* A product of groups of rows, each group by a matrix of its own, after checking; and the bits that say which operands
+ * of the epilogue each batch has of its own. C11 and device code.
  *
  * Rows 0 .. m-1 lie in the order of their groups: group e has rows ends[e-1] .. ends[e]-1. Ends are data of the device:
  * a running maximum of them, clamped to 0 .. m, is what counts, so that no end can lead out of a tensor. */
@@ -12,7 +12,6 @@
 enum {
     ALPHA_BY_BATCH = 1, /* alpha is [l], or with alpha_stride 1 [l][n] */
     BIAS_BY_BATCH = 2,  /* bias is [l][n] */
-    HAS_ROW_SCALE = 4,  /* of a CPU's group, which begins a grouped_problem: each row of the result has a factor */
 };
 
 /* b is [groups][parts][n][k/2] bytes, of PRODUCT_GROUPED_NN [groups][k][n/2] with one part; g.l is groups * parts. A

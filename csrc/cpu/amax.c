@@ -13,7 +13,7 @@ typedef struct amax_task {
 } amax_task;
 
 static float scale_of(const amax_problem *p, uint32_t bits) {
-    float amax = p->x_type == NVFP4_FP32   ? bits_float(bits)
+    float amax = p->x_type == NVFP4_FP32   ? __uint_as_float(bits)
                  : p->x_type == NVFP4_BF16 ? bf16_decode((uint16_t)bits)
                                            : fp16_decode((uint16_t)bits);
     float scale = (float)((double)amax / p->divisor);

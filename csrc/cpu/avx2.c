@@ -1,28 +1,20 @@
-/* AVX2: the scheme of avx512vnni.c with vpmaddubsw, which multiplies unsigned bytes by signed ones and adds pairs into
- * int16; four of them add up to at most 2304 there. What the shift by 12 adds to a block is taken off by the first of
- * two multiply-adds: (dot * scale - 12 * sum * scale), exact, then times the long scale onto the sum. */
+/* NVFP4 by NVFP4 with AVX2. The scheme is avx512vnni.c's, with vpmaddubsw: it multiplies unsigned bytes by signed ones
+ * and adds pairs into int16, where four of them add up to at most 2304. The first of two multiply-adds takes off what
+ * the shift by 12 has added to a block: dot * scale - 12 * sum * scale, exact. The second adds this times the long
+ * scale to the sum. */
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma,f16c")
 #include "cpu/avx2.h"
 
-enum { LANES = 8, STRIP_ROWS = 4, SHIFT = 12, PREFETCH = 512 };
+enum { STRIP_ROWS = 4, SHIFT = 12, PREFETCH = 512, KEEPS_NAN = 1, VECTORS = 4, GROUP_BLOCKS = 8 };
 
-/* A panel: 8 short rows, a lane each; values[j] holds elements 4j .. 4j+3 of the block. */
+typedef __m256i ints;
+
+/* `start` is -12 * sum of values * scale. */
 typedef struct panel_block {
     __m256i values[4];
-    __m256 scales, start; /* a quarter of the scale: both sides are doubled; -12 * sum of values * that */
+    __m256 scales, start;
 } panel_block;
-
-typedef struct strip {
-    uint8_t values[STRIP_ROWS][CHUNK_BLOCKS * 16];
-    float scales[STRIP_ROWS][CHUNK_BLOCKS];
-} strip;
-
-/* Short rows before they are interleaved. */
-typedef struct rows_decoded {
-    int8_t values[LANES][CHUNK_BLOCKS * 16];
-    float scales[LANES][CHUNK_BLOCKS];
-} rows_decoded;
 
 static inline __m256i doubled_table(int shift) {
     __m128i table = _mm_add_epi8(_mm_loadu_si128((const __m128i *)e2m1_doubled), _mm_set1_epi8((char)shift));
@@ -45,82 +37,30 @@ static inline void decode_row(void *values, float *scales, const operand *x, int
         _mm256_storeu_ps(scales + b, decode_scales(load_scales(x, row, block + b, blocks - b), factor));
 }
 
-static void decode_strip(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
-    strip *to = memory;
-    for (int r = 0; r < STRIP_ROWS; r++)
-        if (row + r < x->rows)
-            decode_row(to->values[r], to->scales[r], x, row + r, block, blocks, SHIFT, 1.0f);
-        else
-            memset(to->scales[r], 0, sizeof to->scales[r]);
-}
-
 static inline __m256i widen(__m256i pairs) {
     return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
 
-static void pack_panel(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
-    panel_block *to = memory;
-    rows_decoded d;
-    for (int lane = 0; lane < LANES; lane++)
-        if (row + lane < x->rows) {
-            decode_row(d.values[lane], d.scales[lane], x, row + lane, block, blocks, 0, 0.25f);
-        } else {
-            memset(d.values[lane], 0, sizeof d.values[lane]);
-            memset(d.scales[lane], 0, sizeof d.scales[lane]);
-        }
-    for (int64_t b = 0; b < blocks; b += 4) {
-        __m256i scales[4];
-        transpose(scales, (const char *)(d.scales[0] + b), sizeof d.scales[0]);
-        for (int64_t i = 0; i < min_int(4, blocks - b); i++) to[b + i].scales = _mm256_castsi256_ps(scales[i]);
-    }
-    __m256i twelve = _mm256_set1_epi8(SHIFT);
-    for (int64_t b = 0; b < blocks; b++) {
-        transpose(to[b].values, (const char *)d.values[0] + b * 16, sizeof d.values[0]);
-        __m256i sum = _mm256_setzero_si256();
-        for (int j = 0; j < 4; j++) sum = _mm256_sub_epi16(sum, _mm256_maddubs_epi16(twelve, to[b].values[j]));
-        to[b].start = _mm256_mul_ps(_mm256_cvtepi32_ps(widen(sum)), to[b].scales);
-    }
+static inline __m256i broadcast_quad(int32_t quad) {
+    return _mm256_set1_epi32(quad);
 }
 
-/* STRIP_ROWS long rows by 8 * panels short rows, in registers. */
-static inline __attribute__((always_inline)) void register_tile(float *sums, const strip *s, const panel_block *p,
-                                                                const int panels, int64_t blocks, int first) {
-    __m256 sum[STRIP_ROWS][2];
-    for (int r = 0; r < STRIP_ROWS; r++)
-        for (int i = 0; i < panels; i++)
-            sum[r][i] = first ? _mm256_setzero_ps() : _mm256_loadu_ps(sums + r * SUMS_PITCH + i * LANES);
-    for (int64_t b = 0; b < blocks; b++) {
-#pragma GCC unroll 8
-        for (int r = 0; r < STRIP_ROWS; r++) {
-            __m256i dot[2];
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) {
-                int quad;
-                memcpy(&quad, s->values[r] + b * 16 + j * 4, 4);
-                for (int i = 0; i < panels; i++) {
-                    __m256i part = _mm256_maddubs_epi16(_mm256_set1_epi32(quad), p[i * CHUNK_BLOCKS + b].values[j]);
-                    dot[i] = j ? _mm256_add_epi16(dot[i], part) : part;
-                }
-            }
-            for (int i = 0; i < panels; i++) {
-                const panel_block *q = p + i * CHUNK_BLOCKS + b;
-                __m256 scaled = _mm256_fmadd_ps(_mm256_cvtepi32_ps(widen(dot[i])), q->scales, q->start);
-                sum[r][i] = _mm256_fmadd_ps(scaled, _mm256_set1_ps(s->scales[r][b]), sum[r][i]);
-            }
-        }
-    }
-    for (int r = 0; r < STRIP_ROWS; r++)
-        for (int i = 0; i < panels; i++) _mm256_storeu_ps(sums + r * SUMS_PITCH + i * LANES, sum[r][i]);
+static inline void set_start(panel_block *p) {
+    __m256i twelve = _mm256_set1_epi8(SHIFT), sum = _mm256_setzero_si256();
+    for (int j = 0; j < 4; j++) sum = _mm256_sub_epi16(sum, _mm256_maddubs_epi16(twelve, p->values[j]));
+    p->start = _mm256_mul_ps(_mm256_cvtepi32_ps(widen(sum)), p->scales);
 }
 
-static void tile(float *sums, const void *strip_memory, const void *panels, int panel_count, int64_t blocks,
-                 int first) {
-    const panel_block *p = panels;
-    int i = 0;
-    for (; i + 2 <= panel_count; i += 2)
-        register_tile(sums + i * LANES, strip_memory, p + i * CHUNK_BLOCKS, 2, blocks, first);
-    if (i < panel_count) register_tile(sums + i * LANES, strip_memory, p + i * CHUNK_BLOCKS, 1, blocks, first);
+static inline __m256i add_quads(__m256i dots, __m256i quads, const panel_block *p, int j) {
+    __m256i part = _mm256_maddubs_epi16(quads, p->values[j]);
+    return j ? _mm256_add_epi16(dots, part) : part;
 }
+
+static inline __m256 scale_dots(__m256i dots, const panel_block *p) {
+    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(widen(dots)), p->scales, p->start);
+}
+
+#include "cpu/w4a4.h"
 
 /* A packed vector, for 128 elements (64 bytes of the long row) at a time, in the order of load_nibbles. */
 typedef struct vector_group {
@@ -129,18 +69,14 @@ typedef struct vector_group {
 } vector_group;
 
 static size_t vector_bytes(int64_t blocks) {
-    return (size_t)((blocks + 7) / 8) * sizeof(vector_group);
+    return (size_t)(round_up(blocks, GROUP_BLOCKS) / GROUP_BLOCKS) * sizeof(vector_group);
 }
 
 /* 64 bytes of a row, zeros after `blocks` blocks, looked up: to[h][0] the low nibbles, to[h][1] the high ones. to[0]
  * has blocks 0 1 4 5, to[1] blocks 2 3 6 7, two lanes each, so that a horizontal addition leaves all 8 in order. */
 static inline void load_nibbles(__m256i to[2][2], const uint8_t *from, int64_t blocks, __m256i table) {
     uint8_t copy[64];
-    if (blocks < 8) {
-        memset(copy, 0, sizeof copy);
-        memcpy(copy, from, (size_t)blocks * 8);
-        from = copy;
-    }
+    from = whole_group(copy, from, blocks);
     for (int h = 0; h < 2; h++) {
         __m256i low = _mm256_set1_epi8(15);
         __m256i pairs = _mm256_loadu2_m128i((const __m128i *)(from + h * 16 + 32), (const __m128i *)(from + h * 16));
@@ -171,66 +107,29 @@ static void pack_vector(void *vector, const operand *x, int64_t row, int64_t blo
     }
 }
 
-/* One group of 8 blocks, of which `blocks` exist, of a long row against every vector. */
-static inline __attribute__((always_inline)) void dots_group(__m256 *sum, __m128i *nan, const operand *x, int64_t row,
-                                                             int64_t block, int64_t blocks, const vector_group *v,
-                                                             size_t pitch, const int count) {
-    const uint8_t *from = x->data + row * x->pitch + block * 8;
-    _mm_prefetch(from + PREFETCH, _MM_HINT_T0);
-    __m256i w[2][2];
-    load_nibbles(w, from, blocks, doubled_table(SHIFT));
-    __m128i half = scales_as_fp16(load_scales(x, row, block, blocks));
-    *nan = _mm_or_si128(*nan, _mm_cmpeq_epi16(half, _mm_set1_epi16(0x3F80)));
-    __m256 scales = _mm256_cvtph_ps(half); /* of 1/256 of the scales; pack_vector has the 256 */
+static inline __attribute__((always_inline)) void dots_group(floats *sum, halves *largest, const operand *x,
+                                                             int64_t row, const int rows, int64_t block, int64_t blocks,
+                                                             const vector_group *v, size_t pitch, const int count) {
+    for (int r = 0; r < rows; r++) {
+        const uint8_t *from = x->data + (row + r) * x->pitch + block * 8;
+        _mm_prefetch(from + PREFETCH, _MM_HINT_T0);
+        __m256i w[2][2];
+        load_nibbles(w, from, blocks, doubled_table(SHIFT));
+        __m128i half = scales_as_fp16(load_scales(x, row + r, block, blocks));
+        largest[r] = _mm_max_epu16(largest[r], half);
+        __m256 scales = _mm256_cvtph_ps(half); /* of 1/256 of the scales; pack_vector has the 256 */
 #pragma GCC unroll 8
-    for (int i = 0; i < count; i++) {
-        const vector_group *q = (const vector_group *)((const char *)v + (size_t)i * pitch);
-        __m256i dot = block_dots((const __m256i(*)[2])w, q->values);
-        __m256 scaled = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), q->scales, q->start);
-        sum[i] = _mm256_fmadd_ps(scaled, scales, sum[i]);
+        for (int i = 0; i < count; i++) {
+            const vector_group *q = (const vector_group *)((const char *)v + (size_t)i * pitch);
+            __m256i dot = block_dots((const __m256i(*)[2])w, q->values);
+            __m256 scaled = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), q->scales, q->start);
+            sum[r * count + i] = _mm256_fmadd_ps(scaled, scales, sum[r * count + i]);
+        }
     }
 }
 
-static inline __attribute__((always_inline)) void dots_row(float *sums, const operand *x, int64_t row,
-                                                           const vector_group *v, int64_t blocks, const int count) {
-    size_t pitch = vector_bytes(blocks);
-    __m256 sum[MAX_VECTORS];
-    for (int i = 0; i < count; i++) sum[i] = _mm256_setzero_ps();
-    __m128i nan = _mm_setzero_si128();
-    int64_t b = 0;
-    for (; b + 8 <= blocks; b += 8, v++) dots_group(sum, &nan, x, row, b, 8, v, pitch, count);
-    if (b < blocks) dots_group(sum, &nan, x, row, b, blocks - b, v, pitch, count);
-    for (int i = 0; i < count; i++) sums[i] = _mm_testz_si128(nan, nan) ? add_lanes(sum[i]) : NAN;
-}
+#include "cpu/dots.h"
 
-#define DOTS_COUNT(COUNT)                                                                                              \
-    case COUNT:                                                                                                        \
-        for (int64_t r = 0; r < rows; r++) dots_row(sums + r * COUNT, x, row + r, vectors, blocks, COUNT);             \
-        break
-
-static void dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
-                 int64_t blocks) {
-    switch (count) {
-        DOTS_COUNT(1);
-        DOTS_COUNT(2);
-        DOTS_COUNT(3);
-        DOTS_COUNT(4);
-    }
-}
-
-const cpu_kernel avx2_kernel = {
-    .lanes = LANES,
-    .strip_rows = STRIP_ROWS,
-    .chunk_blocks = CHUNK_BLOCKS,
-    .panel_bytes = CHUNK_BLOCKS * sizeof(panel_block),
-    .strip_bytes = sizeof(strip),
-    .pack_panel = pack_panel,
-    .decode_strip = decode_strip,
-    .tile = tile,
-    .max_vectors = 4,
-    .vector_bytes = vector_bytes,
-    .pack_vector = pack_vector,
-    .dots = dots,
-    .epilogue = epilogue,
-};
+static const vector_kernel vectors = {vector_bytes, pack_vector, packed_dots};
+const cpu_kernel avx2_kernel = {W4A4_TILES, .vectors = &vectors, .max_vectors = VECTORS};
 #endif

@@ -1,4 +1,5 @@
-/* AVX-512 with VNNI. vpdpbusd multiplies unsigned bytes by signed ones and adds four products to an int32 lane.
+/* NVFP4 by NVFP4 with AVX-512 VNNI. vpdpbusd multiplies unsigned bytes by signed ones and adds four products to an
+ * int32 lane.
  *
  * Twice an e2m1 value is an integer in -12 .. 12. The long operand is decoded with 12 added, which makes it unsigned;
  * the short one stays signed, and its block sums, times -12, are where the lane's sum starts, so the shift costs
@@ -8,24 +9,15 @@
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")
 #include "cpu/avx512.h"
 
-enum { LANES = 16, STRIP_ROWS = 8, SHIFT = 12, PREFETCH = 512 };
+enum { STRIP_ROWS = 8, SHIFT = 12, PREFETCH = 512, KEEPS_NAN = 1, VECTORS = 8, GROUP_BLOCKS = 16 };
 
-/* A panel: 16 short rows, a lane each; values[j] holds elements 4j .. 4j+3 of the block. */
+typedef __m512i ints;
+
+/* `start` is -12 * sum of values. */
 typedef struct panel_block {
     __m512i values[4], start;
-    __m512 scales; /* a quarter of the scale: both sides are doubled */
+    __m512 scales;
 } panel_block;
-
-typedef struct strip {
-    uint8_t values[STRIP_ROWS][CHUNK_BLOCKS * 16];
-    float scales[STRIP_ROWS][CHUNK_BLOCKS];
-} strip;
-
-/* Short rows before they are interleaved. */
-typedef struct rows_decoded {
-    int8_t values[LANES][CHUNK_BLOCKS * 16];
-    float scales[LANES][CHUNK_BLOCKS];
-} rows_decoded;
 
 static inline __m512i doubled_table(int shift) {
     __m128i table = _mm_add_epi8(_mm_loadu_si128((const __m128i *)e2m1_doubled), _mm_set1_epi8((char)shift));
@@ -46,78 +38,25 @@ static inline void decode_row(void *values, float *scales, const operand *x, int
         _mm512_storeu_ps(scales + b, decode_scales(load_scales(x, row, block + b, blocks - b), factor));
 }
 
-static void decode_strip(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
-    strip *to = memory;
-    prefetch_rows(x, row + STRIP_ROWS, STRIP_ROWS, block, blocks);
-    for (int r = 0; r < STRIP_ROWS; r++)
-        if (row + r < x->rows)
-            decode_row(to->values[r], to->scales[r], x, row + r, block, blocks, SHIFT, 1.0f);
-        else
-            memset(to->scales[r], 0, sizeof to->scales[r]);
+static inline __m512i broadcast_quad(int32_t quad) {
+    return _mm512_set1_epi32(quad);
 }
 
-static void pack_panel(void *memory, const operand *x, int64_t row, int64_t block, int64_t blocks) {
-    panel_block *to = memory;
-    rows_decoded d;
-    for (int lane = 0; lane < LANES; lane++)
-        if (row + lane < x->rows) {
-            decode_row(d.values[lane], d.scales[lane], x, row + lane, block, blocks, 0, 0.25f);
-        } else {
-            memset(d.values[lane], 0, sizeof d.values[lane]);
-            memset(d.scales[lane], 0, sizeof d.scales[lane]);
-        }
-    __m512i twelve = _mm512_set1_epi8(SHIFT);
-    for (int64_t b = 0; b < blocks; b++) {
-        transpose(to[b].values, (const char *)d.values[0] + b * 16, sizeof d.values[0]);
-        __m512i sum = _mm512_setzero_si512();
-        for (int j = 0; j < 4; j++) sum = _mm512_dpbusd_epi32(sum, twelve, to[b].values[j]);
-        to[b].start = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
-    }
-    for (int64_t b = 0; b < blocks; b += 4) {
-        __m512i scales[4];
-        transpose(scales, (const char *)(d.scales[0] + b), sizeof d.scales[0]);
-        for (int64_t i = 0; i < min_int(4, blocks - b); i++) to[b + i].scales = _mm512_castsi512_ps(scales[i]);
-    }
+static inline void set_start(panel_block *p) {
+    __m512i twelve = _mm512_set1_epi8(SHIFT), sum = _mm512_setzero_si512();
+    for (int j = 0; j < 4; j++) sum = _mm512_dpbusd_epi32(sum, twelve, p->values[j]);
+    p->start = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
 }
 
-/* STRIP_ROWS long rows by 16 * panels short rows, in registers. */
-static inline __attribute__((always_inline)) void register_tile(float *sums, const strip *s, const panel_block *p0,
-                                                                const int panels, int64_t blocks, int first) {
-    __m512 sum[STRIP_ROWS][2];
-    for (int r = 0; r < STRIP_ROWS; r++)
-        for (int i = 0; i < panels; i++)
-            sum[r][i] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * SUMS_PITCH + i * LANES);
-    for (int64_t b = 0; b < blocks; b++) {
-#pragma GCC unroll 16
-        for (int r = 0; r < STRIP_ROWS; r++) {
-            __m512i dot[2];
-            for (int i = 0; i < panels; i++) dot[i] = p0[i * CHUNK_BLOCKS + b].start;
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) {
-                int quad;
-                memcpy(&quad, s->values[r] + b * 16 + j * 4, 4);
-                __m512i quads = _mm512_set1_epi32(quad);
-                for (int i = 0; i < panels; i++)
-                    dot[i] = _mm512_dpbusd_epi32(dot[i], quads, p0[i * CHUNK_BLOCKS + b].values[j]);
-            }
-            __m512 scale = _mm512_set1_ps(s->scales[r][b]);
-            for (int i = 0; i < panels; i++)
-                sum[r][i] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot[i]), p0[i * CHUNK_BLOCKS + b].scales),
-                                            scale, sum[r][i]);
-        }
-    }
-    for (int r = 0; r < STRIP_ROWS; r++)
-        for (int i = 0; i < panels; i++) _mm512_storeu_ps(sums + r * SUMS_PITCH + i * LANES, sum[r][i]);
+static inline __m512i add_quads(__m512i dots, __m512i quads, const panel_block *p, int j) {
+    return _mm512_dpbusd_epi32(j ? dots : p->start, quads, p->values[j]);
 }
 
-static void tile(float *sums, const void *strip_memory, const void *panels, int panel_count, int64_t blocks,
-                 int first) {
-    const panel_block *p = panels;
-    int i = 0;
-    for (; i + 2 <= panel_count; i += 2)
-        register_tile(sums + i * LANES, strip_memory, p + i * CHUNK_BLOCKS, 2, blocks, first);
-    if (i < panel_count) register_tile(sums + i * LANES, strip_memory, p + i * CHUNK_BLOCKS, 1, blocks, first);
+static inline __m512 scale_dots(__m512i dots, const panel_block *p) {
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(dots), p->scales);
 }
+
+#include "cpu/w4a4.h"
 
 /* A packed vector, for 256 elements (128 bytes of the long row) at a time: values[h][0] meet the low nibbles of the
  * half's 64 bytes, values[h][1] the high ones. A block is then two neighbouring lanes. */
@@ -126,8 +65,8 @@ typedef struct vector_group {
     __m512 scales;
 } vector_group;
 
-size_t avx512vnni_vector_bytes(int64_t blocks) {
-    return (size_t)((blocks + 15) / 16) * sizeof(vector_group);
+static size_t vector_bytes(int64_t blocks) {
+    return (size_t)(round_up(blocks, GROUP_BLOCKS) / GROUP_BLOCKS) * sizeof(vector_group);
 }
 
 /* 64 bytes of a row, zeros from byte `valid` on, as low and high nibbles looked up. */
@@ -138,7 +77,7 @@ static inline void load_nibbles(__m512i to[2], const uint8_t *from, int64_t vali
     to[1] = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low));
 }
 
-void avx512vnni_pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks) {
+static void pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks) {
     vector_group *to = vector;
     const uint8_t *from = x->data + row * x->pitch;
     __m512i table = doubled_table(0), twelve = _mm512_set1_epi8(SHIFT);
@@ -154,9 +93,8 @@ void avx512vnni_pack_vector(void *vector, const operand *x, int64_t row, int64_t
     }
 }
 
-/* One group of 16 blocks, of which `blocks` exist, of `rows` long rows against every vector. The hardware's own
- * prefetching stays too close to reads that are mixed with this much arithmetic. */
-static inline __attribute__((always_inline)) void dots_group(__m512 *sum, __m256i *largest, const operand *x,
+/* The hardware's own prefetching stays too close to reads that are mixed with this much arithmetic. */
+static inline __attribute__((always_inline)) void dots_group(floats *sum, halves *largest, const operand *x,
                                                              int64_t row, const int rows, int64_t block, int64_t blocks,
                                                              const vector_group *v, size_t pitch, const int count) {
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -181,63 +119,14 @@ static inline __attribute__((always_inline)) void dots_group(__m512 *sum, __m256
                                              q->values[h][1]);
             __m512i whole = _mm512_add_epi32(_mm512_permutex2var_epi32(dot[0], even, dot[1]),
                                              _mm512_permutex2var_epi32(dot[0], odd, dot[1]));
-            __m512 *s = sum + r * count + i;
-            *s = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(whole), q->scales), scales, *s);
+            __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), q->scales);
+            sum[r * count + i] = _mm512_fmadd_ps(scaled, scales, sum[r * count + i]);
         }
     }
 }
 
-static inline __attribute__((always_inline)) void dots_rows(float *sums, const operand *x, int64_t row, const int rows,
-                                                            const vector_group *v, int64_t blocks, const int count) {
-    size_t pitch = avx512vnni_vector_bytes(blocks);
-    __m512 sum[MAX_VECTORS];
-    __m256i largest[4];
-    for (int i = 0; i < rows * count; i++) sum[i] = _mm512_setzero_ps();
-    for (int r = 0; r < rows; r++) largest[r] = _mm256_setzero_si256();
-    int64_t b = 0;
-    for (; b + 16 <= blocks; b += 16, v++) dots_group(sum, largest, x, row, rows, b, 16, v, pitch, count);
-    if (b < blocks) dots_group(sum, largest, x, row, rows, b, blocks - b, v, pitch, count);
-    for (int r = 0; r < rows; r++) {
-        int nan = _mm256_cmpeq_epi16_mask(largest[r], _mm256_set1_epi16(0x3F80)) != 0;
-        for (int i = 0; i < count; i++) sums[r * count + i] = nan ? NAN : _mm512_reduce_add_ps(sum[r * count + i]);
-    }
-}
+#include "cpu/dots.h"
 
-/* Several rows at a time share the loads of the vectors, and the cache lines of scales in the 128x4 layout. */
-#define DOTS_COUNT(COUNT, ROWS)                                                                                        \
-    case COUNT:                                                                                                        \
-        for (; ROWS > 1 && rows >= ROWS; row += ROWS, rows -= ROWS, sums += ROWS * COUNT)                              \
-            dots_rows(sums, x, row, ROWS, vectors, blocks, COUNT);                                                     \
-        for (; rows > 0; row++, rows--, sums += COUNT) dots_rows(sums, x, row, 1, vectors, blocks, COUNT);             \
-        break
-
-void avx512vnni_dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
-                     int64_t blocks) {
-    switch (count) {
-        DOTS_COUNT(1, 4);
-        DOTS_COUNT(2, 4);
-        DOTS_COUNT(3, 2);
-        DOTS_COUNT(4, 2);
-        DOTS_COUNT(5, 1);
-        DOTS_COUNT(6, 1);
-        DOTS_COUNT(7, 1);
-        DOTS_COUNT(8, 1);
-    }
-}
-
-const cpu_kernel avx512vnni_kernel = {
-    .lanes = LANES,
-    .strip_rows = STRIP_ROWS,
-    .chunk_blocks = CHUNK_BLOCKS,
-    .panel_bytes = CHUNK_BLOCKS * sizeof(panel_block),
-    .strip_bytes = sizeof(strip),
-    .pack_panel = pack_panel,
-    .decode_strip = decode_strip,
-    .tile = tile,
-    .max_vectors = MAX_VECTORS,
-    .vector_bytes = avx512vnni_vector_bytes,
-    .pack_vector = avx512vnni_pack_vector,
-    .dots = avx512vnni_dots,
-    .epilogue = epilogue,
-};
+const vector_kernel avx512vnni_vectors = {vector_bytes, pack_vector, packed_dots};
+const cpu_kernel avx512vnni_kernel = {W4A4_TILES, .vectors = &avx512vnni_vectors, .max_vectors = VECTORS};
 #endif

@@ -17,6 +17,7 @@ enum { MAX_LONG_ROWS = 512, LONG_ROWS_MULTIPLE = 32 };
 
 typedef struct blocked {
     const gemm_problem *problem;
+    const float *row_scale;
     const cpu_kernel *kernel;
     int64_t short_tasks, long_tasks, long_rows; /* rectangles along each side, and the long rows of one */
     int64_t tasks;
@@ -49,11 +50,8 @@ static void run_task(void *context, int64_t task, int thread) {
             kernel->tile(sums + row * SUMS_PITCH, strip, panels, panel_count, blocks, block == 0);
         }
     }
-    sums_tile t = {.sums = sums};
-    if (r.swap_ab)
-        t = (sums_tile){sums, long0, short0, long_rows, short_rows, SUMS_PITCH, 1};
-    else
-        t = (sums_tile){sums, short0, long0, short_rows, long_rows, 1, SUMS_PITCH};
+    sums_tile t = {sums, short0, long0, short_rows, long_rows, 1, SUMS_PITCH, g->row_scale};
+    if (r.swap_ab) t = (sums_tile){sums, long0, short0, long_rows, short_rows, SUMS_PITCH, 1, g->row_scale};
     kernel->epilogue(p, batch, t);
 }
 
@@ -82,8 +80,9 @@ size_t blocked_scratch(const gemm_problem *p, const cpu_kernel *kernel, int thre
     return g.scratch_bytes * (size_t)g.threads;
 }
 
-nvfp4_status blocked_gemm(const gemm_problem *p, const cpu_kernel *kernel, int threads) {
+nvfp4_status blocked_gemm(const gemm_problem *p, const float *row_scale, const cpu_kernel *kernel, int threads) {
     blocked g = lay_out(p, kernel, threads);
+    g.row_scale = row_scale;
     const size_t bytes = g.scratch_bytes * (size_t)g.threads;
     g.scratch = scratch(bytes);
     if (!g.scratch) return fail(NVFP4_OUT_OF_MEMORY, "gemm: no %zu bytes of scratch for %d threads", bytes, g.threads);

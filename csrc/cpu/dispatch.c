@@ -1,4 +1,4 @@
-/* cpu_gemm: which kernel, which driver, how many threads. */
+/* cpu_gemm, which chooses the kernel, the driver and the number of threads. */
 #include "cpu/gemm.h"
 #include "cpu/threads.h"
 
@@ -35,14 +35,14 @@ nvfp4_status cpu_gemm(const gemm_problem *p, cpu_isa isa, int threads, int batch
     double products = (double)p->m * (double)p->n * (double)p->k * (double)p->l;
     if (threads > 1 + products * 0x1p-21) threads = (int)(1 + products * 0x1p-21);
     const cpu_kernel *kernel = cpu_kernel_for(p->a_type, p->product_kind == PRODUCT_GEMM_NN, isa);
-    if (!kernel || p->k == 0) return reference_gemm(p, threads);
+    if (!kernel || p->k == 0) return reference_gemm(p, NULL, threads);
     nvfp4_status status;
     if (p->product_kind == PRODUCT_GEMM_NN)
-        status = nn_gemm(p, kernel, threads);
+        status = nn_gemm(p, NULL, kernel, threads);
     else if (min_int(p->m, p->n) <= kernel->max_vectors && !batch_invariant)
         status = vectors_gemm(p, kernel, threads);
     else
-        status = blocked_gemm(p, kernel, threads);
+        status = blocked_gemm(p, NULL, kernel, threads);
     trim_scratch();
     return status;
 }

@@ -3,7 +3,7 @@
 #ifndef NVFP4_CPU_EPILOGUE_H
 #define NVFP4_CPU_EPILOGUE_H
 
-#include "common/grouped_problem.h"
+#include "common/grouped_problem.h" /* ALPHA_BY_BATCH */
 #include "cpu/numbers.h"
 
 /* alpha * sum and the additions after it round one by one; gcc fuses them where it can unless told not to. */
@@ -39,16 +39,16 @@ typedef struct sums_tile {
     const float *sums;
     int64_t m0, n0, rows, columns;
     int64_t row_stride, column_stride; /* of sums, in elements */
+    const float *row_scale;            /* factors of the rows of the output; NULL: none */
 } sums_tile;
 
 static inline void epilogue(const gemm_problem *p, int64_t batch, sums_tile t) {
     enum { CHUNK = 64 };
     float v[CHUNK], other[CHUNK];
-    const float *alpha = p->alpha, *row_scale = NULL;
+    const float *alpha = p->alpha;
     const char *bias = p->bias;
     if (p->by_batch & ALPHA_BY_BATCH) alpha += batch * (p->alpha_stride ? p->n : 1);
     if (p->by_batch & BIAS_BY_BATCH) bias += batch * p->n * type_size(p->bias_type);
-    if (p->by_batch & HAS_ROW_SCALE) row_scale = ((const grouped_problem *)p)->row_scale;
     for (int64_t i = 0; i < t.rows; i++) {
         int64_t m = t.m0 + i;
         char *out = (char *)p->out + batch * p->out_batch + m * p->out_pitch;
@@ -68,8 +68,8 @@ static inline void epilogue(const gemm_problem *p, int64_t batch, sums_tile t) {
                 load_floats(other, bias + n * type_size(p->bias_type), p->bias_type, count);
                 for (int64_t x = 0; x < count; x++) v[x] = v[x] + other[x];
             }
-            if (row_scale)
-                for (int64_t x = 0; x < count; x++) v[x] = v[x] * row_scale[m];
+            if (t.row_scale)
+                for (int64_t x = 0; x < count; x++) v[x] = v[x] * t.row_scale[m];
             store_floats(out + n * type_size(p->out_type), v, p->out_type, count);
         }
     }

@@ -27,6 +27,15 @@ enum {
     NN_PITCH = NN_COLUMNS + 16,
 };
 
+/* The functions for few short rows. */
+typedef struct vector_kernel {
+    size_t (*vector_bytes)(int64_t blocks); /* of one packed short row, a multiple of 64 */
+    void (*pack_vector)(void *vector, const operand *x, int64_t row, int64_t blocks);
+    /* sums[r * count + i] = long row `row + r` . packed short row i */
+    void (*dots)(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
+                 int64_t blocks);
+} vector_kernel;
+
 typedef struct cpu_kernel {
     int lanes, strip_rows;
     int chunk_blocks;                /* so many blocks of a strip stay in L1, of all panels in L2; a multiple of 16 */
@@ -37,14 +46,10 @@ typedef struct cpu_kernel {
     /* sums[r][lane] (+)= strip row r . short row lane, over the blocks packed; the first chunk starts from zero. */
     void (*tile)(float *sums, const void *strip, const void *panels, int panel_count, int64_t blocks, int first);
 
-    int max_vectors;                        /* at most MAX_VECTORS */
-    size_t (*vector_bytes)(int64_t blocks); /* of one packed short row, a multiple of 64 */
-    void (*pack_vector)(void *vector, const operand *x, int64_t row, int64_t blocks);
-    /* sums[r * count + i] = long row `row + r` . packed short row i */
-    void (*dots)(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
-                 int64_t blocks);
+    const vector_kernel *vectors;
+    int max_vectors; /* short rows that `vectors` multiplies, at most MAX_VECTORS */
 
-    /* A . B; w4a16 alone. to[r][NN_PITCH]: rows row .. row+rows-1 of b, decoded. */
+    /* A . B, which only w4a16 kernels have. to[r][NN_PITCH]: rows row .. row+rows-1 of b, decoded. */
     void (*nn_decode)(float *to, const operand *b, int64_t row, int64_t rows, int64_t block, int64_t blocks);
     /* sums[r][NN_PITCH] (+)= row `row + r` of a, its values k .. k+k_count-1, by the decoded rows; sums has whole
      * strips of rows. columns is a multiple of 16. */
@@ -59,6 +64,7 @@ extern const cpu_kernel portable_kernel, w4a16_portable_kernel;
 #if defined(__x86_64__)
 extern const cpu_kernel avx2_kernel, avx512vnni_kernel, amx_kernel;
 extern const cpu_kernel w4a16_avx2_kernel, w4a16_avx512_kernel, w4a16_amx_kernel; /* AMX: a in bf16 */
+extern const vector_kernel avx512vnni_vectors, w4a16_avx512_vectors;              /* those of AMX too */
 #endif
 
 /* The two roles at one batch index. swap_ab: the long operand is a. */
@@ -72,10 +78,11 @@ static inline roles choose_roles(const gemm_problem *p, int64_t batch) {
     return p->n >= p->m ? (roles){b, a, 0} : (roles){a, b, 1};
 }
 
-nvfp4_status reference_gemm(const gemm_problem *problem, int threads);
-nvfp4_status blocked_gemm(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
+/* row_scale: of the rows of the output, or NULL. */
+nvfp4_status reference_gemm(const gemm_problem *problem, const float *row_scale, int threads);
+nvfp4_status blocked_gemm(const gemm_problem *problem, const float *row_scale, const cpu_kernel *kernel, int threads);
+nvfp4_status nn_gemm(const gemm_problem *problem, const float *row_scale, const cpu_kernel *kernel, int threads);
 nvfp4_status vectors_gemm(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
-nvfp4_status nn_gemm(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
 
 /* Bytes of scratch space that such a product asks for: grouped.c has them before it writes anything. */
 size_t blocked_scratch(const gemm_problem *problem, const cpu_kernel *kernel, int threads);
@@ -87,7 +94,7 @@ const cpu_kernel *cpu_kernel_for(int32_t a_type, int32_t is_nn, cpu_isa isa);
 /* At least `bytes` bytes, aligned to 64, that are the calling thread's until it asks again; NULL: out of memory. */
 void *scratch(size_t bytes);
 
-/* After a call: gives back what is more than a thread should keep. */
+/* Gives back, after a call, what is more than a thread should keep. */
 void trim_scratch(void);
 
 static inline int64_t round_up(int64_t value, int64_t multiple) {

@@ -1,4 +1,4 @@
-/* Rows of GPTQ by vectors, LANES rows at a time; included once after cpu/quantize_rows.h, whose names it uses. */
+/* Rows of GPTQ by vectors, LANES rows at a time. cpu/quantize_rows.h, whose names it uses, includes it. */
 #ifndef NVFP4_CPU_GPTQ_ROWS_H
 #define NVFP4_CPU_GPTQ_ROWS_H
 

@@ -1,8 +1,8 @@
 /* Products of groups of rows, each group by its own matrices (common/grouped_problem.h).
  *
- * A group with few rows is bound by reading its matrices: all such groups are done at once, each task some rows of one
- * matrix, as in vectors.c. A larger one is a product of its own, over its gathered rows (blocked.c; A . B: nn.c). Which
- * of the two depends on the group's size alone, and a batch-invariant product takes the second for each. */
+ * A group with few rows is bound by reading its matrices: all such groups are done at once, and a task is some rows of
+ * one matrix, as in vectors.c. A larger one is a product of its own, over its gathered rows (blocked.c; A . B: nn.c).
+ * Which of the two depends on the group's size alone, and a batch-invariant product takes the second for each. */
 #include <stdlib.h>
 
 #include "common/error.h"
@@ -117,10 +117,7 @@ static grouped_problem problem_of_group(const grouped *x, const group *one) {
     g->out = (char *)g->out + one->first * g->out_pitch;
     if (g->by_batch & ALPHA_BY_BATCH) g->alpha += matrix * (g->alpha_stride ? g->n : 1);
     if (g->by_batch & BIAS_BY_BATCH) g->bias = (const char *)g->bias + matrix * g->n * type_size(g->bias_type);
-    if (x->row_scale) {
-        p.row_scale = x->row_scale + one->first;
-        g->by_batch |= HAS_ROW_SCALE;
-    }
+    p.row_scale = x->row_scale ? x->row_scale + one->first : NULL;
     return p;
 }
 
@@ -141,7 +138,7 @@ static void pack(void *context, int64_t task, int thread) {
         if (row < 0)
             memset(vector, 0, x->vector_bytes);
         else
-            x->kernel->pack_vector(vector, &a, row, x->problem->g.k / 16);
+            x->kernel->vectors->pack_vector(vector, &a, row, x->problem->g.k / 16);
     }
 }
 
@@ -154,9 +151,10 @@ static void run_task(void *context, int64_t task, int thread) {
     const operand b = operand_b(&p.g, matrix % parts);
     const int64_t rows = min_int(TASK_ROWS, p.g.n - row0);
     float sums[TASK_ROWS * MAX_VECTORS];
-    x->kernel->dots(sums, &b, row0, rows, x->packed + (size_t)x->packed_first[matrix / parts] * x->vector_bytes,
-                    (int)one->rows, p.g.k / 16);
-    x->kernel->epilogue(&p.g, matrix % parts, (sums_tile){sums, 0, row0, one->rows, rows, 1, one->rows});
+    x->kernel->vectors->dots(sums, &b, row0, rows,
+                             x->packed + (size_t)x->packed_first[matrix / parts] * x->vector_bytes, (int)one->rows,
+                             p.g.k / 16);
+    x->kernel->epilogue(&p.g, matrix % parts, (sums_tile){sums, 0, row0, one->rows, rows, 1, one->rows, p.row_scale});
 }
 
 /* Gives each group a place among the packed vectors; returns the bytes of all. packed_first has room for each. */
@@ -167,7 +165,7 @@ static size_t place_few(grouped *x, int count, int64_t *packed_first) {
         x->packed_rows += x->groups[i].rows;
     }
     x->packed_first = packed_first;
-    x->vector_bytes = x->kernel->vector_bytes(x->problem->g.k / 16);
+    x->vector_bytes = x->kernel->vectors->vector_bytes(x->problem->g.k / 16);
     return x->vector_bytes * (size_t)x->packed_rows;
 }
 
@@ -184,7 +182,7 @@ static void run_few(grouped *x, int count, int threads, int available) {
     parallel_for(readers < available ? (int)readers : available, matrices * x->tasks, run_task, x);
 }
 
-/* ---- groups with many ---- */
+/* ---- groups with many rows ---- */
 
 /* Rows of a group one after the other, `bytes` each, those outside of a as zeros; from, pitch: of all of them. */
 static void gather(const grouped_problem *p, const group *one, const uint8_t *from, int64_t pitch, char *to,
@@ -228,9 +226,9 @@ static nvfp4_status run_many(const grouped *x, const group *one, char *gathered,
             p.g.scale_a = (const uint8_t *)gathered_scales, p.g.scale_a_pitch = (int64_t)scales;
         }
     }
-    if (!x->kernel || p.g.k == 0) return reference_gemm(&p.g, threads);
-    return p.g.product_kind == PRODUCT_GEMM_NN ? nn_gemm(&p.g, x->kernel, threads)
-                                               : blocked_gemm(&p.g, x->kernel, threads);
+    if (!x->kernel || p.g.k == 0) return reference_gemm(&p.g, p.row_scale, threads);
+    return p.g.product_kind == PRODUCT_GEMM_NN ? nn_gemm(&p.g, p.row_scale, x->kernel, threads)
+                                               : blocked_gemm(&p.g, p.row_scale, x->kernel, threads);
 }
 
 /* ---- the call ---- */

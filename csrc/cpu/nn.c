@@ -18,6 +18,7 @@ enum { NN_ROWS = 256, MIN_COLUMNS = 64 /* whole groups of 4 scales */ };
 
 typedef struct nn {
     const gemm_problem *problem;
+    const float *row_scale;
     const cpu_kernel *kernel;
     int64_t columns, column_tasks, row_tasks; /* columns of a rectangle; rectangles along each side */
     int64_t tasks;
@@ -39,7 +40,7 @@ static void run_task(void *context, int64_t task, int thread) {
         g->kernel->nn_decode(decoded, &b, k, count, n0 / 16, columns / 16);
         g->kernel->nn_multiply(sums, &a, m0, rows, k, count, decoded, columns, k == 0);
     }
-    g->kernel->epilogue(p, batch, (sums_tile){sums, m0, n0, rows, columns, NN_PITCH, 1});
+    g->kernel->epilogue(p, batch, (sums_tile){sums, m0, n0, rows, columns, NN_PITCH, 1, g->row_scale});
 }
 
 /* Everything but the scratch space. */
@@ -59,8 +60,9 @@ size_t nn_scratch(const gemm_problem *p, const cpu_kernel *kernel, int threads) 
     return g.scratch_bytes * (size_t)g.threads;
 }
 
-nvfp4_status nn_gemm(const gemm_problem *p, const cpu_kernel *kernel, int threads) {
+nvfp4_status nn_gemm(const gemm_problem *p, const float *row_scale, const cpu_kernel *kernel, int threads) {
     nn g = lay_out(p, kernel, threads);
+    g.row_scale = row_scale;
     const size_t bytes = g.scratch_bytes * (size_t)g.threads;
     g.scratch = scratch(bytes);
     if (!g.scratch) return fail(NVFP4_OUT_OF_MEMORY, "gemm: no %zu bytes of scratch for %d threads", bytes, g.threads);

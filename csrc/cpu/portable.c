@@ -113,6 +113,7 @@ static void dots(float *sums, const operand *x, int64_t row, int64_t rows, const
     for (int64_t r = 0; r < rows; r++) dots_row(sums + r * count, x, row + r, vectors, count, blocks);
 }
 
+static const vector_kernel vectors = {vector_bytes, pack_vector, dots};
 const cpu_kernel portable_kernel = {
     .lanes = LANES,
     .strip_rows = STRIP_ROWS,
@@ -122,9 +123,7 @@ const cpu_kernel portable_kernel = {
     .pack_panel = pack_panel,
     .decode_strip = decode_strip,
     .tile = tile,
+    .vectors = &vectors,
     .max_vectors = 4,
-    .vector_bytes = vector_bytes,
-    .pack_vector = pack_vector,
-    .dots = dots,
     .epilogue = epilogue,
 };

@@ -58,8 +58,8 @@ static inline float squared_error(const float x[16], const candidate *c, float p
 }
 
 static inline float normalizer(float amax) {
-    uint32_t exponent = float_bits(amax) >> 23;
-    return bits_float((254 - (exponent < 1 ? 1 : exponent > 253 ? 253 : exponent)) << 23);
+    uint32_t exponent = __float_as_uint(amax) >> 23;
+    return __uint_as_float((254 - (exponent < 1 ? 1 : exponent > 253 ? 253 : exponent)) << 23);
 }
 
 /* Importance of 16 values, over a power of two. */

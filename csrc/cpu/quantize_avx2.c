@@ -1,26 +1,11 @@
-/* Rows of quantization with AVX2, FMA and F16C: 8 blocks at a time.
- *
- * Encoding keeps 16 bits a value where it can. A quotient of 0 to 6 is rounded by two additions: near 2^23 the last bit
- * of a float is worth 1/2 below and 1 above, so with code = 0 .. 7 and 2^23 standing for code 4,
- *
- *   q + (2^23 - 2)       is right up to 4, and not less than the other above
- *   q / 2 + 2^23         is right from 4 on, and not less than the other below
- *
- * The lesser of their bits is 2^23's and code - 4. */
+/* Rows of quantization with AVX2, FMA and F16C: 8 blocks at a time. Encoding keeps 16 bits a value where it can. */
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma,f16c")
 #pragma GCC optimize("no-trapping-math")
 #include "cpu/avx2.h"
 #include "cpu/quantize.h"
 
-enum { LANES = 8 };
-
-typedef __m256 floats;
 typedef int32_t ints __attribute__((vector_size(32)));
-
-static inline floats fused(floats x, floats y, floats sum) {
-    return _mm256_fmadd_ps(x, y, sum);
-}
 
 static inline floats smaller(floats x, floats y) {
     return _mm256_min_ps(x, y);
@@ -34,6 +19,12 @@ static inline int any(ints x) {
     return !_mm256_testz_si256((__m256i)x, (__m256i)x);
 }
 
+static inline ints min_unsigned(ints x, ints y) {
+    return (ints)_mm256_min_epu32((__m256i)x, (__m256i)y);
+}
+
+#include "cpu/round_quotients.h"
+
 static inline __m256i load(const void *from) {
     return _mm256_loadu_si256(from);
 }
@@ -46,10 +37,6 @@ static inline void store_bytes(uint8_t *to, ints x) { /* of 0 .. 127 */
     __m128i half = _mm256_extracti128_si256((__m256i)x, 1);
     __m128i words = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)x), half);
     _mm_storeu_si64(to, _mm_packs_epi16(words, words));
-}
-
-static inline void transpose_16(floats to[16], const float *rows, size_t pitch) {
-    for (int k = 0; k < 16; k += 4) transpose((__m256i *)to + k, (const char *)(rows + k), pitch);
 }
 
 /* --- encoding ----------------------------------------------------------------------------------------------------- */
@@ -84,24 +71,12 @@ static inline __attribute__((always_inline)) floats amax_of_blocks(const char *x
     for (int i = 0; i < 2; i++) m[i] = max_words(m[2 * i], m[2 * i + 1], 4);
     __m256i all = max_words(m[0], m[1], 8);
     __m128i codes = _mm_max_epu16(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
-    if (type == NVFP4_FP16) return _mm256_cvtph_ps(codes);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(codes), 16));
-}
-
-/* 2^23 and code - 4 of 8 magnitudes. saturate: quotients may be 7 and more, then as bits NaN and infinities of any sign
- * are above them. */
-static inline __attribute__((always_inline)) __m256i round_quotients(__m256 magnitude, __m256 high, __m256 low,
-                                                                     const int saturate) {
-    __m256 q = _mm256_fmadd_ps(magnitude, high, _mm256_mul_ps(magnitude, low));
-    __m256 below = _mm256_add_ps(q, _mm256_set1_ps(0x1p23f - 2));
-    __m256 above = _mm256_fmadd_ps(q, _mm256_set1_ps(0.5f), _mm256_set1_ps(0x1p23f));
-    __m256i rounded = _mm256_min_epu32(_mm256_castps_si256(below), _mm256_castps_si256(above));
-    return saturate ? _mm256_min_epu32(rounded, _mm256_castps_si256(_mm256_set1_ps(0x1p23f + 3))) : rounded;
+    return decode_16_bit(codes, type);
 }
 
 static inline floats round_values(floats magnitude, floats high, floats low) {
     const __m256 values = _mm256_setr_ps(2.0f, 3.0f, 4.0f, 6.0f, 0.0f, 0.5f, 1.0f, 1.5f); /* of code - 4, modulo 8 */
-    return _mm256_permutevar8x32_ps(values, round_quotients(magnitude, high, low, 1));
+    return _mm256_permutevar8x32_ps(values, (__m256i)round_quotients(magnitude, high, low, 1));
 }
 
 /* 16 words, code - 4 each, and 16 with the signs. */
@@ -114,15 +89,15 @@ static inline __attribute__((always_inline)) words encode_block(const char *x, c
     const __m256 high = _mm256_set1_ps(h), low = _mm256_set1_ps(l);
     if (type == NVFP4_BF16) { /* even and odd values of pairs */
         __m256i pairs = load(x), magnitudes = _mm256_and_si256(pairs, _mm256_set1_epi16(INT16_MAX));
-        __m256i even = round_quotients(_mm256_castsi256_ps(_mm256_slli_epi32(magnitudes, 16)), high, low, saturate);
-        __m256i odd = round_quotients(_mm256_castsi256_ps(upper_halves(magnitudes)), high, low, saturate);
-        return (words){_mm256_blend_epi16(even, _mm256_slli_epi32(odd, 16), 0xAA), pairs};
+        ints even = round_quotients((floats)_mm256_slli_epi32(magnitudes, 16), high, low, saturate);
+        ints odd = round_quotients((floats)upper_halves(magnitudes), high, low, saturate);
+        return (words){_mm256_blend_epi16((__m256i)even, _mm256_slli_epi32((__m256i)odd, 16), 0xAA), pairs};
     }
     __m256i values[2], codes[2];
     for (int i = 0; i < 2; i++) {
         values[i] = _mm256_castps_si256(load_lanes(x + i * 8 * type_size(type), type));
         __m256i magnitude = _mm256_and_si256(values[i], _mm256_set1_epi32(INT32_MAX));
-        codes[i] = _mm256_sub_epi32(round_quotients(_mm256_castsi256_ps(magnitude), high, low, saturate),
+        codes[i] = _mm256_sub_epi32((__m256i)round_quotients((floats)magnitude, high, low, saturate),
                                     _mm256_set1_epi32(0x4B000000));
     }
     return (words){_mm256_packs_epi32(codes[0], codes[1]), _mm256_packs_epi32(values[0], values[1])};
@@ -169,14 +144,8 @@ static inline floats load_scale_values(const operand *x, int64_t row, int64_t bl
 static inline void decode_to_floats(float *to, const uint8_t *codes, float scale, float g) {
     const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
     __m256 table = _mm256_mul_ps(_mm256_mul_ps(magnitudes, _mm256_set1_ps(scale)), _mm256_set1_ps(g));
-    __m256i negative = _mm256_set1_epi32(isnan(scale) ? 0 : INT32_MIN);
-    for (int i = 0; i < 2; i++) {
-        int word;
-        memcpy(&word, codes + i * 4, 4);
-        __m256i index = _mm256_srlv_epi32(_mm256_set1_epi32(word), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
-        __m256i sign = _mm256_and_si256(_mm256_slli_epi32(index, 28), negative);
-        _mm256_storeu_ps(to + i * 8, _mm256_xor_ps(_mm256_permutevar8x32_ps(table, index), _mm256_castsi256_ps(sign)));
-    }
+    __m256i signs = _mm256_set1_epi32(isnan(scale) ? 0 : INT32_MIN);
+    for (int i = 0; i < 2; i++) _mm256_storeu_ps(to + i * 8, decode_codes(codes + i * 4, table, signs));
 }
 
 /* Two blocks, a half of each vector each: tables of the low bytes and of the high ones. */
@@ -224,14 +193,5 @@ static inline __attribute__((always_inline)) void decode_blocks(char *to, const 
 
 #include "cpu/quantize_rows.h"
 
-#include "cpu/gptq_rows.h"
-
-const quantize_kernel quantize_avx2 = {
-    .quantize = quantize_row,
-    .dequantize = dequantize_row,
-    .gated = gated_row,
-    .rms_norm = rms_norm_row,
-    .amax = amax_bits,
-    .gptq = gptq_rows,
-};
+const quantize_kernel quantize_avx2 = QUANTIZE_ROWS;
 #endif

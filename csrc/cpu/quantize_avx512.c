@@ -1,19 +1,11 @@
-/* Rows of quantization with AVX-512 F, BW and VL: 16 blocks at a time. Encoding as in quantize_avx2.c, where a vector
- * of 16-bit values is two blocks. */
+/* Rows of quantization with AVX-512 F, BW and VL: 16 blocks at a time. A vector of 16-bit values is two blocks. */
 #if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx2,fma,f16c")
 #pragma GCC optimize("no-trapping-math")
 #include "cpu/avx512.h"
 #include "cpu/quantize.h"
 
-enum { LANES = 16 };
-
-typedef __m512 floats;
 typedef int32_t ints __attribute__((vector_size(64)));
-
-static inline floats fused(floats x, floats y, floats sum) {
-    return _mm512_fmadd_ps(x, y, sum);
-}
 
 static inline floats smaller(floats x, floats y) {
     return _mm512_min_ps(x, y);
@@ -27,42 +19,14 @@ static inline int any(ints x) {
     return _mm512_test_epi32_mask((__m512i)x, (__m512i)x) != 0;
 }
 
-static inline __m512 widen_bf16(__m256i codes) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(codes), 16));
+static inline ints min_unsigned(ints x, ints y) {
+    return (ints)_mm512_min_epu32((__m512i)x, (__m512i)y);
 }
 
-static inline floats load_lanes(const void *from, int32_t type) {
-    if (type == NVFP4_FP32) return _mm512_loadu_ps(from);
-    __m256i codes = _mm256_loadu_si256(from);
-    return type == NVFP4_FP16 ? _mm512_cvtph_ps(codes) : widen_bf16(codes);
-}
-
-/* Rounds to nearest even. A NaN keeps its upper bits, made quiet. VCVTNEPS2BF16 would make subnormal numbers 0. */
-static inline __m256i round_to_bf16(__m512 x) {
-    __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
-    __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
-}
-
-static inline __m256i round_to_16_bit(floats x, int32_t type) {
-    return type == NVFP4_FP16 ? _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT) : round_to_bf16(x);
-}
-
-static inline void store_lanes(void *to, floats x, int32_t type) {
-    if (type == NVFP4_FP32)
-        _mm512_storeu_ps(to, x);
-    else
-        _mm256_storeu_si256(to, round_to_16_bit(x, type));
-}
+#include "cpu/round_quotients.h"
 
 static inline void store_bytes(uint8_t *to, ints x) {
     _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)x));
-}
-
-static inline void transpose_16(floats to[16], const float *rows, size_t pitch) {
-    for (int k = 0; k < 16; k += 4) transpose((__m512i *)to + k, (const char *)(rows + k), pitch);
 }
 
 /* --- encoding ----------------------------------------------------------------------------------------------------- */
@@ -96,24 +60,13 @@ static inline __attribute__((always_inline)) floats amax_of_blocks(const char *x
     __m512i all = _mm512_max_epu16(m[0], _mm512_shuffle_i32x4(m[0], m[0], 0xB1)); /* even blocks, then odd ones */
     __m128i even = _mm512_castsi512_si128(all), odd = _mm512_extracti32x4_epi32(all, 2);
     __m256i codes = _mm256_set_m128i(_mm_unpackhi_epi16(even, odd), _mm_unpacklo_epi16(even, odd));
-    return type == NVFP4_FP16 ? _mm512_cvtph_ps(codes) : widen_bf16(codes);
-}
-
-/* 2^23 and code - 4 of 16 magnitudes. saturate: quotients may be 7 and more, then as bits NaN and infinities of any
- * sign are above them. */
-static inline __attribute__((always_inline)) __m512i round_quotients(__m512i magnitude, __m512 high, __m512 low,
-                                                                     const int saturate) {
-    __m512 x = _mm512_castsi512_ps(magnitude), q = _mm512_fmadd_ps(x, high, _mm512_mul_ps(x, low));
-    __m512 below = _mm512_add_ps(q, _mm512_set1_ps(0x1p23f - 2));
-    __m512 above = _mm512_fmadd_ps(q, _mm512_set1_ps(0.5f), _mm512_set1_ps(0x1p23f));
-    __m512i rounded = _mm512_min_epu32(_mm512_castps_si512(below), _mm512_castps_si512(above));
-    return saturate ? _mm512_min_epu32(rounded, _mm512_castps_si512(_mm512_set1_ps(0x1p23f + 3))) : rounded;
+    return decode_16_bit(codes, type);
 }
 
 static inline floats round_values(floats magnitude, floats high, floats low) {
     const __m512 values = _mm512_setr_ps(2.0f, 3.0f, 4.0f, 6.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f,
                                          0.5f, 1.0f, 1.5f); /* of code - 4, modulo 16 */
-    return _mm512_permutexvar_ps(round_quotients(_mm512_castps_si512(magnitude), high, low, 1), values);
+    return _mm512_permutexvar_ps((__m512i)round_quotients(magnitude, high, low, 1), values);
 }
 
 /* 32 words, code - 4 each, and 32 with the signs. */
@@ -128,16 +81,18 @@ static inline __attribute__((always_inline)) words encode_two(const char *x, con
     if (type == NVFP4_BF16) { /* even and odd values of pairs */
         __m512 both_h = _mm512_mask_mov_ps(h[0], 0xFF00, h[1]), both_l = _mm512_mask_mov_ps(l[0], 0xFF00, l[1]);
         __m512i pairs = _mm512_loadu_si512(x), magnitudes = _mm512_and_si512(pairs, _mm512_set1_epi16(INT16_MAX));
-        __m512i even = _mm512_slli_epi32(magnitudes, 16),
-                odd = _mm512_slli_epi32(_mm512_srli_epi32(magnitudes, 16), 16);
-        even = round_quotients(even, both_h, both_l, saturate), odd = round_quotients(odd, both_h, both_l, saturate);
-        return (words){_mm512_mask_blend_epi16(0xAAAAAAAA, even, _mm512_slli_epi32(odd, 16)), pairs};
+        __m512i lower = _mm512_slli_epi32(magnitudes, 16);
+        __m512i upper = _mm512_slli_epi32(_mm512_srli_epi32(magnitudes, 16), 16);
+        ints even = round_quotients((floats)lower, both_h, both_l, saturate);
+        ints odd = round_quotients((floats)upper, both_h, both_l, saturate);
+        return (words){_mm512_mask_blend_epi16(0xAAAAAAAA, (__m512i)even, _mm512_slli_epi32((__m512i)odd, 16)), pairs};
     }
     __m512i values[2], codes[2];
     for (int i = 0; i < 2; i++) {
         values[i] = _mm512_castps_si512(load_lanes(x + i * BLOCK * type_size(type), type));
         __m512i magnitude = _mm512_and_si512(values[i], _mm512_set1_epi32(INT32_MAX));
-        codes[i] = _mm512_sub_epi32(round_quotients(magnitude, h[i], l[i], saturate), _mm512_set1_epi32(0x4B000000));
+        codes[i] = _mm512_sub_epi32((__m512i)round_quotients((floats)magnitude, h[i], l[i], saturate),
+                                    _mm512_set1_epi32(0x4B000000));
     }
     return (words){_mm512_packs_epi32(codes[0], codes[1]), _mm512_packs_epi32(values[0], values[1])};
 }
@@ -179,18 +134,8 @@ static inline floats load_scale_values(const operand *x, int64_t row, int64_t bl
 }
 
 /* The values of all codes under a scale. NaN has no sign: it is the scale's. */
-static inline __m512 table_of(float scale, float g) {
-    const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f,
-                                         -2.0f, -3.0f, -4.0f, -6.0f);
-    return _mm512_mul_ps(_mm512_mul_ps(values, _mm512_set1_ps(scale)), _mm512_set1_ps(g));
-}
-
-static inline void decode_to_floats(float *to, const uint8_t *codes, __m512 table) {
-    const __m512i shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
-    int32_t half[2];
-    memcpy(half, codes, 8);
-    __m512i index = _mm512_mask_mov_epi32(_mm512_set1_epi32(half[0]), 0xFF00, _mm512_set1_epi32(half[1]));
-    _mm512_storeu_ps(to, _mm512_permutexvar_ps(_mm512_srlv_epi32(index, shifts), table));
+static inline floats table_of(float scale, float g) {
+    return _mm512_mul_ps(e2m1_table(scale), _mm512_set1_ps(g));
 }
 
 /* Two blocks, each with its half of the table. */
@@ -207,7 +152,7 @@ static inline __attribute__((always_inline)) void decode_blocks(char *to, const 
     float scales[16];
     _mm512_storeu_ps(scales, scale);
     if (type == NVFP4_FP32)
-        for (int b = 0; b < 16; b++) decode_to_floats((float *)to + b * 16, codes + b * 8, table_of(scales[b], g));
+        for (int b = 0; b < 16; b++) _mm512_storeu_ps(to + b * 64, decode_codes(codes + b * 8, table_of(scales[b], g)));
     else
         for (int b = 0; b < 16; b += 2)
             decode_to_16_bit(to + b * 32, codes + b * 8, round_to_16_bit(table_of(scales[b], g), type),
@@ -216,14 +161,5 @@ static inline __attribute__((always_inline)) void decode_blocks(char *to, const 
 
 #include "cpu/quantize_rows.h"
 
-#include "cpu/gptq_rows.h"
-
-const quantize_kernel quantize_avx512 = {
-    .quantize = quantize_row,
-    .dequantize = dequantize_row,
-    .gated = gated_row,
-    .rms_norm = rms_norm_row,
-    .amax = amax_bits,
-    .gptq = gptq_rows,
-};
+const quantize_kernel quantize_avx512 = QUANTIZE_ROWS;
 #endif

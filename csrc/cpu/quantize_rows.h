@@ -353,4 +353,15 @@ static void rms_norm_row(const norm_problem *p, row_at at) {
     }
 }
 
+#include "cpu/gptq_rows.h"
+
+/* The quantize_kernel of the ISA. */
+#define QUANTIZE_ROWS                                                                                                  \
+    {.quantize = quantize_row,                                                                                         \
+     .dequantize = dequantize_row,                                                                                     \
+     .gated = gated_row,                                                                                               \
+     .rms_norm = rms_norm_row,                                                                                         \
+     .amax = amax_bits,                                                                                                \
+     .gptq = gptq_rows}
+
 #endif

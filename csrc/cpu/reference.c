@@ -19,9 +19,15 @@ static double element(const operand *x, int64_t row, int64_t k) {
     return 0.5 * e2m1_doubled[code] * e4m3_decode(scale);
 }
 
+typedef struct reference {
+    const gemm_problem *problem;
+    const float *row_scale;
+} reference;
+
 static void reference_row(void *context, int64_t task, int thread) {
     (void)thread;
-    const gemm_problem *p = context;
+    const reference *g = context;
+    const gemm_problem *p = g->problem;
     int64_t batch = task / p->m, m = task % p->m;
     operand a = operand_a(p, batch), b = operand_b(p, batch);
     for (int64_t n = 0; n < p->n; n++) {
@@ -29,11 +35,12 @@ static void reference_row(void *context, int64_t task, int thread) {
         for (int64_t k = 0; k < p->k; k++)
             sum += element(&a, m, k) * (p->product_kind == PRODUCT_GEMM_NN ? element(&b, k, n) : element(&b, n, k));
         float rounded = (float)sum;
-        epilogue(p, batch, (sums_tile){.sums = &rounded, .m0 = m, .n0 = n, .rows = 1, .columns = 1});
+        epilogue(p, batch, (sums_tile){&rounded, m, n, 1, 1, 0, 0, g->row_scale});
     }
 }
 
-nvfp4_status reference_gemm(const gemm_problem *p, int threads) {
-    parallel_for(threads, p->l * p->m, reference_row, (void *)p);
+nvfp4_status reference_gemm(const gemm_problem *p, const float *row_scale, int threads) {
+    reference g = {p, row_scale};
+    parallel_for(threads, p->l * p->m, reference_row, &g);
     return NVFP4_OK;
 }

@@ -1,5 +1,5 @@
-/* The product with few short rows (one: a matrix times a vector), bound by reading the long operand: the short rows
- * are packed once, then every long row is read once. A task is a group of long rows at one batch index. */
+/* The product with few short rows; with one it is a matrix times a vector. Reading the long operand bounds it, so the
+ * short rows are packed once, then every long row is read once. A task is a group of long rows at one batch index. */
 #include "common/error.h"
 #include "cpu/gemm.h"
 #include "cpu/threads.h"
@@ -19,8 +19,8 @@ static void pack(void *context, int64_t task, int thread) {
     (void)thread;
     const vectors *g = context;
     roles r = choose_roles(g->problem, task / g->count);
-    g->kernel->pack_vector(g->packed + (size_t)task * g->vector_bytes, &r.short_side, task % g->count,
-                           g->problem->k / 16);
+    g->kernel->vectors->pack_vector(g->packed + (size_t)task * g->vector_bytes, &r.short_side, task % g->count,
+                                    g->problem->k / 16);
 }
 
 static void run_task(void *context, int64_t task, int thread) {
@@ -31,9 +31,9 @@ static void run_task(void *context, int64_t task, int thread) {
     int64_t rows = min_int(g->task_rows, r.long_side.rows - row0);
     const char *packed = g->packed + (size_t)(batch * g->count) * g->vector_bytes;
     float sums[MAX_TASK_ROWS * MAX_VECTORS];
-    g->kernel->dots(sums, &r.long_side, row0, rows, packed, g->count, g->problem->k / 16);
-    sums_tile t = {sums, 0, row0, g->count, rows, 1, g->count};
-    if (r.swap_ab) t = (sums_tile){sums, row0, 0, rows, g->count, g->count, 1};
+    g->kernel->vectors->dots(sums, &r.long_side, row0, rows, packed, g->count, g->problem->k / 16);
+    sums_tile t = {sums, 0, row0, g->count, rows, 1, g->count, NULL};
+    if (r.swap_ab) t = (sums_tile){sums, row0, 0, rows, g->count, g->count, 1, NULL};
     g->kernel->epilogue(g->problem, batch, t);
 }
 
@@ -42,7 +42,7 @@ nvfp4_status vectors_gemm(const gemm_problem *p, const cpu_kernel *kernel, int t
     vectors g = {.problem = p, .kernel = kernel, .count = (int)r.short_side.rows};
     g.task_rows = r.long_side.rows * p->l >= (int64_t)threads * 4 * MAX_TASK_ROWS ? MAX_TASK_ROWS : 16;
     g.tasks = (r.long_side.rows + g.task_rows - 1) / g.task_rows;
-    g.vector_bytes = kernel->vector_bytes(p->k / 16);
+    g.vector_bytes = kernel->vectors->vector_bytes(p->k / 16);
     size_t bytes = g.vector_bytes * (size_t)(p->l * g.count);
     g.packed = scratch(bytes);
     if (!g.packed) return fail(NVFP4_OUT_OF_MEMORY, "gemm: no %zu bytes of scratch", bytes);

@@ -3,6 +3,7 @@
  *   floats, LANES           a vector of floats, and how many
  *   STRIP_ROWS, TILE_PANELS the register tile: rows of a strip by panels
  *   broadcast, fused        x in every lane; sum + x * y
+ *   add_lanes               the sum of a vector, halves first
  *   decode_row              blocks of one row, of any type, as floats in the order of K
  *   transpose_16            LANES rows of 16 floats, `pitch` bytes apart, to 16 vectors
  *
@@ -135,14 +136,6 @@ static size_t vector_bytes(int64_t blocks) {
     return (size_t)round_up(blocks, 16) * 64;
 }
 
-static inline float add_all_lanes(floats x) {
-    float lanes[LANES];
-    memcpy(lanes, &x, sizeof lanes);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
-    return lanes[0];
-}
-
 /* Long rows by vectors in the order of K; long rows of 16-bit values are not worth more than a buffer in L1. */
 static void decoded_dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
                          int64_t blocks) {
@@ -160,8 +153,14 @@ static void decoded_dots(float *sums, const operand *x, int64_t row, int64_t row
                     sum[i] = fused(*(const floats *)(values + k), *(const floats *)(v + k), sum[i]);
             }
         }
-        for (int i = 0; i < count; i++) sums[i] = add_all_lanes(sum[i]);
+        for (int i = 0; i < count; i++) sums[i] = add_lanes(sum[i]);
     }
 }
+
+/* What is the same in a cpu_kernel for every ISA. */
+#define W4A16_TILES                                                                                                    \
+    .lanes = LANES, .strip_rows = STRIP_ROWS, .chunk_blocks = W4A16_CHUNK_BLOCKS, .panel_bytes = sizeof(panel),        \
+    .strip_bytes = sizeof(strip), .pack_panel = pack_panel, .decode_strip = decode_strip, .tile = tile,                \
+    .nn_decode = nn_decode, .nn_multiply = nn_multiply, .epilogue = epilogue
 
 #endif

@@ -7,53 +7,26 @@
 #pragma GCC target("avx2,fma,f16c")
 #include "cpu/avx2.h"
 
-enum { LANES = 8, STRIP_ROWS = 6, TILE_PANELS = 2, PREFETCH = 512 };
-
-typedef __m256 floats;
-
-static inline floats broadcast(float x) {
-    return _mm256_set1_ps(x);
-}
-
-static inline floats fused(floats x, floats y, floats sum) {
-    return _mm256_fmadd_ps(x, y, sum);
-}
-
-/* 8 codes, of magnitudes from a table; bit 3 is the sign. */
-static inline __m256 decode_codes(const uint8_t *codes, __m256 magnitudes) {
-    int word;
-    memcpy(&word, codes, 4);
-    __m256i index = _mm256_srlv_epi32(_mm256_set1_epi32(word), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
-    __m256i sign = _mm256_and_si256(_mm256_slli_epi32(index, 28), _mm256_set1_epi32(INT32_MIN));
-    return _mm256_xor_ps(_mm256_permutevar8x32_ps(magnitudes, index), _mm256_castsi256_ps(sign));
-}
-
-static inline __m256 decode_16_bit(const uint8_t *from, int32_t type) {
-    __m128i codes = _mm_loadu_si128((const __m128i *)from);
-    if (type == NVFP4_FP16) return _mm256_cvtph_ps(codes);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(codes), 16));
-}
+enum { STRIP_ROWS = 6, TILE_PANELS = 2, PREFETCH = 512, KEEPS_NAN = 0, VECTORS = 8, GROUP_BLOCKS = 8 };
 
 static inline void decode_row(float *to, const operand *x, int64_t row, int64_t block, int64_t blocks) {
     const uint8_t *from = x->data + row * x->pitch + block * block_bytes(x);
     if (x->type != VALUES_E2M1) {
-        for (int64_t i = 0; i < blocks * 16; i += 8) _mm256_storeu_ps(to + i, decode_16_bit(from + i * 2, x->type));
+        for (int64_t i = 0; i < blocks * 16; i += 8)
+            _mm256_storeu_ps(to + i, decode_16_bit(_mm_loadu_si128((const __m128i *)(from + i * 2)), x->type));
         return;
     }
     const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+    const __m256i signs = _mm256_set1_epi32(INT32_MIN);
     for (int64_t b = 0; b < blocks; b += 8) {
         float scales[8];
         _mm256_storeu_ps(scales, decode_scales(load_scales(x, row, block + b, blocks - b), 1.0f));
         for (int64_t i = 0; i < min_int(8, blocks - b); i++, from += 8, to += 16) {
             __m256 table = _mm256_mul_ps(magnitudes, _mm256_set1_ps(scales[i]));
-            _mm256_storeu_ps(to, decode_codes(from, table));
-            _mm256_storeu_ps(to + 8, decode_codes(from + 4, table));
+            _mm256_storeu_ps(to, decode_codes(from, table, signs));
+            _mm256_storeu_ps(to + 8, decode_codes(from + 4, table, signs));
         }
     }
-}
-
-static inline void transpose_16(floats to[16], const float *rows, size_t pitch) {
-    for (int k = 0; k < 16; k += 4) transpose((__m256i *)to + k, (const char *)(rows + k), pitch);
 }
 
 #include "cpu/w4a16.h"
@@ -103,18 +76,14 @@ static inline void decode_blocks(__m256 to[2][4], const uint8_t *from) {
     }
 }
 
-/* 8 blocks, of which `blocks` exist, of a long row against every vector. */
-static inline __attribute__((always_inline)) void dots_group(__m256 *sum, const operand *x, int64_t row, int64_t block,
-                                                             int64_t blocks, const vector_group *v, size_t pitch,
-                                                             const int count) {
+static inline __attribute__((always_inline)) void dots_group(floats *sum, halves *largest, const operand *x,
+                                                             int64_t row, const int rows, int64_t block, int64_t blocks,
+                                                             const vector_group *v, size_t pitch, const int count) {
+    (void)rows, (void)largest;
     const uint8_t *from = x->data + row * x->pitch + block * 8;
     _mm_prefetch(from + PREFETCH, _MM_HINT_T0);
     uint8_t copy[64];
-    if (blocks < 8) {
-        memset(copy, 0, sizeof copy);
-        memcpy(copy, from, (size_t)blocks * 8);
-        from = copy;
-    }
+    from = whole_group(copy, from, blocks);
     __m128i codes = _mm_shufflelo_epi16(load_scales(x, row, block, blocks), _MM_SHUFFLE(3, 1, 2, 0));
     __m256 scales = decode_scales(codes, 64.0f); /* of blocks 0 1 4 5 and 2 3 6 7 */
     __m256 scale[4] = {_mm256_permute_ps(scales, 0x00), _mm256_permute_ps(scales, 0x55),
@@ -137,55 +106,16 @@ static inline __attribute__((always_inline)) void dots_group(__m256 *sum, const 
     }
 }
 
-static inline __attribute__((always_inline)) void dots_row(float *sums, const operand *x, int64_t row,
-                                                           const vector_group *v, int64_t blocks, const int count) {
-    size_t pitch = vector_bytes(blocks);
-    __m256 sum[MAX_VECTORS];
-    for (int i = 0; i < count; i++) sum[i] = _mm256_setzero_ps();
-    int64_t b = 0;
-    for (; b + 8 <= blocks; b += 8, v++) dots_group(sum, x, row, b, 8, v, pitch, count);
-    if (b < blocks) dots_group(sum, x, row, b, blocks - b, v, pitch, count);
-    for (int i = 0; i < count; i++) sums[i] = add_lanes(sum[i]);
-}
-
-#define DOTS_COUNT(COUNT)                                                                                              \
-    case COUNT:                                                                                                        \
-        for (int64_t r = 0; r < rows; r++) dots_row(sums + r * COUNT, x, row + r, vectors, blocks, COUNT);             \
-        break
+#include "cpu/dots.h"
 
 static void dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
                  int64_t blocks) {
-    if (x->type != VALUES_E2M1) {
+    if (x->type != VALUES_E2M1)
         decoded_dots(sums, x, row, rows, vectors, count, blocks);
-        return;
-    }
-    switch (count) {
-        DOTS_COUNT(1);
-        DOTS_COUNT(2);
-        DOTS_COUNT(3);
-        DOTS_COUNT(4);
-        DOTS_COUNT(5);
-        DOTS_COUNT(6);
-        DOTS_COUNT(7);
-        DOTS_COUNT(8);
-    }
+    else
+        packed_dots(sums, x, row, rows, vectors, count, blocks);
 }
 
-const cpu_kernel w4a16_avx2_kernel = {
-    .lanes = LANES,
-    .strip_rows = STRIP_ROWS,
-    .chunk_blocks = W4A16_CHUNK_BLOCKS,
-    .panel_bytes = sizeof(panel),
-    .strip_bytes = sizeof(strip),
-    .pack_panel = pack_panel,
-    .decode_strip = decode_strip,
-    .tile = tile,
-    .max_vectors = MAX_VECTORS,
-    .vector_bytes = vector_bytes,
-    .pack_vector = pack_vector,
-    .dots = dots,
-    .nn_decode = nn_decode,
-    .nn_multiply = nn_multiply,
-    .epilogue = epilogue,
-};
+static const vector_kernel vectors = {vector_bytes, pack_vector, dots};
+const cpu_kernel w4a16_avx2_kernel = {W4A16_TILES, .vectors = &vectors, .max_vectors = VECTORS};
 #endif

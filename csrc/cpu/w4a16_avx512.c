@@ -7,43 +7,13 @@
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx2,fma,f16c")
 #include "cpu/avx512.h"
 
-enum { LANES = 16, STRIP_ROWS = 8, TILE_PANELS = 2, PREFETCH = 512 };
-
-typedef __m512 floats;
-
-static inline floats broadcast(float x) {
-    return _mm512_set1_ps(x);
-}
-
-static inline floats fused(floats x, floats y, floats sum) {
-    return _mm512_fmadd_ps(x, y, sum);
-}
-
-/* The values by code, times a factor. */
-static inline __m512 e2m1_table(float factor) {
-    const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f,
-                                         -2.0f, -3.0f, -4.0f, -6.0f);
-    return _mm512_mul_ps(values, _mm512_set1_ps(factor));
-}
-
-/* 16 codes; vpermps ignores all but the low 4 bits of an index. */
-static inline __m512 decode_codes(const uint8_t *codes, __m512 table) {
-    const __m512i word = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-    const __m512i shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
-    __m512i words = _mm512_permutexvar_epi32(word, _mm512_castsi128_si512(_mm_loadu_si64(codes)));
-    return _mm512_permutexvar_ps(_mm512_srlv_epi32(words, shifts), table);
-}
-
-static inline __m512 decode_16_bit(const uint8_t *from, int32_t type) {
-    __m256i codes = _mm256_loadu_si256((const __m256i *)from);
-    if (type == NVFP4_FP16) return _mm512_cvtph_ps(codes);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(codes), 16));
-}
+enum { STRIP_ROWS = 8, TILE_PANELS = 2, PREFETCH = 512, KEEPS_NAN = 0, VECTORS = 8, GROUP_BLOCKS = 16 };
 
 static inline void decode_row(float *to, const operand *x, int64_t row, int64_t block, int64_t blocks) {
     const uint8_t *from = x->data + row * x->pitch + block * block_bytes(x);
     if (x->type != VALUES_E2M1) {
-        for (int64_t b = 0; b < blocks; b++) _mm512_storeu_ps(to + b * 16, decode_16_bit(from + b * 32, x->type));
+        for (int64_t b = 0; b < blocks; b++)
+            _mm512_storeu_ps(to + b * 16, decode_16_bit(_mm256_loadu_si256((const __m256i *)(from + b * 32)), x->type));
         return;
     }
     for (int64_t b = 0; b < blocks; b += 16) {
@@ -54,10 +24,6 @@ static inline void decode_row(float *to, const operand *x, int64_t row, int64_t 
     }
 }
 
-static inline void transpose_16(floats to[16], const float *rows, size_t pitch) {
-    for (int k = 0; k < 16; k += 4) transpose((__m512i *)to + k, (const char *)(rows + k), pitch);
-}
-
 #include "cpu/w4a16.h"
 
 /* A packed vector, for 16 blocks of the long row at a time: lane j of values[half][i] has element 8j + i of the half,
@@ -66,7 +32,7 @@ typedef struct vector_group {
     __m512 values[2][8];
 } vector_group;
 
-void w4a16_avx512_pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks) {
+static void pack_vector(void *vector, const operand *x, int64_t row, int64_t blocks) {
     if (x->type == VALUES_E2M1) {
         decode_row(vector, x, row, 0, blocks);
         return;
@@ -81,10 +47,10 @@ void w4a16_avx512_pack_vector(void *vector, const operand *x, int64_t row, int64
     }
 }
 
-/* 16 blocks, of which `blocks` exist, of `rows` long rows against every vector. */
-static inline __attribute__((always_inline)) void dots_group(__m512 sum[][MAX_VECTORS], const operand *x, int64_t row,
-                                                             const int rows, int64_t block, int64_t blocks,
+static inline __attribute__((always_inline)) void dots_group(floats *sum, halves *largest, const operand *x,
+                                                             int64_t row, const int rows, int64_t block, int64_t blocks,
                                                              const vector_group *v, size_t pitch, const int count) {
+    (void)largest;
     const __m512 table = e2m1_table(1.0f / 64.0f);
     const __m512i pair = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     const uint8_t *from = x->data + row * x->pitch + block * 8;
@@ -121,69 +87,21 @@ static inline __attribute__((always_inline)) void dots_group(__m512 sum[][MAX_VE
             __m512i index = _mm512_add_epi32(pair, _mm512_set1_epi32(half * 8));
             __m512 scale = _mm512_permutexvar_ps(index, scales[r]);
 #pragma GCC unroll 8
-            for (int c = 0; c < count; c++) sum[r][c] = _mm512_fmadd_ps(part[r][c], scale, sum[r][c]);
+            for (int c = 0; c < count; c++) sum[r * count + c] = _mm512_fmadd_ps(part[r][c], scale, sum[r * count + c]);
         }
     }
 }
 
-static inline __attribute__((always_inline)) void dots_rows(float *sums, const operand *x, int64_t row, const int rows,
-                                                            const vector_group *v, int64_t blocks, const int count) {
-    size_t pitch = vector_bytes(blocks);
-    __m512 sum[4][MAX_VECTORS];
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < count; c++) sum[r][c] = _mm512_setzero_ps();
-    int64_t b = 0;
-    for (; b + 16 <= blocks; b += 16, v++) dots_group(sum, x, row, rows, b, 16, v, pitch, count);
-    if (b < blocks) dots_group(sum, x, row, rows, b, blocks - b, v, pitch, count);
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < count; c++) sums[r * count + c] = _mm512_reduce_add_ps(sum[r][c]);
-}
+#include "cpu/dots.h"
 
-/* Several rows at a time share the loads of the vectors, and the cache lines of scales in the 128x4 layout. */
-#define DOTS_COUNT(COUNT, ROWS)                                                                                        \
-    case COUNT:                                                                                                        \
-        for (; ROWS > 1 && rows >= ROWS; row += ROWS, rows -= ROWS, sums += ROWS * COUNT)                              \
-            dots_rows(sums, x, row, ROWS, vectors, blocks, COUNT);                                                     \
-        for (; rows > 0; row++, rows--, sums += COUNT) dots_rows(sums, x, row, 1, vectors, blocks, COUNT);             \
-        break
-
-void w4a16_avx512_dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
-                       int64_t blocks) {
-    if (x->type != VALUES_E2M1) {
+static void dots(float *sums, const operand *x, int64_t row, int64_t rows, const void *vectors, int count,
+                 int64_t blocks) {
+    if (x->type != VALUES_E2M1)
         decoded_dots(sums, x, row, rows, vectors, count, blocks);
-        return;
-    }
-    switch (count) {
-        DOTS_COUNT(1, 4);
-        DOTS_COUNT(2, 4);
-        DOTS_COUNT(3, 2);
-        DOTS_COUNT(4, 2);
-        DOTS_COUNT(5, 1);
-        DOTS_COUNT(6, 1);
-        DOTS_COUNT(7, 1);
-        DOTS_COUNT(8, 1);
-    }
+    else
+        packed_dots(sums, x, row, rows, vectors, count, blocks);
 }
 
-size_t w4a16_avx512_vector_bytes(int64_t blocks) {
-    return vector_bytes(blocks);
-}
-
-const cpu_kernel w4a16_avx512_kernel = {
-    .lanes = LANES,
-    .strip_rows = STRIP_ROWS,
-    .chunk_blocks = W4A16_CHUNK_BLOCKS,
-    .panel_bytes = sizeof(panel),
-    .strip_bytes = sizeof(strip),
-    .pack_panel = pack_panel,
-    .decode_strip = decode_strip,
-    .tile = tile,
-    .max_vectors = MAX_VECTORS,
-    .vector_bytes = w4a16_avx512_vector_bytes,
-    .pack_vector = w4a16_avx512_pack_vector,
-    .dots = w4a16_avx512_dots,
-    .nn_decode = nn_decode,
-    .nn_multiply = nn_multiply,
-    .epilogue = epilogue,
-};
+const vector_kernel w4a16_avx512_vectors = {vector_bytes, pack_vector, dots};
+const cpu_kernel w4a16_avx512_kernel = {W4A16_TILES, .vectors = &w4a16_avx512_vectors, .max_vectors = VECTORS};
 #endif

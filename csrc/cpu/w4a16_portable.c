@@ -18,6 +18,10 @@ static inline floats fused(floats x, floats y, floats sum) {
 #endif
 }
 
+static inline float add_lanes(floats x) {
+    return (x[0] + x[2]) + (x[1] + x[3]);
+}
+
 static void decode_row(float *to, const operand *x, int64_t row, int64_t block, int64_t blocks) {
     const uint8_t *from = x->data + row * x->pitch + block * block_bytes(x);
     if (x->type != VALUES_E2M1) {
@@ -48,20 +52,5 @@ static void pack_vector(void *vector, const operand *x, int64_t row, int64_t blo
     decode_row(vector, x, row, 0, blocks);
 }
 
-const cpu_kernel w4a16_portable_kernel = {
-    .lanes = LANES,
-    .strip_rows = STRIP_ROWS,
-    .chunk_blocks = W4A16_CHUNK_BLOCKS,
-    .panel_bytes = sizeof(panel),
-    .strip_bytes = sizeof(strip),
-    .pack_panel = pack_panel,
-    .decode_strip = decode_strip,
-    .tile = tile,
-    .max_vectors = 4,
-    .vector_bytes = vector_bytes,
-    .pack_vector = pack_vector,
-    .dots = decoded_dots,
-    .nn_decode = nn_decode,
-    .nn_multiply = nn_multiply,
-    .epilogue = epilogue,
-};
+static const vector_kernel vectors = {vector_bytes, pack_vector, decoded_dots};
+const cpu_kernel w4a16_portable_kernel = {W4A16_TILES, .vectors = &vectors, .max_vectors = 4};

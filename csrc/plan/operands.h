@@ -1,8 +1,10 @@
-/* How plans describe operands to the hardware: tensor maps of values, and L2 cache policies. C11 and C++17. */
+/* How plans describe operands to kernels and to the hardware: addresses and strides, tensor maps of values, and L2
+ * cache policies. C11 and C++17. */
 #ifndef NVFP4_PLAN_OPERANDS_H
 #define NVFP4_PLAN_OPERANDS_H
 
 #include "common/device_props.h"
+#include "common/mma_operand.h"
 #include "plan/launch_plan.h"
 #include "plan/traits.h"
 
@@ -27,6 +29,18 @@ static inline tensor_layout values_layout(const gemm_problem *p, int is_b, int64
     t.box[0] = (uint32_t)box_bytes, t.box[1] = (uint32_t)box_rows, t.box[2] = 1;
     t.swizzle = swizzle;
     return t;
+}
+
+/* All of an operand but the tensor map. */
+static inline void fill_operand(const gemm_problem *p, int is_b, uint64_t cache_policy, mma_operand *o) {
+    o->data = is_b ? p->b : p->a;
+    o->scale = is_b ? p->scale_b : p->scale_a;
+    o->pitch = is_b ? p->b_pitch : p->a_pitch;
+    o->batch = is_b ? p->b_batch : p->a_batch;
+    o->scale_pitch = is_b ? p->scale_b_pitch : p->scale_a_pitch;
+    o->scale_batch = is_b ? p->scale_b_batch : p->scale_a_batch;
+    o->cache_policy = cache_policy;
+    o->rows = (int32_t)(is_b ? p->n : p->m);
 }
 
 /* Results of createpolicy.fractional for the fraction 1 (PTX ISA 9.0, 9.7.9.20). */

@@ -311,7 +311,7 @@ static void test_numbers(void) {
         _Float16 half;
         memcpy(&half, &code, 2);
         float value = (float)half;
-        fp16 &= isnan(value) ? isnan(fp16_decode(code)) : float_bits(fp16_decode(code)) == float_bits(value);
+        fp16 &= isnan(value) ? isnan(fp16_decode(code)) : __float_as_uint(fp16_decode(code)) == __float_as_uint(value);
         fp16 &= isnan(value) ? isnan(fp16_decode(fp16_encode(value))) != 0 : fp16_encode(value) == code;
     }
     for (int i = 0; i < 200000; i++) {
@@ -319,7 +319,7 @@ static void test_numbers(void) {
         if (i % 2)
             bits = (bits & 0x80000000) | (0x32000000 + (bits & 0x7FFFFFFF) % 0x16000000); /* around fp16's range */
         if (i % 8 == 1) bits &= 0xFFFFF000;                                               /* and its ties */
-        float value = bits_float(bits);
+        float value = __uint_as_float(bits);
         if (isnan(value)) {
             bf16 &= isnan(bf16_decode(bf16_encode(value))) != 0;
             continue;
@@ -329,7 +329,7 @@ static void test_numbers(void) {
         memcpy(&code, &half, 2);
         fp16 &= fp16_encode(value) == code;
         float rounded = bf16_decode(bf16_encode(value)),
-              step = bits_float((bits & 0x7F800000) | 0x10000) - bits_float(bits & 0x7F800000);
+              step = __uint_as_float((bits & 0x7F800000) | 0x10000) - __uint_as_float(bits & 0x7F800000);
         if (isfinite(rounded)) {
             double error = fabs((double)rounded - value);
             bf16 &= error < step / 2.0 || (error == step / 2.0 && bf16_encode(value) % 2 == 0);

@@ -69,7 +69,7 @@ int main(int argc, char **argv) {
             try_one(f, bf16_decode((uint16_t)code));
         }
         for (uint64_t bits = argc > 1 ? strtoull(argv[1], NULL, 0) % step : 0; bits <= 0xFFFFFFFF; bits += step)
-            try_one(f, bits_float((uint32_t)bits));
+            try_one(f, __uint_as_float((uint32_t)bits));
         printf("%s: %ld wrong values, %.3f of the allowed error\n", f->name, f->wrong, f->worst);
         failed |= f->wrong > 0 || !(f->worst <= 1);
     }

@@ -145,9 +145,9 @@ static void draw_block(char *to, int type, float g) {
         v[i] = kind < 3    ? x * size
                : kind == 3 ? ldexpf(x, (int)below(30) - 15) * g
                : kind == 4 ? 0.0f
-               : kind == 5
-                   ? bits_float(bits & (below(4) ? 0xBFFFFFFF : 0xFFFFFFFF))
-                   : bits_float(float_bits(ties[below(8)] * unit) + (uint32_t)below(5) - 2) * (bits & 1 ? 1 : -1);
+               : kind == 5 ? __uint_as_float(bits & (below(4) ? 0xBFFFFFFF : 0xFFFFFFFF))
+                           : __uint_as_float(__float_as_uint(ties[below(8)] * unit) + (uint32_t)below(5) - 2) *
+                                 (bits & 1 ? 1 : -1);
     }
     if (kind >= 6) v[below(16)] = 6.0f * unit;
     static const float special[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e-45f, 3e38f, -1e-3f};
@@ -261,7 +261,7 @@ int main(int argc, char **argv) {
     }
     for (int type = NVFP4_FP16; type <= NVFP4_BF16; type++)
         for (int i = 0; i < (full ? 400 : 4); i++)
-            test_patterns(type, bits_float((uint32_t)(127 + below(60) - 30) << 23 | (uint32_t)below(1 << 23)),
+            test_patterns(type, __uint_as_float((uint32_t)(127 + below(60) - 30) << 23 | (uint32_t)below(1 << 23)),
                           full ? (uint16_t)(i * 79) : (uint16_t)below(0x7F80));
     test_operations(3, 176, NVFP4_LINEAR, NVFP4_FP32, INFINITY); /* whose NaN have bits of their own */
     for (int exponent = -40; exponent <= 40; exponent += 20) test_hard_divisor(exponent);

@@ -8,19 +8,6 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-
-static float bits_float(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
-static uint32_t float_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return bits;
-}
 
 static int compare(float x, float y) {
     return (x > y) - (x < y);
@@ -35,13 +22,13 @@ int main(int argc, char **argv) {
         /* The last ones too: there 1 / divisor is nearest to a tie itself. */
         const uint32_t both[2] = {i, SIGNIFICANDS - 1 - i / step % 4096};
         for (int b = 0; b < 2; b++) {
-            float divisor = bits_float(ONE | both[b]);
+            float divisor = __uint_as_float(ONE | both[b]);
             reciprocal r = reciprocal_of(divisor);
             for (uint32_t tie = 16; tie < 32; tie++) { /* 1.0000 to 1.1111 in binary */
                 float edge = (float)tie / 16;
-                uint32_t middle = float_bits(edge * divisor);
+                uint32_t middle = __float_as_uint(edge * divisor);
                 for (uint32_t x = middle - NEAR; x <= middle + NEAR; x++) {
-                    float exact = bits_float(x) / divisor, fast = quotient(bits_float(x), r);
+                    float exact = __uint_as_float(x) / divisor, fast = quotient(__uint_as_float(x), r);
                     wrong += compare(exact, edge) != compare(fast, edge);
                     differ += exact != fast;
                 }
@@ -50,7 +37,7 @@ int main(int argc, char **argv) {
     }
     reciprocal sixth = reciprocal_of(6.0f);
     for (uint32_t x = start; x < SIGNIFICANDS; x += step)
-        wrong += quotient(bits_float(ONE | x), sixth) != bits_float(ONE | x) / 6.0f;
+        wrong += quotient(__uint_as_float(ONE | x), sixth) != __uint_as_float(ONE | x) / 6.0f;
     if (sixth.high != 0x1.555556p-3f || sixth.low != -0x1.555556p-28f) wrong++; /* as written in kernels.cu */
     printf("%ld wrong codes, %ld quotients differ\n", wrong, differ);
     return wrong > 0;

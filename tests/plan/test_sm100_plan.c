@@ -33,7 +33,7 @@ static const kernel_entry *entry_of(int32_t kernel) {
 static void check_maps(const gemm_problem *p, const launch_plan *plan, const config *c, const sm100_schedule *s) {
     const int mapped = p->k > 0 && s->values_by_tma;
     expect(plan->tensor_maps == (mapped ? 2 * c->cta_group : 0), "values have tensor maps, and scales of pairs");
-    const tensor_map *const maps[] = {&s->mma_a.values, &s->mma_b.values, &s->mma_a.scales, &s->mma_b.scales};
+    const tensor_map *const maps[] = {&s->mma_a.values, &s->mma_b.values, &s->mma_a_scales, &s->mma_b_scales};
     const void *const data[] = {s->mma_a.data, s->mma_b.data, s->mma_a.scale, s->mma_b.scale};
     const int64_t rows[] = {s->mma_a.rows, s->mma_b.rows, s->mma_a.rows, s->mma_b.rows};
     const int32_t box[] = {SM100_CTA_ROWS / c->multicast, c->mma_tile_n / c->cta_group, 1, (c->mma_tile_n + 127) / 128};
@@ -180,7 +180,7 @@ static void check_schedule(const gpu *g, const gemm_problem *p, const gemm_candi
 
 static void check_operands(const gpu *g, const gemm_problem *p, const gemm_candidate *candidate, const config *c,
                            const sm100_schedule *s) {
-    const sm100_operand *a = s->swap_ab ? &s->mma_b : &s->mma_a, *b = s->swap_ab ? &s->mma_a : &s->mma_b;
+    const mma_operand *a = s->swap_ab ? &s->mma_b : &s->mma_a, *b = s->swap_ab ? &s->mma_a : &s->mma_b;
     expect(a->data == p->a && a->scale == p->scale_a && a->pitch == p->a_pitch && a->batch == p->a_batch &&
                a->scale_pitch == p->scale_a_pitch && a->scale_batch == p->scale_a_batch,
            "A is its operand of the mma");

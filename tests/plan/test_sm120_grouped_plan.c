@@ -22,7 +22,7 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
     return index == 0 ? sizeof(grouped_problem) : index == 1 ? sizeof(sm120_grouped_schedule) : 0;
 }
 
-static void check_map(const gemm_problem *p, const launch_plan *plan, int is_b, const sm120_operand *o,
+static void check_map(const gemm_problem *p, const launch_plan *plan, int is_b, const mma_operand *o,
                       const gemm_candidate *c) {
     const tensor_layout *t = &plan->tensor_map[!is_b].layout;
     const int64_t rows = is_b ? p->n : p->m, batches = is_b ? p->l : 1;

@@ -46,7 +46,7 @@ static void check_maps(const gemm_problem *p, const launch_plan *plan, const con
     expect(plan->tensor_maps == (p->k > 0 && s->values_by_tma ? 2 : 0), "values have tensor maps");
     for (int32_t i = 0; i < plan->tensor_maps; i++) {
         const tensor_layout *t = &plan->tensor_map[i].layout;
-        const sm120_operand *o = i ? &s->mma_b : &s->mma_a;
+        const mma_operand *o = i ? &s->mma_b : &s->mma_a;
         expect((const unsigned char *)&o->values == plan->params + plan->tensor_map[i].offset && t->data == o->data,
                "a map for each, in its place");
         expect((int32_t)t->box[0] == c->stage_k / 2 && t->swizzle == c->stage_k / 2, "a box is a stage along K");
@@ -57,7 +57,7 @@ static void check_maps(const gemm_problem *p, const launch_plan *plan, const con
 }
 
 static void check_operands(const gemm_problem *p, const sm120_schedule *s) {
-    const sm120_operand *a = s->swap_ab ? &s->mma_b : &s->mma_a, *b = s->swap_ab ? &s->mma_a : &s->mma_b;
+    const mma_operand *a = s->swap_ab ? &s->mma_b : &s->mma_a, *b = s->swap_ab ? &s->mma_a : &s->mma_b;
     expect(a->data == p->a && a->scale == p->scale_a && a->pitch == p->a_pitch && a->batch == p->a_batch &&
                a->scale_pitch == p->scale_a_pitch && a->scale_batch == p->scale_a_batch && a->rows == p->m,
            "A is its operand of the mma");

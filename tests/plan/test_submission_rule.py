@@ -19,6 +19,7 @@ HEADERS = (
     "plan/operands.h",
     "common/format.h",
     "common/math.h",
+    "common/mma_operand.h",
     "common/problem.h",
     "common/tensor_map.h",
     "common/device_props.h",

@@ -11,7 +11,7 @@
 
 #include <stdint.h>
 
-#include "common/tensor_map.h"
+#include "common/mma_operand.h"
 #include "kernels/common/ceil_div.h"
 #ifdef NVFP4_DUMP
 #include "kernels/common/dump.h"
@@ -86,19 +86,6 @@
 /* Warps: 0-3 epilogue, 4 TMA producer, 5 mma, 6-9 cp.async producer or the second group of the epilogue. */
 #define SM100_THREADS(mma_tile_n, cp_async) ((cp_async) || SM100_EPILOGUE_GROUPS(mma_tile_n) == 2 ? 320 : 192)
 
-/* Operand A or B of the mma. */
-typedef struct sm100_operand {
-    tensor_map values; /* uint8 {K/2, rows, L}, box {128, rows that a CTA loads, 1}, 128-byte swizzle */
-    tensor_map scales; /* pairs only: uint16 {256, ceil(K/64), ceil(rows/128), L}, box {256, 4, atoms of its rows, 1} */
-    const uint8_t *data;
-    const uint8_t *scale;
-    int64_t pitch, batch;             /* bytes between rows and between batches of data */
-    int64_t scale_pitch, scale_batch; /* 128x4: bytes between 128-row blocks; linear: between rows */
-    uint64_t cache_policy;            /* L2, of values and scales (PTX createpolicy) */
-    int32_t rows;
-    int32_t padding_;
-} sm100_operand;
-
 enum { SM100_CONSTANT_NONE, SM100_CONSTANT_MMA_A, SM100_CONSTANT_MMA_B };
 
 /* x / d = x * multiplier >> 31 + shift for 0 <= x < 2^31: 2^(31 + shift) / d and log2(d), rounded up. */
@@ -110,7 +97,9 @@ typedef struct fast_divisor {
  * r % cta_group in its pair, then which of `multicast` tiles, then the split index. With tiles in groups of
  * `multicast`, cluster c of n computes groups c, c + n, ...; mma_b fastest, then mma_a, then the batch. */
 typedef struct sm100_schedule {
-    sm100_operand mma_a, mma_b;
+    mma_operand mma_a, mma_b; /* values: box {128, rows that a CTA loads, 1}, 128-byte swizzle */
+    /* Pairs only: uint16 {256, ceil(K/64), ceil(rows/128), L}, box {256, 4, atoms of its rows, 1}. */
+    tensor_map mma_a_scales, mma_b_scales;
     int32_t tiles;       /* tiles_mma_m * tiles_mma_n * L */
     int32_t tiles_mma_m; /* of 128 * cta_group rows of mma_a */
     int32_t tiles_mma_n; /* of mma_tile_n rows of mma_b; a multiple of multicast */

@@ -22,7 +22,7 @@ template <class C> struct cp_async_producer {
     }
 
     /* Scales of one row for each atom of the stage; scales past K become zero. */
-    __device__ __forceinline__ void scales(uint32_t to, const sm100_operand &o, int64_t row, int64_t l,
+    __device__ __forceinline__ void scales(uint32_t to, const mma_operand &o, int64_t row, int64_t l,
                                            int32_t k_stage) const {
         if (row >= o.rows) return;
         to += thread % 32 * 16 + thread / 32 * 4;
@@ -46,7 +46,7 @@ template <class C> struct cp_async_producer {
 
     /* Rows of 128 bytes in the 128-byte swizzle, 16 threads a row. Rows may be aligned to 8 bytes only. */
     template <int ROWS>
-    __device__ __forceinline__ void values(uint32_t to, const sm100_operand &o, int32_t row, int64_t l,
+    __device__ __forceinline__ void values(uint32_t to, const mma_operand &o, int32_t row, int64_t l,
                                            int32_t k_stage) const {
         int piece = thread % 16;
         int64_t byte = (int64_t)k_stage * (SM100_STAGE_K / 2) + piece * 8;

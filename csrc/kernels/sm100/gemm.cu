@@ -83,13 +83,13 @@ template <class C> struct tma_producer {
     }
 
     template <bool MMA_A> __device__ __forceinline__ void scales(int32_t k, uint32_t index) const {
-        const sm100_operand &operand = MMA_A ? s.mma_a : s.mma_b;
+        const mma_operand &operand = MMA_A ? s.mma_a : s.mma_b;
         const tile_coord &coord = scheduler.coord;
         int32_t block = (MMA_A ? coord.mma_m : coord.mma_n) / SM100_ATOM_ROWS, l = coord.l;
         uint32_t to = cta.stage(index) + (MMA_A ? C::MMA_SFA_OFFSET : C::MMA_SFB_OFFSET), own = cta.scales_full(index);
         if constexpr (C::CTA_GROUP == 2) /* cp.async.bulk cannot signal the leader's mbarrier */
-            tma_load_4d_2sm(to, &operand.scales, 0, k * SM100_STAGE_ATOMS, block, l, cta.of_leader(own),
-                            operand.cache_policy);
+            tma_load_4d_2sm(to, MMA_A ? &s.mma_a_scales : &s.mma_b_scales, 0, k * SM100_STAGE_ATOMS, block, l,
+                            cta.of_leader(own), operand.cache_policy);
         else if constexpr (!C::CP_ASYNC)
             cp_async_bulk(to,
                           operand.scale + l * operand.scale_batch + block * operand.scale_pitch +
@@ -98,7 +98,7 @@ template <class C> struct tma_producer {
     }
 
     template <bool MMA_A> __device__ __forceinline__ void values(int32_t k, uint32_t index) const {
-        const sm100_operand &operand = MMA_A ? s.mma_a : s.mma_b;
+        const mma_operand &operand = MMA_A ? s.mma_a : s.mma_b;
         const tile_coord &coord = scheduler.coord;
         int32_t row = MMA_A ? coord.mma_m : coord.mma_n + (int32_t)cta.rank * C::MMA_B_ROWS;
         uint32_t to = cta.stage(index) + (MMA_A ? 0 : C::MMA_B_OFFSET), full = cta.of_leader(cta.full(index));
@@ -243,7 +243,7 @@ __device__ __forceinline__ void prefetch_l2(const sm100_schedule &s, const cta_c
                                             const tile_coord &coord) {
     int32_t stages = min(s.prefetch_stages, cta.k_end - cta.k_begin);
     if (stages <= 0 || cta.first >= (uint32_t)s.tiles) return;
-    const sm100_operand &op_a = s.mma_a, &op_b = s.mma_b;
+    const mma_operand &op_a = s.mma_a, &op_b = s.mma_b;
     int32_t sharer = coord.mma_n / C::MMA_TILE_N; /* CTAs that read the same mma_a share its stages out */
     if (coord.mma_m < op_a.rows) {
         int32_t atoms = min(stages * SM100_STAGE_ATOMS, cta.k_blocks - cta.k_begin * SM100_STAGE_ATOMS);
@@ -270,8 +270,8 @@ __device__ __forceinline__ void prologue(const sm100_schedule &s, const cta_cont
         prefetch_tensormap(&s.mma_a.values);
         prefetch_tensormap(&s.mma_b.values);
         if constexpr (C::CTA_GROUP == 2) {
-            prefetch_tensormap(&s.mma_a.scales);
-            prefetch_tensormap(&s.mma_b.scales);
+            prefetch_tensormap(&s.mma_a_scales);
+            prefetch_tensormap(&s.mma_b_scales);
         }
         if constexpr (!C::CP_ASYNC && C::MULTICAST == 1) prefetch_l2(s, cta, first);
     }

@@ -250,20 +250,9 @@ int32_t sm100_candidates(const sm100_model *model, const device_props *props, co
 
 /* ---- the launch ---- */
 
-static void fill_operand(const gemm_problem *p, int is_b, uint64_t cache_policy, sm100_operand *o) {
-    o->data = is_b ? p->b : p->a;
-    o->scale = is_b ? p->scale_b : p->scale_a;
-    o->pitch = is_b ? p->b_pitch : p->a_pitch;
-    o->batch = is_b ? p->b_batch : p->a_batch;
-    o->scale_pitch = is_b ? p->scale_b_pitch : p->scale_a_pitch;
-    o->scale_batch = is_b ? p->scale_b_batch : p->scale_a_batch;
-    o->cache_policy = cache_policy;
-    o->rows = (int32_t)(is_b ? p->n : p->m);
-}
-
 /* Scale atoms as 256 elements of 2 bytes, since a box has at most 256 along a dimension. Inlined, as is its caller: gcc
  * does not by itself, and each call takes 50 ns more. */
-static inline tensor_layout scales_layout(const gemm_problem *p, int is_b, const sm100_operand *o, int32_t box_rows) {
+static inline tensor_layout scales_layout(const gemm_problem *p, int is_b, const mma_operand *o, int32_t box_rows) {
     const int64_t blocks = ceil_div(o->rows, SM100_ATOM_ROWS);
     tensor_layout t;
     memset(&t, 0, sizeof t);
@@ -292,8 +281,8 @@ static inline void add_tensor_maps(const gemm_problem *p, const sm100_config *co
     if (config->cta_group == 1) return;
     const tensor_layout sfa = scales_layout(p, mma_a_is_b, &s->mma_a, SM100_CTA_ROWS);
     const tensor_layout sfb = scales_layout(p, !mma_a_is_b, &s->mma_b, config->mma_tile_n);
-    add_tensor_map(out, &sfa, &s->mma_a.scales);
-    add_tensor_map(out, &sfb, &s->mma_b.scales);
+    add_tensor_map(out, &sfa, &s->mma_a_scales);
+    add_tensor_map(out, &sfb, &s->mma_b_scales);
 }
 
 /* Whether two columns of C can be stored as 32 bits. */

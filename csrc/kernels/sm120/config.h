@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#include "common/tensor_map.h"
+#include "common/mma_operand.h"
 #include "kernels/common/ceil_div.h"
 
 /*    id, mma_tile_m, mma_tile_n, stage_k, stages, warps_m, warps_n */
@@ -54,24 +54,13 @@
 #define SM120_PARTIALS_BYTES(mma_tile_m, mma_tile_n, split_k)                                                          \
     ((mma_tile_m) * (mma_tile_n) * 4 / (split_k) * ((split_k) - 1))
 
-/* Operand A or B of the mma. */
-typedef struct sm120_operand {
-    tensor_map values; /* uint8 {K/2, rows, L}, box {stage_k / 2, rows of the tile, 1}, swizzled as wide as the box */
-    const uint8_t *data, *scale;
-    int64_t pitch, batch;             /* bytes between rows and between batches of data */
-    int64_t scale_pitch, scale_batch; /* 128x4: bytes between 128-row blocks; linear: between rows */
-    uint64_t cache_policy;            /* L2, of values and scales (PTX createpolicy) */
-    int32_t rows;
-    int32_t padding_;
-} sm120_operand;
-
 enum { SM120_CONSTANT_NONE, SM120_CONSTANT_MMA_A, SM120_CONSTANT_MMA_B };
 
 /* Second parameter of the GEMM kernels. Cluster c of n computes tiles c, c + n, ...; under split-K one, and CTA r of a
  * cluster has part r of K. The tiles of group_m rows of tiles come one after the other, column by column, so that those
  * computed at a time share rows of both operands; then the next group_m rows, then the next batch. */
 typedef struct sm120_schedule {
-    sm120_operand mma_a, mma_b;
+    mma_operand mma_a, mma_b;         /* values: box {stage_k / 2, rows of the tile, 1}, swizzled as wide as the box */
     int32_t tiles;                    /* tiles_mma_m * tiles_mma_n * L */
     int32_t tiles_mma_m, tiles_mma_n; /* of mma_tile_m rows of mma_a, of mma_tile_n rows of mma_b */
     int32_t group_m;

@@ -24,12 +24,12 @@
 
 /* Second parameter. A CTA takes tiles, or pairs of them, blockIdx.x, + gridDim.x, ... */
 typedef struct sm120_grouped_schedule {
-    sm120_operand mma_a, mma_b; /* B and A; the latter's rows of scales are where grouped_problem says */
-    int32_t tiles_n;            /* of mma_tile_m columns, of a part */
-    int32_t scales_by_tma;      /* 0: threads load the scales: they are linear, or values are not by TMA */
-    int32_t values_by_tma;      /* 0: threads load the values too, which no tensor map describes */
-    int32_t pairs;              /* 1: gated, of two parts: a CTA takes a tile of part 0 and the same of part 1 */
-    gating numbers;             /* of the activation */
+    mma_operand mma_a, mma_b; /* B and A; the latter's rows of scales are where grouped_problem says */
+    int32_t tiles_n;          /* of mma_tile_m columns, of a part */
+    int32_t scales_by_tma;    /* 0: threads load the scales: they are linear, or values are not by TMA */
+    int32_t values_by_tma;    /* 0: threads load the values too, which no tensor map describes */
+    int32_t pairs;            /* 1: gated, of two parts: a CTA takes a tile of part 0 and the same of part 1 */
+    gating numbers;           /* of the activation */
     int32_t padding_[8];
 } sm120_grouped_schedule;
 

@@ -126,8 +126,8 @@ void sm120_grouped_build(const device_props *props, const product_problem *probl
     s->values_by_tma = tiling->values_by_tma;
     s->pairs = tiling->pairs;
     s->numbers = gating_of(p->limit, p->activation_alpha, p->parts == 2);
-    sm120_fill_operand(g, 1, tiling->read_once ? L2_EVICT_FIRST : L2_EVICT_NORMAL, &s->mma_a);
-    sm120_fill_operand(g, 0, L2_EVICT_NORMAL, &s->mma_b);
+    fill_operand(g, 1, tiling->read_once ? L2_EVICT_FIRST : L2_EVICT_NORMAL, &s->mma_a);
+    fill_operand(g, 0, L2_EVICT_NORMAL, &s->mma_b);
     if (g->k == 0 || !s->values_by_tma) return;
     sm120_add_values_map(g, 1, g->l, c->stage_k, c->mma_tile_m, &s->mma_a, out);
     sm120_add_values_map(g, 0, 1, c->stage_k, c->mma_tile_n, &s->mma_b, out);

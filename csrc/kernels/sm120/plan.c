@@ -171,19 +171,8 @@ static int32_t batch_invariant(const device_props *props, const gemm_traits *t, 
 
 /* ---- the launch ---- */
 
-void sm120_fill_operand(const gemm_problem *p, int is_b, uint64_t cache_policy, sm120_operand *o) {
-    o->data = is_b ? p->b : p->a;
-    o->scale = is_b ? p->scale_b : p->scale_a;
-    o->pitch = is_b ? p->b_pitch : p->a_pitch;
-    o->batch = is_b ? p->b_batch : p->a_batch;
-    o->scale_pitch = is_b ? p->scale_b_pitch : p->scale_a_pitch;
-    o->scale_batch = is_b ? p->scale_b_batch : p->scale_a_batch;
-    o->cache_policy = cache_policy;
-    o->rows = (int32_t)(is_b ? p->n : p->m);
-}
-
 void sm120_add_values_map(const gemm_problem *p, int is_b, int64_t batches, int32_t stage_k, int32_t rows,
-                          sm120_operand *o, launch_plan *out) {
+                          mma_operand *o, launch_plan *out) {
     const int32_t row_bytes = SM120_ROW_BYTES(stage_k);
     const tensor_layout layout = values_layout(p, is_b, batches, row_bytes, rows, row_bytes);
     add_tensor_map(out, &layout, &o->values);
@@ -213,8 +202,8 @@ static void build(const device_props *props, const product_problem *problem, con
     s->values_by_tma = tiling->values_by_tma;
     if (p->constant_b && s->scales_by_tma)
         s->constant_operand = c->swap_ab ? SM120_CONSTANT_MMA_A : SM120_CONSTANT_MMA_B;
-    sm120_fill_operand(p, c->swap_ab, policies.mma_a, &s->mma_a);
-    sm120_fill_operand(p, !c->swap_ab, policies.mma_b, &s->mma_b);
+    fill_operand(p, c->swap_ab, policies.mma_a, &s->mma_a);
+    fill_operand(p, !c->swap_ab, policies.mma_b, &s->mma_b);
     if (p->k == 0 || !s->values_by_tma) return;
     sm120_add_values_map(p, c->swap_ab, p->l, config->stage_k, config->mma_tile_m, &s->mma_a, out);
     sm120_add_values_map(p, !c->swap_ab, p->l, config->stage_k, config->mma_tile_n, &s->mma_b, out);

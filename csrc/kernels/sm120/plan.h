@@ -1,4 +1,4 @@
-/* The kernels of the sm120 backend, by their number in its kernel_set, and its candidates. */
+/* What the plans of the sm120 backend share: the numbers of its kernels in the kernel_set, candidates and launches. */
 #ifndef NVFP4_SM120_PLAN_H
 #define NVFP4_SM120_PLAN_H
 
@@ -32,10 +32,8 @@ int32_t sm120_grouped_with_activation(const device_props *props, const grouped_p
 void sm120_grouped_build(const device_props *props, const product_problem *problem, const gemm_candidate *candidate,
                          void *workspace, launch_plan *out);
 
-/* The first fills a launch's description of A or B but for the tensor map. The second adds that map, whose boxes are a
- * stage along K by `rows` rows. */
-void sm120_fill_operand(const gemm_problem *problem, int is_b, uint64_t cache_policy, sm120_operand *operand);
+/* Adds the tensor map of an operand's values, whose boxes are a stage along K by `rows` rows. */
 void sm120_add_values_map(const gemm_problem *problem, int is_b, int64_t batches, int32_t stage_k, int32_t rows,
-                          sm120_operand *operand, launch_plan *out);
+                          mma_operand *operand, launch_plan *out);
 
 #endif

@@ -119,7 +119,7 @@ __device__ __forceinline__ void arrive_loaded(uint32_t full, bool words) {
 
 /* Loads one operand of a tile: ROWS rows from `row` on. */
 template <class C, int ROWS> struct operand_loader {
-    const sm120_operand &o;
+    const mma_operand &o;
     uint32_t values_offset, scales_offset; /* in a stage */
 
     /* Rows that the tile has and the operand too, and 128-row blocks of scales. */
@@ -197,7 +197,7 @@ template <class C> struct tile_producer {
     cta_memory<C> cta;
     pipeline_state<C::STAGES> state;
 
-    __device__ __forceinline__ tile_producer(const sm120_operand &a, const sm120_operand &b, const operand_form &form,
+    __device__ __forceinline__ tile_producer(const mma_operand &a, const mma_operand &b, const operand_form &form,
                                              const cta_memory<C> &cta)
         : mma_a{a, 0, C::MMA_SFA_OFFSET}, mma_b{b, C::MMA_B_OFFSET, C::MMA_SFB_OFFSET}, form(form), cta(cta) {}
 

@@ -9,7 +9,7 @@ from harness.values import FP32, ceil_div
 
 HEADERS = headers_of("sm100")
 CONFIGS = HEADERS.configs()
-Operand, Schedule = HEADERS.structs["sm100_operand"], HEADERS.structs["sm100_schedule"]
+Operand, Schedule = HEADERS.structs["mma_operand"], HEADERS.structs["sm100_schedule"]
 Divisor = HEADERS.structs["fast_divisor"]
 STAGE_K, ATOM_ROWS = HEADERS.value("SM100_STAGE_K"), HEADERS.value("SM100_ATOM_ROWS")
 STAGE_ATOMS, CTA_ROWS = HEADERS.value("SM100_STAGE_ATOMS"), HEADERS.value("SM100_CTA_ROWS")
@@ -50,28 +50,29 @@ def column_pairs(problem: Struct, swap_ab: bool) -> int:
 class Product(launch.Product):
     constant_b = False  # the caller's word: grids before do not write B
 
-    def operand(self, config: Config, which: int, box_rows: int, atoms: int, cache_policy: int) -> Struct:
-        rows, placed = self.rows(which), self.placed(which)
-        operand = Operand(cache_policy=cache_policy, **placed)
+    def operand(self, which: int, box_rows: int, cache_policy: int) -> Struct:
+        operand = Operand(cache_policy=cache_policy, **self.placed(which))
         if self.k and self.problem().aligned16:
             operand.values = self.values_map(which, (STAGE_K // 2, box_rows, 1), SWIZZLE_128)
-        if self.k and config.cta_group == 2:
-            operand.scales = self.tensor_map(
-                UINT16, self.arrays[2 * which + 1],
-                (256, ceil_div(self.k, 64), ceil_div(rows, ATOM_ROWS), self.l),
-                (512, placed["scale_pitch"], placed["scale_batch"]), (256, STAGE_ATOMS, atoms, 1),
-            )  # fmt: skip
         return operand
+
+    def scales_map(self, which: int, box_rows: int) -> Struct:
+        placed = self.placed(which)
+        return self.tensor_map(
+            UINT16, self.arrays[2 * which + 1],
+            (256, ceil_div(self.k, 64), ceil_div(self.rows(which), ATOM_ROWS), self.l),
+            (512, placed["scale_pitch"], placed["scale_batch"]),
+            (256, STAGE_ATOMS, ceil_div(box_rows, ATOM_ROWS), 1),
+        )  # fmt: skip
 
     def schedule(self, config: Config, swap_ab: bool, split_k: int, in_stages: bool = False) -> Struct:
         mma_a, mma_b = (1, 0) if swap_ab else (0, 1)
         tiles_mma_m = ceil_div(self.rows(mma_a), mma_tile_m(config))
         tiles_mma_n = ceil_div(self.rows(mma_b), config.mma_tile_n)
         assert tiles_mma_n % config.multicast == 0, f"{config} takes {config.multicast} tiles of mma_b at a time"
-        atoms, b_rows = ceil_div(config.mma_tile_n, ATOM_ROWS), config.mma_tile_n // config.cta_group
-        return Schedule(
-            mma_a=self.operand(config, mma_a, CTA_ROWS // config.multicast, 1, EVICT_FIRST),
-            mma_b=self.operand(config, mma_b, b_rows, atoms, EVICT_LAST),
+        schedule = Schedule(
+            mma_a=self.operand(mma_a, CTA_ROWS // config.multicast, EVICT_FIRST),
+            mma_b=self.operand(mma_b, config.mma_tile_n // config.cta_group, EVICT_LAST),
             tiles=tiles_mma_m * tiles_mma_n * self.l, tiles_mma_m=tiles_mma_m, tiles_mma_n=tiles_mma_n,
             inv_tiles_mma_m=divisor(tiles_mma_m), inv_tiles_mma_n=divisor(tiles_mma_n), split_k=split_k,
             k_stages=ceil_div(self.k, STAGE_K), swap_ab=int(swap_ab), values_by_tma=int(self.pitch % 16 == 0),
@@ -79,6 +80,10 @@ class Product(launch.Product):
             column_pairs=column_pairs(self.problem(), swap_ab),
             constant_operand=1 + mma_b if self.constant_b and not config.cp_async else 0,
         )  # fmt: skip
+        if self.k and config.cta_group == 2:
+            schedule.mma_a_scales = self.scales_map(mma_a, CTA_ROWS)
+            schedule.mma_b_scales = self.scales_map(mma_b, config.mma_tile_n)
+        return schedule
 
     def clusters(self, config: Config, schedule: Struct, split_k: int) -> int:
         return schedule.tiles // config.multicast

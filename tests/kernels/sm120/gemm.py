@@ -10,7 +10,7 @@ from harness.values import ceil_div
 
 HEADERS = headers_of("sm120")
 CONFIGS = HEADERS.configs("gemm")
-Operand, Schedule = HEADERS.structs["sm120_operand"], HEADERS.structs["sm120_schedule"]
+Operand, Schedule = HEADERS.structs["mma_operand"], HEADERS.structs["sm120_schedule"]
 PART_K = HEADERS.value("SM120_PART_K")
 SWIZZLE_64 = 2  # CUtensorMapSwizzle
 SHARED_LIMIT = 101376  # of a CTA
