@@ -22,7 +22,7 @@ def rooms() -> dict[str, int]:
 
 
 ROOMS = rooms()
-PUBLIC = ("", "linear", "experts", "fp8", "packed", "parallel", "transformers", "peft", "vllm", "_moved")
+PUBLIC = ("", "linear", "experts", "fp8", "packed", "parallel", "transformers", "peft", "vllm", "comfy", "_moved")
 
 
 def room(module: str) -> str:

