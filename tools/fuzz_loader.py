@@ -86,6 +86,7 @@ def sound() -> dict[str, Files]:
     marked = tensors(comfy_kitchen.write)
     marked |= {f"{name}.comfy_quant": torch.tensor(list(b'{"format": "nvfp4"}'), dtype=torch.uint8) for name in layers}
     found["comfy-kitchen"] = whole(marked)
+    found["ComfyUI's FP8"] = whole(*comfy_eight_bits(others))
     found["mixed precision"] = whole(mixed(layers) | others, None, MIXED)
     with contextlib.suppress(ModuleNotFoundError):
         import gguf as _  # noqa: F401
@@ -112,6 +113,18 @@ def mixed(layers: dict[str, PackedLinear]) -> dict[str, Tensor]:
     up |= {"input_scale": torch.tensor(0.02), "bias": torch.zeros(N), "k_scale": torch.tensor(0.5)}
     named = {"up": up, "down": modelopt.write(down)}
     return {f"{name}.{key}": t.contiguous() for name, own in named.items() for key, t in own.items()}
+
+
+def comfy_eight_bits(others: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """An MXFP8 and an FP8 layer as files for ComfyUI have them, and their marks."""
+    up = {"weight": torch.randn(N, K).to(torch.float8_e4m3fn), "bias": torch.zeros(N)}
+    up["weight_scale"] = nvfp4.swizzle(torch.full((N, K // 32), 127, dtype=torch.uint8))
+    down = {"weight": torch.randn(N, N * 2).to(torch.float8_e4m3fn), "weight_scale": torch.tensor(0.01)}
+    named = {"up": up, "down": down | {"input_scale": torch.tensor(0.02)}}
+    marks = {"up": {"format": "mxfp8", "full_precision_matrix_mult": True}}
+    marks |= {"down": {"format": "float8_e4m3fn", "full_precision_matrix_mult": False}}
+    tensors = {f"{name}.{key}": t.contiguous() for name, own in named.items() for key, t in own.items()}
+    return tensors | others, {"_quantization_metadata": json.dumps({"layers": marks})}
 
 
 def gguf_file(tensors: dict[str, Tensor]) -> bytes:
@@ -418,7 +431,7 @@ def main() -> int:
             for file, data in sound()[name].items():
                 Path(folder, file).write_bytes(data)
             found = nvfp4.load(Path(folder, "model.gguf") if name == "GGUF" else folder, model())
-            wanted = "modelopt" if name == "mixed precision" else name
+            wanted = {"mixed precision": "modelopt", "ComfyUI's FP8": "comfy-kitchen"}.get(name, name)
             if len(found.all_layers) != 2 or found.format != wanted:
                 raise SystemExit(f"{name}: the sound file is read as {found}")
     print(f"seed {args.seed}, formats: {', '.join(formats)}", flush=True)

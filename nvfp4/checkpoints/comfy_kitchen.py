@@ -6,9 +6,11 @@
     input_scale      [] float32, a multiplier; optional
     bias             [N]
 
-Activations have no stored scale in comfy-kitchen; files for ComfyUI may have one. Such files mark a layer by a tensor
-`comfy_quant`, uint8 of JSON {"format": "nvfp4"}, or in `_quantization_metadata` of the file's metadata. Source:
-tensor/nvfp4.py and backends/eager/quantization.py in comfy-kitchen 0.2.40, comfy/ops.py and comfy/utils.py in ComfyUI.
+    pre_quant_scale  [K]; optional: the input is multiplied by it
+
+K is rounded up to a multiple of 16 too. Block scales may be stored as bytes. Activations have no stored scale in
+comfy-kitchen; files for ComfyUI may have one, and pre_quant_scale (comfy_files.py reads whole files). Source:
+tensor/nvfp4.py and backends/eager/quantization.py in comfy-kitchen 0.2.40, comfy/ops.py in ComfyUI (0271a46).
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from nvfp4.layers.packed import BLOCK, PackedLinear
 
 NAME, NVFP4 = "comfy-kitchen", "nvfp4"
 REQUIRED = ("weight", "weight_scale", "weight_scale_2")
-INPUT_SCALE, MARK, METADATA = "input_scale", "comfy_quant", "_quantization_metadata"
-PRE_QUANT_SCALE = "pre_quant_scale"  # [K]: the input is multiplied by it
+INPUT_SCALE = "input_scale"
+MARK, METADATA, SCALED_FP8 = "comfy_quant", "_quantization_metadata", "scaled_fp8"
+PRE_QUANT_SCALE = "pre_quant_scale"
 KNOWN = (*REQUIRED, INPUT_SCALE, PRE_QUANT_SCALE, "bias")
 MAX_MARK = 2**16  # bytes
 ROWS = 16  # to a multiple of which the weight is padded with rows of zeros
@@ -35,7 +38,7 @@ ROWS = 16  # to a multiple of which the weight is padded with rows of zeros
 
 def is_marked(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bool:
     """Whether a file is one for ComfyUI."""
-    return METADATA in metadata or any(name.rpartition(".")[2] == MARK for name in tensors)
+    return METADATA in metadata or any(name.rpartition(".")[2] in (MARK, SCALED_FP8) for name in tensors)
 
 
 def mark_text(name: str, mark: Tensor) -> str:
@@ -71,6 +74,7 @@ def read(
     check_names(NAME, tensors, REQUIRED, KNOWN)
     weight, scale, bias = tensors["weight"], tensors["weight_scale"], tensors.get("bias")
     check_tensor("weight", weight, torch.uint8)
+    scale = scale.view(torch.float8_e4m3fn) if scale.dtype == torch.uint8 else scale
     check_tensor("weight_scale", scale, torch.float8_e4m3fn)
     if weight.ndim != 2:
         raise _C.Error(f"weight: has {weight.ndim} dimensions; must have 2 ([N, K/2])")
@@ -88,8 +92,15 @@ def read(
         read_scalar(INPUT_SCALE, tensors[INPUT_SCALE]) if INPUT_SCALE in tensors else None,
         bias=bias,
         activations=activations,
-        pre_quant_scale=tensors.get(PRE_QUANT_SCALE),
+        pre_quant_scale=padded(tensors.get(PRE_QUANT_SCALE), weight.shape[1] * 2),
     )
+
+
+def padded(scale: Tensor | None, columns: int) -> Tensor | None:
+    """A pre_quant_scale of K values for a weight whose K is rounded up: with ones for columns that are zeros."""
+    if scale is None or scale.ndim != 1 or not 0 < columns - scale.numel() < BLOCK:
+        return scale
+    return torch.nn.functional.pad(scale, (0, columns - scale.numel()), value=1.0)
 
 
 def write(packed: PackedLinear, hi_first: bool = True) -> dict[str, Tensor]:

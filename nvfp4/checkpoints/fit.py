@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
+from nvfp4.checkpoints import comfy_kitchen
 from nvfp4.checkpoints.checkpoint import Checkpoint
+from nvfp4.checkpoints.comfy_files import check_padding
 from nvfp4.checkpoints.experts.targets import described
 from nvfp4.checkpoints.left_out import is_head, left_out
-from nvfp4.layers.checks import short
+from nvfp4.layers.buffers import round_up
+from nvfp4.layers.checks import prefix_errors, short
 from nvfp4.layers.fp8 import Fp8Linear, Fp8Tensors
 from nvfp4.layers.hosts import is_pretrained, services
 from nvfp4.layers.linear import Linear
-from nvfp4.layers.packed import PackedLinear
+from nvfp4.layers.packed import BLOCK, PackedLinear
 from nvfp4.layers.readers import emptied, reader_of
 from nvfp4.layers.traversal import as_linear, is_plain
 
@@ -114,7 +117,7 @@ def dense_in_model(
 ) -> dict[str, str]:
     """The layers of a checkpoint whose dense weight the model's classes read, with the reason: FP8 layers whose module
     is derived from torch.nn.Linear, and so computes something else, such as DeepSeek-V4's `wo_a`; layers whose weight
-    the module above reads, such as T5's `wo`.
+    the module above reads, such as T5's `wo`; layers of comfy-kitchen whose K is no multiple of 16 before it is padded.
 
     Args:
         names: of each layer the name of its module.
@@ -130,11 +133,21 @@ def dense_in_model(
         kind = "NVFP4" if own[module] in checkpoint.layers else "FP8"
         why = f"{reader} asks for a parameter of the module that holds it"
         found[own[module]] = f"is {kind} in the checkpoint and dense in the model: {why}"
+    for name, packed in checkpoint.layers.items() if checkpoint.format == comfy_kitchen.NAME else ():
+        k = inputs_of(modules.get(names[name]))
+        if k != packed.in_features and round_up(k, BLOCK) == packed.in_features:
+            found[name] = f"is NVFP4 in the checkpoint and dense in the model: K is {k}, no multiple of {BLOCK}"
     for name in checkpoint.fp8:
         old = modules.get(names[name])
         if isinstance(old, torch.nn.Linear) and not is_replaced(old):
             found[name] = f"is FP8 in the checkpoint and a dense {type(old).__name__} in the model"
     return found
+
+
+def inputs_of(module: torch.nn.Module | None) -> int:
+    """K of a linear layer that computes x . W^T + bias and nothing else; 0 for any other module."""
+    linear = as_linear(module) if module is not None and is_plain(module) else None
+    return 0 if linear is None else linear.in_features
 
 
 def keep_dense(checkpoint: Checkpoint, model: torch.nn.Module) -> None:
@@ -144,6 +157,11 @@ def keep_dense(checkpoint: Checkpoint, model: torch.nn.Module) -> None:
         packed = checkpoint.layers.pop(name, None)
         if packed is not None:
             bias, weight = packed.bias, Linear.from_packed(packed).to_linear().weight.detach()
+            k = inputs_of(modules[name])
+            if k and k < weight.shape[1]:
+                with prefix_errors(name):
+                    check_padding(weight, k)
+                weight = weight[:, :k]
         else:
             layer = checkpoint.fp8.pop(name)
             bias, weight = layer.bias, layer.dense(modules[name].weight.dtype)

@@ -100,6 +100,14 @@ def other_kind(own: Mapping[str, Tensor]) -> str | None:
     return None
 
 
+def skip_other(checkpoint: Checkpoint, module: str, own: Mapping[str, Tensor]) -> None:
+    """Names a layer that no mark describes and whose tensors are quantized in a known other way."""
+    other = other_kind(own)
+    if other is not None and module not in checkpoint.skipped:
+        checkpoint.skipped[module] = f"is quantized in another way: {other}"
+        checkpoint.why[module] = "its tensors"
+
+
 def keep(checkpoint: Checkpoint, module: str, own: Mapping[str, Tensor], names: Mapping[tuple[str, str], str]) -> None:
     """Puts a module's tensors under `tensors`, by their full names."""
     for local, t in own.items():

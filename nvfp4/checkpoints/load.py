@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4._text import unwatched, watched
-from nvfp4.checkpoints import comfy_kitchen, fp8, kv_cache, modelopt, self_described
+from nvfp4.checkpoints import comfy_files, comfy_kitchen, fp8, kv_cache, modelopt
 from nvfp4.checkpoints.checkpoint import Checkpoint, check_scales
 from nvfp4.checkpoints.experts.targets import gatherer, made
 from nvfp4.checkpoints.files import file_errors
@@ -78,9 +78,9 @@ def load(
             A head of a model of transformers that the checkpoint lacks stays as it is, with a warning.
         format (str, optional): None, "modelopt" or "comfy-kitchen". Default: None.
             None takes the format from the source.
-            "modelopt" and "comfy-kitchen" are for tensors without a configuration or a mark (`comfy_quant` tensors, or
-            `_quantization_metadata` of the file), which have the same names in both. With None their layout follows
-            from the shapes, or from the data if they tell it; otherwise it is an error.
+            "modelopt" and "comfy-kitchen" are for tensors without a configuration or a mark (`comfy_quant` or
+            `scaled_fp8` tensors, or `_quantization_metadata` of the file), which have the same names in both. With None
+            their layout follows from the shapes, or from the data if they tell it; otherwise it is an error.
         mesh (DeviceMesh, optional): the mesh, as for torch's parallelize_module. Default: None.
         plan (dict, optional): a plan for torch's parallelize_module, with styles of nvfp4.parallel. Default: None.
             mesh and plan are given together. A rank then reads its slices alone.
@@ -144,11 +144,11 @@ def load(
     for name, given in (("plan", plan is not None), ("batch_invariant", batch_invariant)):
         if given and model is None:
             raise _C.Error(f"{name}: is given without a model; must be for one")
-    rows = {} if model is None else self_described.rows_of(model)
+    sizes = {} if model is None else comfy_files.sizes_of(model)
     renamed = None if model is None else renaming(model)
     unwanted = None if model is None else unwanted_by(model, renamed)
     gather = None if model is None else gatherer(model, renamed)
-    checkpoint = read(source, format, rows, activations=activations, mmap=mmap, unwanted=unwanted, gather=gather)
+    checkpoint = read(source, format, sizes, activations=activations, mmap=mmap, unwanted=unwanted, gather=gather)
     fp8.warn_of_inputs(checkpoint.fp8_and_experts)
     if model is not None and unwanted is not None:
         fit(checkpoint, model, unwanted)

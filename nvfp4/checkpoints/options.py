@@ -9,6 +9,7 @@ from typing import Any
 from nvfp4 import _C
 from nvfp4._text import shown
 from nvfp4.checkpoints.recipe import table
+from nvfp4.layers.packed import BLOCK
 
 
 def _keys(text: str) -> tuple[str, ...]:
@@ -47,7 +48,10 @@ TORCHAO = _keys("block_size orig_dtype is_swizzled_scales use_triton_kernel act_
 TORCHAO_ACTIVATIONS = _keys("block_size is_swizzled_scales use_triton_kernel use_dynamic_per_tensor_scale")
 
 # comfy/ops.py and comfy/utils.py in ComfyUI; convrot of comfy-kitchen 0.2.40.
-COMFY = _keys("format full_precision_matrix_mult group_size block_size orig_dtype orig_shape convrot convrot_groupsize")
+COMFY = _keys(
+    "format full_precision_matrix_mult group_size block_size orig_dtype orig_shape num_experts convrot "
+    "convrot_groupsize"
+)
 
 
 def check_keys(where: str, given: Mapping[str, Any], known: Collection[str]) -> None:
@@ -74,6 +78,11 @@ def check_off(where: str, given: Mapping[str, Any], keys: Collection[str], what:
     for key in keys:
         if given.get(key):
             raise _C.Error(f"{where}{key}: is {shown(given[key])}: {what}, which nvfp4 does not do")
+
+
+def check_block(where: str, given: Mapping[str, Any], key: str, size: int = BLOCK) -> None:
+    if given.get(key) not in (None, size):
+        raise _C.Error(f"{where}{key}: is {shown(given[key])}; must be {size}")
 
 
 def check_flag(where: str, given: Mapping[str, Any], key: str) -> bool:

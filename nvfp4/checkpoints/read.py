@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4.checkpoints import comfy_kitchen, compressed_tensors, modelopt, mxfp4, self_described, torchao
+from nvfp4.checkpoints import comfy_files, comfy_kitchen, compressed_tensors, modelopt, mxfp4, self_described, torchao
 from nvfp4.checkpoints.checkpoint import Checkpoint
 from nvfp4.checkpoints.comfy_kitchen import swap_nibbles
 from nvfp4.checkpoints.configuration import PARAMS, read_recipe
@@ -28,7 +28,7 @@ from nvfp4.layers.dense import large
 def read(
     source: str | Path | Mapping[str, Tensor],
     format: str | None = None,
-    rows: Mapping[str, int] | None = None,
+    sizes: Mapping[str, tuple[int, int]] | None = None,
     errors: dict[str, str] | None = None,
     mmap: bool = True,
     activations: str | None = AUTO,
@@ -39,7 +39,7 @@ def read(
 
     Args:
         source, format, activations, mmap: as of load.
-        rows: N of layers that the format pads.
+        sizes: N and K of layers, which the format may pad.
         errors: where the error message of a layer goes, instead of being raised.
         unwanted: why a tensor of this name is not read; None: it is.
         gather: the module of the model that takes all experts beside one, by its name; None: there is none.
@@ -63,7 +63,7 @@ def read(
     if recipe is None and torchao.is_described(metadata):
         checkpoint = self_described.read_torchao(tensors, metadata, errors, activations)
     elif recipe is None and (format == comfy_kitchen.NAME or comfy_kitchen.is_marked(tensors, metadata)):
-        checkpoint = self_described.read_comfy(tensors, metadata, rows or {}, errors, activations)
+        checkpoint = comfy_files.read_comfy(tensors, metadata, sizes or {}, errors, activations)
     else:
         if recipe is None:
             name = recognised(where, tensors)
@@ -71,7 +71,7 @@ def read(
                 layout = layout_of(where, grouped(tensors)[0])
                 why = f", and the layout is {layout.name} by {layout.why}"
                 if layout.name == SWIZZLED:
-                    return read_swizzled(where, tensors, why, rows or {}, errors, activations)
+                    return read_swizzled(where, tensors, why, sizes or {}, errors, activations)
             recipe = Recipe(name, lambda module: Verdict(AUTO, f"its tensors have the names of {name}{why}"))
         if format not in (None, recipe.format):
             raise _C.Error(f"format: is {format!r}, but {where} is a checkpoint of {recipe.format}")
@@ -86,12 +86,12 @@ def read_swizzled(
     where: str,
     tensors: Mapping[str, Tensor],
     why: str,
-    rows: Mapping[str, int],
+    sizes: Mapping[str, tuple[int, int]],
     errors: dict[str, str] | None,
     activations: str | None,
 ) -> Checkpoint:
     """Layers of comfy-kitchen without a mark, if the data tell the order of the nibbles, which is an option there."""
-    checkpoint = self_described.read_comfy(tensors, {}, rows, errors, activations)
+    checkpoint = comfy_files.read_comfy(tensors, {}, sizes, errors, activations)
     order = order_of(checkpoint)
     if order is None:
         raise _C.Error(f"{where}: no mark says which nibble comes first{why}, and the data do not tell; {HINT}")

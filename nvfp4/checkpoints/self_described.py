@@ -1,31 +1,27 @@
-"""Whole files of torchao, comfy-kitchen and GGUF for nvfp4.load. Each says itself how its layers are stored."""
+"""Whole files of torchao and GGUF for nvfp4.load. Each says itself how its layers are stored."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4._text import shown
-from nvfp4.checkpoints import comfy_kitchen, gguf, mxfp4, torchao
+from nvfp4.checkpoints import gguf, mxfp4, torchao
 from nvfp4.checkpoints.checkpoint import Checkpoint, noted
 from nvfp4.checkpoints.files import READER_ERRORS, check_file, parse_json
 from nvfp4.checkpoints.gguf_header import check_header
-from nvfp4.checkpoints.grouping import check_unclaimed, grouped, has_scale, keep, other_kind
-from nvfp4.checkpoints.names import Modules, Names
-from nvfp4.checkpoints.options import COMFY, TORCHAO, TORCHAO_ACTIVATIONS, check_flag, check_keys, check_off
+from nvfp4.checkpoints.grouping import check_unclaimed, grouped, keep, skip_other
+from nvfp4.checkpoints.options import TORCHAO, TORCHAO_ACTIVATIONS, check_block, check_keys
 from nvfp4.checkpoints.recipe import AUTO, table
 from nvfp4.checkpoints.shards import parts_of
 from nvfp4.checkpoints.stacks import add_layer
 from nvfp4.checkpoints.tensors import chosen
-from nvfp4.layers.buffers import round_up
 from nvfp4.layers.checks import prefix_errors
-from nvfp4.layers.packed import BLOCK, PackedLinear
+from nvfp4.layers.packed import PackedLinear
 
 SPLIT = ("split.count", "split.no")  # of a GGUF file in parts
 Errors = dict[str, str] | None  # of the layers by name, where they are not raised
@@ -76,105 +72,6 @@ def read_torchao(
         keep(checkpoint, module, own, names)
     check_unclaimed(checkpoint, errors)
     return checkpoint
-
-
-def check_block(where: str, given: Mapping[str, Any], key: str) -> None:
-    if given.get(key) not in (None, BLOCK):
-        raise _C.Error(f"{where}{key}: is {shown(given[key])}; must be {BLOCK}")
-
-
-def skip_other(checkpoint: Checkpoint, module: str, own: Mapping[str, Tensor]) -> None:
-    """Names a layer that no mark describes and whose tensors are quantized in a known other way."""
-    other = other_kind(own)
-    if other is not None and module not in checkpoint.skipped:
-        checkpoint.skipped[module] = f"is quantized in another way: {other}"
-        checkpoint.why[module] = "its tensors"
-
-
-# ---- comfy-kitchen ----
-
-
-def rows_of(model: torch.nn.Module) -> dict[str, int]:
-    """N of the model's linear layers, which files of comfy-kitchen pad to a multiple of 16."""
-    found = {name: getattr(module, "out_features", None) for name, module in model.named_modules()}
-    return {name: n for name, n in found.items() if isinstance(n, int)}
-
-
-def read_comfy(
-    tensors: Mapping[str, Tensor],
-    metadata: Mapping[str, str],
-    rows: Mapping[str, int],
-    errors: Errors = None,
-    wanted: str | None = AUTO,
-) -> Checkpoint:
-    """Tensors by comfy_kitchen's names. Layers with another mark than "nvfp4" are skipped. Without any mark, layers are
-    those with a weight_scale_2."""
-    checkpoint, (modules, names) = Checkpoint(comfy_kitchen.NAME), grouped(tensors)
-    marks = comfy_marks(modules, metadata, errors)
-    if not comfy_kitchen.is_marked(tensors, metadata):
-        unmarked = ({"format": comfy_kitchen.NVFP4}, "format is given, and it has a weight_scale_2")
-        marks = {module: unmarked for module, own in modules.items() if "weight_scale_2" in own}
-    for module, own in modules.items():
-        if "scaled_fp8" in own:
-            checkpoint.skipped[names[module, "scaled_fp8"]] = "is a mark of FP8 layers"
-            del own["scaled_fp8"]
-        mark, place = marks.get(module, ({}, ""))
-        if mark:
-            checkpoint.why[module] = place
-        if mark.get("format") == comfy_kitchen.NVFP4:
-            known = rows.get(module)
-            stored = own["weight"].shape[0] if "weight" in own and own["weight"].ndim else None
-            given = known if known is not None and round_up(known, comfy_kitchen.ROWS) == stored else None
-            with noted(module, errors):
-                mode = comfy_mode(f"{module}.{comfy_kitchen.MARK}: ", mark)
-                mode = chosen(own, comfy_kitchen.INPUT_SCALE, mode, mode if wanted == AUTO else wanted)
-                read = functools.partial(comfy_kitchen.read, rows=given, activations=mode)
-                add_layer(checkpoint, module, own, "weight", read)
-            continue
-        if mark:
-            checkpoint.skipped[module] = f"is quantized in another way: {mark.get('format')}"
-        skip_other(checkpoint, module, own)
-        keep(checkpoint, module, own, names)
-    check_unclaimed(checkpoint, errors)
-    return checkpoint
-
-
-def comfy_marks(
-    modules: Mapping[str, dict[str, Tensor]], metadata: Mapping[str, str], errors: Errors
-) -> dict[str, tuple[dict[str, Any], str]]:
-    """Each layer's mark and its place: a tensor beside the layer, which is removed, or else in the metadata."""
-    marks: dict[str, tuple[dict[str, Any], str]] = {}
-    where = f"{comfy_kitchen.METADATA}.layers"
-    if comfy_kitchen.METADATA in metadata:
-        content = parse_json(comfy_kitchen.METADATA, metadata[comfy_kitchen.METADATA])
-        layers = table(content, "layers", f"{comfy_kitchen.METADATA}.")
-        patterns, found = Names(list(layers), where), Modules(modules)
-        patterns.bind(found)
-        for pattern in patterns.unmatched(found):
-            with noted(f"{where}: {pattern}", errors):
-                raise _C.Error(f"{where}: {shown(pattern)} matches no layer of the checkpoint")
-        for module, own in modules.items():
-            match = patterns.find(module)
-            if match is not None and (not match.subtree or has_scale(own)):
-                marks[module] = dict(table(layers, match.pattern, f"{where}.")), f"{where} has {match}"
-    for module, own in modules.items():
-        if comfy_kitchen.MARK in own:
-            place = f"{module}.{comfy_kitchen.MARK}"
-            text = comfy_kitchen.mark_text(place, own.pop(comfy_kitchen.MARK))
-            marks[module] = parse_json(place, text), place
-            if not own:
-                with noted(place, errors):
-                    raise _C.Error(f"{place}: marks a layer that has no tensors")
-    return marks
-
-
-def comfy_mode(where: str, mark: Mapping[str, Any]) -> str | None:
-    """The `activations` of a layer by its mark."""
-    check_keys(where, mark, COMFY)
-    for key in ("group_size", "block_size"):
-        check_block(where, mark, key)
-    check_off(where, mark, ("convrot",), "a rotation of the inputs at run time")
-    return None if check_flag(where, mark, "full_precision_matrix_mult") else "nvfp4"
 
 
 # ---- GGUF ----

@@ -30,6 +30,11 @@ def check_names(format_name: str, tensors: Mapping[str, Tensor], required: Seque
         if name not in tensors:
             raise _C.Error(f"{name}: is missing; a layer of {format_name} has {', '.join(required)}")
     for name in tensors:
+        if name.startswith("svdquant_"):
+            raise _C.Error(
+                f"{name}: is a factor of SVDQuant, whose layers add a product of low rank to that of the weight, which "
+                "nvfp4 does not do: take the model's checkpoint without SVDQuant"
+            )
         if name not in known:
             raise _C.Error(f"{name}: is no tensor of an NVFP4 layer of {format_name}: {', '.join(known)}")
 

