@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import NO_GPU
 from paths import ROOT
 from torch import nn
 
@@ -101,8 +102,10 @@ def test_lora_through_a_pipeline(tmp_path: Path) -> None:
     pipe = quantized()
     pipe.load_lora_weights(str(tmp_path / "lora"), weight_name="pytorch_lora_weights.safetensors")
     assert close(picture(pipe), expected)
-    with pytest.raises(nvfp4.Error, match="merge: the base layer is NVFP4"):
-        pipe.fuse_lora()
+    with pytest.raises(nvfp4.Error, match="is NVFP4, into which its adapter cannot be merged; call dequantize"):
+        pipe.fuse_lora()  # x_embedder, which is dense and comes first, is not merged either
+    pipe.set_adapters(pipe.get_active_adapters(), 0.5)
+    assert not close(picture(pipe), expected) and not close(picture(pipe), before)
     pipe.disable_lora()
     assert close(picture(pipe), before)
     pipe.unload_lora_weights()
@@ -112,6 +115,11 @@ def test_lora_through_a_pipeline(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="size"):
         pipe.load_lora_weights(str(tmp_path / "wrong"), weight_name="pytorch_lora_weights.safetensors")
     assert layers_of(pipe.transformer) == layers and close(picture(pipe), before)
+    pipe.load_lora_weights(str(tmp_path / "lora"), weight_name="pytorch_lora_weights.safetensors")
+    pipe.transformer.dequantize()
+    for change in ("fuse_lora", "unfuse_lora"):
+        getattr(pipe, change)()
+        assert np.abs(picture(pipe) - expected).max() < 1e-3
 
 
 @pytest.mark.parametrize("name", ["qwen", "wan"])
@@ -146,3 +154,17 @@ def test_the_example_makes_a_picture(tmp_path: Path, capsys: pytest.CaptureFixtu
     with Image.open(tmp_path / "picture.png") as image:
         assert image.size == (128, 128) and len(image.convert("RGB").getcolors(1 << 24)) > 1000
     assert "layers of the transformer are NVFP4" in capsys.readouterr().out
+
+
+def test_a_pipeline_on_a_gpu(tmp_path: Path) -> None:
+    """The whole pipeline on the GPU, and one model of it after the other."""
+    if not torch.cuda.is_available():
+        pytest.skip(NO_GPU)
+    kind = made("flux", tmp_path / "dense")
+    mapping = PipelineQuantizationConfig(quant_mapping={"transformer": nvfp4.diffusers.NVFP4Config()})
+    shown = []
+    for offloaded in (False, True):
+        pipe = kind.from_pretrained(tmp_path / "dense", quantization_config=mapping, torch_dtype=torch.bfloat16)
+        pipe.enable_model_cpu_offload() if offloaded else pipe.to("cuda")
+        shown.append(picture(pipe))
+    assert np.array_equal(*shown) and shown[0].std() > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 import weakref
 from types import ModuleType
 from typing import Any, NoReturn
@@ -21,10 +22,11 @@ from nvfp4.layers.hosts import services
 from nvfp4.layers.linear import Linear
 from nvfp4.quantizing.dequantize_model import dequantize_model
 
-FUSE = "fuse_qkv_projections"  # the method of a model that joins dense weights
+# Methods of a model that would change some of its layers before they fail at an NVFP4 layer.
+FUSE_PROJECTIONS, FUSE_LORA = "fuse_qkv_projections", "fuse_lora"
 
 
-def cannot_fuse() -> NoReturn:
+def fuse_projections(model: Any) -> NoReturn:
     raise _C.Error(
         "model: has NVFP4 layers, whose projections cannot be joined; call fuse_qkv_projections on the dense model, or "
         "not at all"
@@ -35,6 +37,16 @@ def check_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
     if dtype not in (None, torch.float16, torch.bfloat16, torch.float32):
         raise _C.Error(f"torch_dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
     return dtype
+
+
+def fuse_lora(model: Any, *args: Any, **kwargs: Any) -> Any:
+    for name in layers_in(model):
+        if name.endswith(".base_layer"):
+            raise _C.Error(
+                f"{name.removesuffix('.base_layer')}: is NVFP4, into which its adapter cannot be merged; call "
+                "dequantize() of the model first"
+            )
+    return type(model).fuse_lora(model, *args, **kwargs)
 
 
 class Quantizer(DiffusersQuantizer):
@@ -62,8 +74,9 @@ class Quantizer(DiffusersQuantizer):
         model.is_quantized = False  # by which diffusers forbids `to` another dtype: NVFP4 layers follow
         model.quantization_method = config.quant_method
         model.register_to_config(quantization_config=config)
-        if hasattr(model, FUSE):
-            setattr(model, FUSE, cannot_fuse)
+        for method, ours in ((FUSE_PROJECTIONS, fuse_projections), (FUSE_LORA, fuse_lora)):
+            if hasattr(model, method):
+                setattr(model, method, types.MethodType(ours, model))
         prepare_adapters()
 
     def get_state_dict_and_metadata(
@@ -86,7 +99,7 @@ class Quantizer(DiffusersQuantizer):
         """Takes from a model whose layers are dense now what `finish` gave it."""
         config = {key: value for key, value in model.config.items() if key != "quantization_config"}
         model._internal_dict = type(model.config)(config)  # FrozenDict has no way to take an entry out
-        for name in ("hf_quantizer", "quantization_method", FUSE):
+        for name in ("hf_quantizer", "quantization_method", FUSE_PROJECTIONS, FUSE_LORA):
             model.__dict__.pop(name, None)
 
     @property
