@@ -2,6 +2,8 @@
  * The GPU's results are the same bits. */
 #include "cpu/moe.h"
 
+#include <string.h>
+
 #include "cpu/threads.h"
 
 static const moe_kernel *kernel_for(cpu_isa isa) {
@@ -63,6 +65,8 @@ void cpu_moe_route(const moe_route_problem *p, int threads) {
     const int64_t tokens = p->per_token ? p->choices / p->per_token : 0;
     int32_t next[NVFP4_MOE_MAX_EXPERTS] = {0}, last[NVFP4_MOE_MAX_EXPERTS], total = 0, *places = p->places;
     (void)threads;
+    /* A row that no choice takes: behind the last expert's, or a place whose id another thread has changed. */
+    memset(p->rows, 0, (size_t)p->choices * sizeof *p->rows);
     for (int64_t token = 0; token < tokens; token++)
         for (int64_t j = 0; j < p->per_token; j++) {
             const int32_t expert = expert_of(p, token, j);
@@ -82,5 +86,4 @@ void cpu_moe_route(const moe_route_problem *p, int threads) {
             *places++ = place;
             if (place >= 0) p->rows[place] = (int32_t)token;
         }
-    for (int64_t i = total; i < p->choices; i++) p->rows[i] = 0;
 }

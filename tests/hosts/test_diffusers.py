@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import NO_GPU, gpu
+from conftest import NO_GPU
 from torch import Tensor, nn
 
 import nvfp4
@@ -513,12 +513,12 @@ def test_on_a_gpu(tmp_path: Path) -> None:
     """device_map, `to`, and offloading of the whole model and of groups of layers: equal results."""
     if not torch.cuda.is_available():
         pytest.skip(NO_GPU)
-    folder, given = dense(tmp_path / "dense"), {key: t.to(gpu()) for key, t in inputs().items()}
+    folder, given = dense(tmp_path / "dense"), {key: t.to("cuda") for key, t in inputs().items()}
     model = load(folder, config=NVFP4Config(), device_map="cuda")
     assert {t.device.type for t in model.state_dict().values()} == {"cuda"}
     expected = call(model, given)
     model.save_pretrained(tmp_path / "saved")
-    assert torch.equal(call(load(tmp_path / "saved").to(gpu()), given), expected)
+    assert torch.equal(call(load(tmp_path / "saved").to("cuda"), given), expected)
     assert torch.equal(call(load(tmp_path / "saved", device_map="balanced"), given), expected)
     for kind in ("block_level", "leaf_level"):
         offloaded = load(tmp_path / "saved")
