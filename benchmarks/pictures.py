@@ -1,6 +1,7 @@
 """Layers and one step of diffusion transformers on a GPU: NVFP4 beside bf16, FP8, and weights dequantized at each call.
 
     python benchmarks/pictures.py [--json FILE] [--model]
+    python benchmarks/pictures.py --from FILE --plot FILE      draws a run as SVG, without a GPU
 
 The rows M are those of a picture or a video: 512, 4,608 (1024 x 1024 pixels and 512 words) and 32,760 (5 s of Wan).
 Each time is the median of the calls of a CUDA graph, which take turns; inputs are bf16 and random.
@@ -144,11 +145,56 @@ def step(activations: str | None, quantized: bool) -> dict[str, float]:
     return {"weights_gb": weights / 1e9, "peak_gb": peak / 1e9, "step_ms": found}
 
 
+def plot(run: dict[str, Any], rows: int) -> str:
+    """Bars of bf16's time over that of each method: above 1 a method is faster."""
+    import io
+
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    from nvfp4.bench.plot import COLOURS, STYLE, for_readers
+
+    found = [own for own in run["layers"] if own["m"] == rows]
+    methods = ("W4A4", "W4A16", "dequantize", "FP8")
+    text = io.StringIO()
+    with matplotlib.style.context(["default", STYLE]):
+        figure = Figure(figsize=(10.5, 5.2), layout="constrained")
+        axes = figure.subplots()
+        for i, method in enumerate(methods):
+            at = [place + (i - 1.5) * 0.2 for place in range(len(found))]
+            axes.bar(at, [own["bf16"] / own[method] for own in found], 0.18, color=COLOURS[i][0], label=method)
+        axes.axhline(1, color=STYLE["axes.edgecolor"], linewidth=1)
+        axes.set_xticks(range(len(found)), [own["layer"].replace(" ", "\n", 2) for own in found])
+        axes.set_title(f"Speed over bf16's, {rows:,} rows, {run['device']}")
+        axes.grid(axis="y")
+        axes.legend(ncols=len(methods), loc="upper left")
+        axes.set_ylim(0, 2.1)
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return for_readers(text.getvalue())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--model", action="store_true", help="time one step of a whole model too")
+    parser.add_argument("--from", dest="stored", help="take the figures of this file instead of measuring")
+    parser.add_argument("--plot", help="write a plot of 4,608 rows to this file")
     args = parser.parse_args()
+    if args.stored:
+        with open(args.stored, encoding="utf-8") as file:
+            run = json.load(file)
+    else:
+        run = measured(args.model)
+    for path, text in (
+        (args.json, json.dumps(run, indent=1) + "\n"),
+        (args.plot, plot(run, 4608) if args.plot else ""),
+    ):
+        if path:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+
+
+def measured(with_model: bool) -> dict[str, Any]:
     run: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "layers": []}
     print(run["device"])
     for name, (n, k) in LAYERS.items():
@@ -157,13 +203,11 @@ def main() -> None:
             run["layers"].append({"layer": name, "m": m, "n": n, "k": k, **found})
             shown = "  ".join(f"{key} {value:.1f}" for key, value in found.items())
             print(f"{name:28} {m:6} x {n:5} x {k:5}  {shown}", flush=True)
-    if args.model:
+    if with_model:
         for name, given in {"bf16": (None, False), "W4A16": (None, True), "W4A4": ("nvfp4", True)}.items():
             run[name] = step(*given)
             print(f"FLUX.1 {name:6}", {key: round(value, 2) for key, value in run[name].items()}, flush=True)
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(run, file, indent=1)
+    return run
 
 
 if __name__ == "__main__":
