@@ -328,6 +328,33 @@ def test_single_files(format: str, write: Writer, prefix: str, tmp_path: Path) -
     assert same(load(tmp_path / "saved", "flux2"), model)
 
 
+def test_a_dense_single_file(tmp_path: Path) -> None:
+    folder = dense(tmp_path, "qwen")
+    file, kind = folder / "diffusion_pytorch_model.safetensors", diffusers.QwenImageTransformer2DModel
+    model = kind.from_single_file(file, config=str(folder), quantization_config=NVFP4Config(), torch_dtype=BF16)
+    assert same(model, load(folder, "qwen", NVFP4Config())) and layers_of(model)
+
+
+def test_a_layer_of_another_format_in_a_single_file(tmp_path: Path) -> None:
+    """diffusers would cast its codes to numbers."""
+    folder, file = dense(tmp_path / "dense", "flux2"), tmp_path / "one.safetensors"
+    write_flux2(file, load(folder, "flux2"), comfy_of)
+    tensors, name = safetensors.load_file(file), "single_blocks.0.linear2"
+    for key in [key for key in tensors if key.startswith(name)]:
+        del tensors[key]
+    tensors[f"{name}.weight"] = torch.ones(64, 256, dtype=torch.int8)
+    tensors[f"{name}.weight_scale"] = torch.ones(64, 1)
+    marks = {f"{name}.comfy_quant": b'{"format": "int8_tensorwise"}'}
+    for key in [key for key in tensors if key.endswith("weight_scale_2")]:
+        marks[key.replace("weight_scale_2", "comfy_quant")] = b'{"format": "nvfp4"}'
+    tensors |= {key: torch.tensor([*mark], dtype=torch.uint8) for key, mark in marks.items()}
+    safetensors.save_file(tensors, file)
+    with pytest.raises(nvfp4.Error, match=f"^{name}: cannot be put into the model: "):
+        diffusers.Flux2Transformer2DModel.from_single_file(
+            file, config=str(folder), quantization_config=SingleFileConfig(file), torch_dtype=BF16
+        )
+
+
 def test_rows_of_several_layers_are_joined() -> None:
     """A mapping function may join rows of several layers: here of three with different global scales."""
     from nvfp4.hosts.diffusers.single_file import ROWS, SingleFileQuantizer

@@ -82,6 +82,18 @@ def test_pipelines(name: str, tmp_path: Path) -> None:
     assert not layers_of(pipe.transformer) and np.abs(picture(pipe) - shown).max() < 1e-3
 
 
+def test_one_configuration_for_several_models(tmp_path: Path) -> None:
+    """transformers and diffusers know the quantizer by one name."""
+    kind = made("flux", tmp_path)
+    config = PipelineQuantizationConfig(
+        quant_backend="nvfp4-on-load",
+        quant_kwargs={"activations": None},
+        components_to_quantize=["transformer", "text_encoder_2"],
+    )
+    pipe = kind.from_pretrained(tmp_path, quantization_config=config, torch_dtype=torch.float32)
+    assert layers_of(pipe.transformer) and layers_of(pipe.text_encoder_2) and not layers_of(pipe.text_encoder)
+
+
 def test_lora_through_a_pipeline(tmp_path: Path) -> None:
     """FLUX' loader compares shapes of weights: packed layers have theirs."""
     peft = pytest.importorskip("peft")

@@ -122,7 +122,8 @@ static void build_grouped_quantize(const device_props *props, const row_op_probl
                max_int(ctas, 1), blocks, p, sizeof *p, out);
 }
 
-/* Its factors lie as far behind the gates in every row. */
+/* The factors lie as far behind the gates in every row. gated_quantize makes the same bytes of both halves, but its
+ * kernels find each row's group and take up to 1.7 times as long (2048 x 14336 of bf16 on an H200: 70 us, these 42). */
 static void build_silu_mul_quantize(const device_props *props, const row_op_problem *problem, void *workspace,
                                     launch_plan *out) {
     (void)props, (void)workspace;

@@ -7,6 +7,7 @@ The layers are put into the model before diffusers loads the rest. They lie in t
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,11 @@ class Placing(Quantizer):
         super().__init__(quantization_config, **kwargs)
         self.layers: dict[str, torch.nn.Module] = {}
         self.dense: dict[str, Tensor] = {}  # dense tensors of layers that are packed in the checkpoint
+        self.in_fp32: set[str] = set()  # names of modules
 
-    def place(self, model: Any, checkpoint: Checkpoint) -> None:
+    def place(self, model: Any, checkpoint: Checkpoint, in_fp32: Sequence[str]) -> None:
         """Puts the layers into the model, whose names they have."""
+        self.in_fp32 = {*in_fp32}
         kept = {*checkpoint.tensors}
         fit(checkpoint, model, unwanted_by(model, None))
         self.dense = {name: t for name, t in checkpoint.tensors.items() if name not in kept}
@@ -74,7 +77,9 @@ class Placing(Quantizer):
         name, _, local = param_name.rpartition(".")
         owner = model.get_submodule(name)
         if param_name in self.dense:
-            t = self.dense[param_name].to(target_device, owner._parameters[local].dtype)
+            dtype = owner._parameters[local].dtype if self.dtype is None else self.dtype
+            dtype = torch.float32 if self.in_fp32 & {*name.split(".")} else dtype
+            t = self.dense[param_name].to(target_device, dtype)
             owner._parameters[local] = torch.nn.Parameter(t, requires_grad=False)
         else:
             owner.to(target_device)
@@ -123,9 +128,11 @@ class PackedQuantizer(Placing):
             )
         return state_dict
 
-    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+    def _process_model_before_weight_loading(
+        self, model: Any, keep_in_fp32_modules: Sequence[str] = (), **kwargs: Any
+    ) -> None:
         assert self.checkpoint is not None
-        self.place(model, self.checkpoint)
+        self.place(model, self.checkpoint, keep_in_fp32_modules)
 
 
 def attach(model: Any) -> None:

@@ -7,7 +7,7 @@ they make of these columns follows which rows of which layers a layer of the mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,11 @@ class SingleFileQuantizer(Placing):
         config = self.quantization_config
         self.checkpoint = checkpoint = read(config.file, config.file_format, activations=config.wanted)
         check_scales(checkpoint)
+        for name, reason in checkpoint.skipped.items():
+            if name in checkpoint.kept.values():
+                raise _C.Error(f"{name}: cannot be put into the model: {reason}")
+        for name, experts in checkpoint.experts.items():
+            raise _C.Error(f"{name}: is a stack of {len(experts)} experts, which a model cannot take")
         if not checkpoint.layers:
             raise _C.Error(f"{config.file}: has no NVFP4 layer; load it without quantization_config")
         given = {key.removeprefix(PREFIX): t for key, t in checkpoint.tensors.items()}
@@ -50,7 +55,11 @@ class SingleFileQuantizer(Placing):
         return given
 
     def _process_model_before_weight_loading(
-        self, model: Any, state_dict: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        model: Any,
+        state_dict: dict[str, Any] | None = None,
+        keep_in_fp32_modules: Sequence[str] = (),
+        **kwargs: Any,
     ) -> None:
         assert self.checkpoint is not None and state_dict is not None
         found = Checkpoint(self.checkpoint.format, skipped=self.checkpoint.skipped)
@@ -62,7 +71,7 @@ class SingleFileQuantizer(Placing):
                 packed = self.gathered(name, t[:, 0], found.tensors.pop(f"{name}.bias", None))
                 layers: dict[str, Any] = found.layers if isinstance(packed, PackedLinear) else found.fp8
                 layers[name] = packed
-        self.place(model, found)
+        self.place(model, found, keep_in_fp32_modules)
 
     def gathered(self, name: str, numbers: Tensor, bias: Tensor | None) -> PackedLinear | Fp8Tensors:
         """The layer that has these rows."""

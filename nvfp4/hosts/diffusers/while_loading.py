@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4.checkpoints.save import is_under
-from nvfp4.hosts.diffusers.quantization_config import EDGES, Method, NVFP4Config, format_of
+from nvfp4.hosts.diffusers.quantization_config import EDGES, NVFP4Config, format_of
 from nvfp4.hosts.diffusers.quantizer import Quantizer
 from nvfp4.layers.checks import prefix_errors
 from nvfp4.layers.dense import find_dense, not_linear
@@ -60,10 +60,7 @@ class OnLoadQuantizer(Quantizer):
 
     def __init__(self, quantization_config: NVFP4Config, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
-        if self.pre_quantized:
-            raise _C.Error(
-                f"quant_method: is {Method.ON_LOAD.value!r} in config.json; must be given to from_pretrained"
-            )
+        self.pre_quantized = False  # from_single_file does not say so
         self.linears: dict[str, Any] = {}  # dense layers that will be NVFP4
         self.names: dict[str, str] = {}  # all names of these, each with the one in `linears`
         self.places: dict[str, list[tuple[torch.nn.Module, str]]] = {}
