@@ -95,7 +95,7 @@ def test_one_launch_on_hopper(fake_driver: Path) -> None:
             plan = nvfp4.info(t, 768, 2048, **form)["plan"]
             print(plan["fused"], plan["kernel"] if plan["fused"] else "")
     """
-    one = [f"True nvfp4_sm90_grouped_units_{a}_8" for a in ("bf16", "fp16")]
+    one = [f"True nvfp4_sm90_grouped_{kernel}" for kernel in ("units_bf16_8", "few_fp16_256x16")]
     assert [line.strip() for line in run(code, fake_driver, FAKE_CC="90").splitlines()] == [*one, *["False"] * 3]
 
 
@@ -174,7 +174,8 @@ def launched_by_sm90(code: str, fake_driver: Path, log: Path) -> list[tuple[str,
     assert all(row[5:] == ["0", "1"] for row in rows)
     names = [row[0] for row in rows]
     for before, name in zip(["", *names], names):
-        assert name == REORDER or ("_units_" not in name) == (before == REORDER)
+        has_pre_pass = "_units_" not in name and "_few_" not in name
+        assert name == REORDER or has_pre_pass == (before == REORDER)
     return [(row[0], int(row[1])) for row in rows if row[0] != REORDER]
 
 
@@ -183,7 +184,7 @@ def test_sm90_has_one_launch_or_two(fake_driver: Path, tmp_path: Path) -> None:
     code = "for e in (1, 8, 1024): [call(t, 200, 96, e, parts) for t in (1, 37, 2000) for parts in (1, 2)]"
     rows = launched_by_sm90(code, fake_driver, tmp_path / "log")
     kinds = {name.removeprefix("nvfp4_sm90_grouped_").partition("fp16_")[0] for name, _ in rows}
-    assert len(rows) == 18 and kinds == {"units_", ""}
+    assert len(rows) == 18 and kinds == {"units_", "few_", ""}
 
 
 def test_sm90_grid_does_not_depend_on_the_ends(fake_driver: Path, tmp_path: Path) -> None:
@@ -226,9 +227,17 @@ def test_sm90_rejects_what_tensor_maps_do_not_reach(fake_driver: Path) -> None:
     assert said.startswith("b: has linear scales, or rows of a or b lie otherwise than on 16 bytes")
 
 
-@pytest.mark.parametrize(("t", "kernel"), [(128, "units_bf16_8"), (512, "units_bf16_8"), (8192, "bf16_128x64")])
-def test_a_plan_for_few_and_for_many_rows(t: int, kernel: str, fake_driver: Path) -> None:
-    plan = f"nvfp4.info({t}, 512, 2048, groups=256, a_dtype='bfloat16', device=0)['plan']"
+@pytest.mark.parametrize(
+    ("t", "n", "kernel"),
+    [
+        (64, 512, "units_bf16_8"),
+        (512, 512, "few_bf16_256x16"),
+        (8192, 512, "few_bf16_256x48"),
+        (65536, 2048, "bf16_128x128"),
+    ],
+)
+def test_a_plan_for_few_and_for_many_rows(t: int, n: int, kernel: str, fake_driver: Path) -> None:
+    plan = f"nvfp4.info({t}, {n}, 2048, groups=256, a_dtype='bfloat16', device=0)['plan']"
     assert run(f"print({plan}['kernel'])", fake_driver, FAKE_CC="90") == f"nvfp4_sm90_grouped_{kernel}"
 
 

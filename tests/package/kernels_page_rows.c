@@ -7,6 +7,7 @@
 #include "kernels/sm90/gemm_config.h"
 #include "kernels/sm90/gemv_config.h"
 #include "kernels/sm90/grouped_config.h"
+#include "kernels/sm90/grouped_few_config.h"
 #include "kernels/sm90/grouped_units_config.h"
 #include "kernels/sm90/prefill_config.h"
 #include "kernels/sm90/units_config.h"
@@ -41,6 +42,15 @@
         printf("grouped | %s |%s | %d | %d |\n", #id + sizeof "sm90_grouped_fp16",                                     \
                rows == 64 ? SM90_GROUPED_WIDTHS_64(WIDTH) : SM90_GROUPED_WIDTHS_128(WIDTH), stages,                    \
                KIB(SM90_GROUPED_SHARED_BYTES(rows, stages)));
+#define FEW_WIDTH(n)                                                                                                   \
+    if (2 * n >= rows && n <= rows) printf(" %d", n);
+#define GROUPED_FEW(id, mma_tile_n, stages, bf16)                                                                      \
+    if (!(bf16)) {                                                                                                     \
+        const int rows = mma_tile_n;                                                                                   \
+        printf("grouped_few | %s |", #id + sizeof "sm90_grouped_few_fp16");                                            \
+        SM90_GROUPED_FEW_WIDTHS(FEW_WIDTH)                                                                             \
+        printf(" | %d | %d |\n", stages, KIB(SM90_GROUPED_FEW_SHARED_BYTES(rows, stages)));                            \
+    }
 #define GROUPED_UNITS(id, a_units, bf16, stages, a_stages)                                                             \
     if (!(bf16))                                                                                                       \
         printf("grouped_units | %d | %d | %d | %d | %d |\n", 8 * a_units, SM90_GROUPED_UNITS_PAIRS / a_units, stages,  \
@@ -63,6 +73,7 @@ int main(void) {
     SM90_UNITS_CONFIGS(UNITS)
     SM90_GROUPED_CONFIGS(GROUPED)
     SM90_GROUPED_UNITS_CONFIGS(GROUPED_UNITS)
+    SM90_GROUPED_FEW_CONFIGS(GROUPED_FEW)
     SM90_GEMM_CONFIGS(SM90)
     SM90_PREFILL_CONFIGS(PREFILL)
     SM100_GEMM_CONFIGS(SM100)

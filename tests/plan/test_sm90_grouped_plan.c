@@ -9,6 +9,7 @@ static const int64_t depths[] = {0, 16, 32, 48, 464, 2048, 7168};
 static const int32_t groups_of[] = {1, 2, 60, 128, 1024};
 static const int on[] = {H200, H100_PCIE, H200_SLICE};
 enum {
+    FIRST_FEW = KERNEL_sm90_grouped_few_fp16_256x16,
     FIRST_UNITS = KERNEL_sm90_grouped_units_fp16_8,
     FIRST = KERNEL_sm90_grouped_fp16_128x64,
     END = KERNEL_sm90_gemv_quantize_fp16_1
@@ -20,6 +21,8 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
     if (kernel == KERNEL_SM90_REORDER_E2M1)
         return index == 0 ? sizeof(grouped_problem) : index == 1 ? sizeof(sm90_reorder_e2m1_schedule) : 0;
     if (kernel == KERNEL_SM90_REORDER) return index == 0 ? sizeof(sm90_reorder_schedule) : 0;
+    if (kernel < FIRST_UNITS)
+        return index == 0 ? sizeof(grouped_problem) : index == 1 ? sizeof(sm90_grouped_few_schedule) : 0;
     if (kernel < FIRST)
         return index == 0 ? sizeof(grouped_problem) : index == 1 ? sizeof(sm90_grouped_units_schedule) : 0;
     return index == 0 ? sizeof(grouped_problem) : index == 1 ? sizeof(sm90_grouped_schedule) : 0;
@@ -86,6 +89,24 @@ static void check_units(const gpu *g, const grouped_problem *all, const gemm_can
     expect(plan->tensor_maps == maps, "and no other");
 }
 
+/* What up to some 48 rows a group have: one launch without a workspace, deep stages of whole lines of B. */
+static void check_few(const gpu *g, const grouped_problem *all, const gemm_candidate *c, const launch_plan *plan,
+                      const launch_step *step) {
+    const gemm_problem *p = &all->g;
+    const sm90_grouped_few_schedule *s = param_of(plan, step, 1);
+    expect(plan->steps == 1 && c->workspace == 0, "one launch");
+    expect(p->k > 0 && s->stages_k == ceil_div(p->k, 256) && c->tile_k == 256, "stages cover K");
+    expect(p->out_type != NVFP4_FP32, "results of 16 bits");
+    expect(c->tile_n == 256 && s->tiles_n == ceil_div(p->n, 256), "tiles cover N");
+    expect((s->b_cache_policy == L2_EVICT_FIRST) == (c->tile_m != 32), "B is read once, or stays in L2");
+    check_tiles_of_groups(g, all, c, step, s->tiles_n, 1);
+    const tensor_layout *b = &plan->tensor_map[0].layout;
+    expect(plan->tensor_maps == 1 && b->data == p->b && b->element_bytes == 1 && b->rank == 3, "a tensor map of B");
+    expect((int64_t)b->dims[0] == p->k / 2 && (int64_t)b->dims[1] == p->n && (int64_t)b->dims[2] == p->l,
+           "of all of B");
+    expect(b->box[0] == 128 && b->box[1] == 128 && b->swizzle == 128, "in halves of a stage");
+}
+
 static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_candidate *c, const launch_plan *plan,
                   const launch_step *step) {
     const grouped_problem *all = (const grouped_problem *)p;
@@ -94,10 +115,17 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     (void)v;
     times_listed[c->kernel]++;
     expect(!memcmp(param_of(plan, step, 0), all, sizeof *all), "the kernel gets the problem");
-    expect(!strcmp(kernel->fatbin, c->kernel < FIRST ? "sm90_grouped_units" : "sm90_grouped"), "it is one of groups");
+    expect(!strcmp(kernel->fatbin, c->kernel < FIRST_UNITS ? "sm90_grouped_few"
+                                   : c->kernel < FIRST     ? "sm90_grouped_units"
+                                                           : "sm90_grouped"),
+           "it is one of groups");
     expect(strstr(kernel->name, p->a_type == NVFP4_BF16 ? "_bf16_" : "_fp16_") != NULL, "and of this type of A");
     expect(kernel->pdl && step->cluster == 0 && step->grid_y == 1, "a dependent launch");
     expect(p->scale_layout == NVFP4_128X4 && p->aligned16, "scales and rows that the kernel takes");
+    if (c->kernel < FIRST_UNITS) {
+        check_few(g, all, c, plan, step);
+        return;
+    }
     if (c->kernel < FIRST) {
         check_units(g, all, c, plan, step);
         return;
@@ -140,24 +168,34 @@ static void check_with_activation(const gpu *g, const grouped_problem *p) {
             continue;
         }
         times_fused[of->kernel]++;
-        expect(fused.kernel == of->kernel && fused.backend == of->backend && fused.name == of->name, "the same kernel");
-        expect(fused.tile_m == of->tile_m && fused.tile_k == of->tile_k, "which adds in the same order");
+        const int is_few = of->kernel < FIRST_UNITS;
+        expect(fused.backend == of->backend && fused.tile_k == of->tile_k, "a kernel that adds in the same order");
+        if (is_few)
+            expect(fused.kernel < FIRST_UNITS && !strncmp(fused.name, of->name, strlen("nvfp4_sm90_grouped_few_bf16")),
+                   "of this kind and type of A");
+        else
+            expect(fused.kernel == of->kernel && fused.name == of->name && fused.tile_m == of->tile_m, "the same one");
         expect(fused.workspace == of->workspace && fused.modelled_us == fused.single_us - SINGLE_CALL_US,
                "with the workspace of the product, and a time");
         launch_plan_init(&plan);
         planner->build(&g->props, &(product_problem){.grouped = gated}, &fused, (void *)WORKSPACE, &plan);
         const launch_step *step = &plan.step[plan.steps - 1];
-        const int64_t hit = min_int(p->groups, p->g.m), tiles_m = (p->g.m + hit * (of->tile_m - 1)) / of->tile_m;
+        const int64_t hit = min_int(p->groups, p->g.m), tiles_m = (p->g.m + hit * (fused.tile_m - 1)) / fused.tile_m;
         expect(of->kernel < FIRST, "wgmma takes longer than two launches do");
         expect(!memcmp(param_of(&plan, step, 0), &gated, sizeof gated), "the kernel gets the activation");
         const sm90_grouped_units_schedule *s = param_of(&plan, step, 1);
-        const int64_t tiles_n = s->tiles_n;
-        const gating numbers = s->numbers;
-        expect(s->tile_pairs >= 1 && s->tile_pairs * p->parts * (of->tile_m / 8) <= SM90_GROUPED_UNITS_PAIRS,
-               "sums of all parts have room");
-        expect((tiles_n - 1) * s->tile_pairs < s->pairs && tiles_n * s->tile_pairs >= s->pairs,
-               "tiles cover the pairs of a part");
-        expect(256 << s->team_log2 == of->tile_k, "by teams of as many warps");
+        const sm90_grouped_few_schedule *few = param_of(&plan, step, 1);
+        const int64_t tiles_n = is_few ? few->tiles_n : s->tiles_n;
+        const gating numbers = is_few ? few->numbers : s->numbers;
+        if (is_few) {
+            expect(tiles_n == ceil_div(p->g.n, 256 / p->parts), "tiles cover the columns of a part");
+        } else {
+            expect(s->tile_pairs >= 1 && s->tile_pairs * p->parts * (of->tile_m / 8) <= SM90_GROUPED_UNITS_PAIRS,
+                   "sums of all parts have room");
+            expect((tiles_n - 1) * s->tile_pairs < s->pairs && tiles_n * s->tile_pairs >= s->pairs,
+                   "tiles cover the pairs of a part");
+            expect(256 << s->team_log2 == of->tile_k, "by teams of as many warps");
+        }
         expect(step->grid_x == min_int(tiles_m * tiles_n, g->props.sm_count), "a CTA an SM, if it has a tile");
         expect(numbers.limit == 7.0f && numbers.up_limit == (p->parts == 2 ? 7.0f : INFINITY) &&
                    numbers.alpha == 0.5f && numbers.min_gate == -172.0f,
@@ -237,11 +275,14 @@ static int32_t first_tile(int64_t m, int64_t n, int64_t k, int32_t groups, int32
 static void check_choices(void) {
     int32_t backend;
     snprintf(about, sizeof about, "choices");
-    expect(first_tile(128, 768, 2048, 128, 2, &backend) == 8 && backend == NVFP4_BACKEND_SM90,
-           "one row a group or two have tiles of 8 rows");
-    expect(first_tile(512, 2048, 7168, 256, 2, &backend) == 8 && backend == NVFP4_BACKEND_SM90, "a few have, too");
-    expect(first_tile(4096, 2048, 7168, 256, 2, &backend) == 64 && backend == NVFP4_BACKEND_SM90,
-           "few rows a group have a narrow tile");
+    expect(first_tile(8, 768, 2048, 128, 2, &backend) <= 16 && backend == NVFP4_BACKEND_SM90,
+           "the rows of one token have a narrow tile");
+    expect(first_tile(128, 768, 2048, 128, 2, &backend) == 16 && backend == NVFP4_BACKEND_SM90,
+           "one row a group or two have tiles of 16 rows");
+    expect(first_tile(512, 2048, 7168, 256, 2, &backend) == 16 && backend == NVFP4_BACKEND_SM90, "a few have, too");
+    expect(first_tile(4096, 2048, 7168, 256, 2, &backend) == 32 && backend == NVFP4_BACKEND_SM90,
+           "more rows a group have a wider tile");
+    expect(first_tile(8192, 2048, 7168, 256, 2, &backend) == 48 && backend == NVFP4_BACKEND_SM90, "and one of 48");
     expect(first_tile(65536, 768, 2048, 128, 2, &backend) == 128 && backend == NVFP4_BACKEND_SM90,
            "many rows a group have a wide one");
     first_tile_of(PLAIN, 8, 768, 2048, 128, 2, &backend);
@@ -258,7 +299,7 @@ static void check_limits(void) {
     const grouped_problem many = grouped(PRODUCT_GROUPED, INT32_MAX, INT32_MAX, 64, 8, 2, FP16_A);
     snprintf(about, sizeof about, "limits");
     expect(one(&gpus[H200], &many, FP16_A, 1) == 0, "too many tiles are an error");
-    for (int32_t k = FIRST_UNITS; k < END; k++) {
+    for (int32_t k = FIRST_FEW; k < END; k++) {
         const kernel_entry *kernel = &gemm_backends[NVFP4_BACKEND_SM90]->kernels->kernels[k];
         const variant v = strstr(kernel->name, "_fp16_") ? FP16_A : BF16_A;
         const grouped_problem p = grouped(PRODUCT_GROUPED, 64, 64, 512, 4, 1, v);
@@ -272,8 +313,10 @@ static void check_limits(void) {
     static launch_plan plan;
     list_candidates(NVFP4_BACKEND_SM90, &gpus[H200], &tall.g, 0, &list);
     launch_plan_init(&plan);
+    int32_t i = 0;
+    while (list.all[i].kernel < FIRST) i++;
     planner_of(NVFP4_BACKEND_SM90, PRODUCT_GROUPED, NVFP4_FP16)
-        ->build(&gpus[H200].props, &(product_problem){.grouped = tall}, &list.all[0], (void *)WORKSPACE, &plan);
+        ->build(&gpus[H200].props, &(product_problem){.grouped = tall}, &list.all[i], (void *)WORKSPACE, &plan);
     const sm90_grouped_schedule *s = param_of(&plan, &plan.step[0], 1);
     expect(plan.steps == 1 && !s->a, "an A without rows has no pre-pass");
 }
@@ -306,7 +349,7 @@ int main(void) {
                     if (list.count) times_first[list.all[first_of(&list)].kernel]++;
                 }
     snprintf(about, sizeof about, "what there is");
-    for (int32_t k = FIRST_UNITS; k < END; k++) {
+    for (int32_t k = FIRST_FEW; k < END; k++) {
         const char *name = gemm_backends[NVFP4_BACKEND_SM90]->kernels->kernels[k].name;
         expect(times_listed[k] > 0, name);
         expect((times_fused[k] > 0) == (k < FIRST), "an activation in it");

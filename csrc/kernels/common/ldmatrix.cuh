@@ -1,4 +1,5 @@
-/* ldmatrix (PTX ISA 9.0, 9.7.14.5.15): 8x8 matrices of 16-bit values from shared memory to a warp's registers. */
+/* ldmatrix and stmatrix (PTX ISA 9.0, 9.7.14.5.15 and 16): 8x8 matrices of 16-bit values between shared memory and a
+ * warp's registers. */
 #ifndef NVFP4_COMMON_LDMATRIX_CUH
 #define NVFP4_COMMON_LDMATRIX_CUH
 
@@ -26,6 +27,13 @@ __device__ __forceinline__ void ldmatrix_x2(uint32_t from, uint32_t &v0, uint32_
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                  : "=r"(v0), "=r"(v1)
                  : "r"(from)
+                 : "memory");
+}
+
+/* Stores two matrices, transposed: lane 4g + t has of each the values of column g in rows 2t (low half) and 2t + 1. Lane
+ * 8i + r gives the address of row r of matrix i, 16 bytes; lanes 16 to 31 give no address. Needs sm_90. */
+__device__ __forceinline__ void stmatrix_x2_trans(uint32_t to, uint32_t v0, uint32_t v1) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(v0), "r"(v1)
                  : "memory");
 }
 

@@ -1,8 +1,7 @@
 /* Products of groups by wgmma, with B dequantized in registers, and NVFP4 A by a pre-pass. Scales are 128x4, and a
  * tensor map describes B.
  *
- * Ends are on the device, so a plan depends on T, E, N, K alone. The model of time is an even routing's: where T rows
- * fall on E groups by chance, E * (1 - (1 - 1/E)^T) of them have rows, in numbers that scatter as Poisson's. */
+ * Ends are on the device, so a plan depends on T, E, N, K alone. The model of time is an even routing's (plan.h). */
 #include "common/group_blocks.h"
 #include "common/grouped_problem.h"
 #include "kernels/sm90/grouped_config.h"
@@ -54,23 +53,21 @@ static double stage_clocks(const sm90_model *m, const grouped_config *c, double 
 
 /* The time of all tiles of 128 columns of a group with so many rows on average, by eighths of the distribution. */
 static double group_clocks(const sm90_model *m, const gemm_traits *t, const grouped_config *c, double rows) {
-    static const double deviations[] = {-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534};
-    enum { EIGHTHS = sizeof deviations / sizeof *deviations };
     const double stages = (double)ceil_div(t->k, SM90_STAGE_K);
     double clocks = 0;
-    for (int i = 0; i < EIGHTHS; i++) {
-        const double here = max_double(1.0, rows + deviations[i] * sqrt(rows)), whole = floor(here / c->mma_tile_n);
+    for (int i = 0; i < SM90_EIGHTHS; i++) {
+        const double here = sm90_rows_of_eighth(rows, i), whole = floor(here / c->mma_tile_n);
         const double rest = here - whole * c->mma_tile_n;
         clocks += whole * (m->grouped_tile_clocks + stages * stage_clocks(m, c, c->mma_tile_n));
         clocks += rest > 0 ? m->grouped_tile_clocks + stages * stage_clocks(m, c, rest) : 0;
     }
-    return clocks / EIGHTHS;
+    return clocks / SM90_EIGHTHS;
 }
 
 static double single_us(const sm90_model *model, const device_props *props, const gemm_traits *t,
                         const grouped_config *c, int64_t tiles_n) {
     const double rows = (double)t->m, k = (double)t->k, groups = t->groups, sms = props->sm_count;
-    const double hit = groups * (1.0 - pow(1.0 - 1.0 / groups, rows)), parts = (double)(t->l / t->groups);
+    const double hit = sm90_groups_with_rows(rows, groups), parts = (double)(t->l / t->groups);
     const double one = group_clocks(model, t, c, rows / hit), tiles = hit * (double)tiles_n * parts;
     const double clocks = one * max_double(1.0, tiles / sms + 0.5);
     const double stored = rows * (double)t->n * parts * t->output_bytes;

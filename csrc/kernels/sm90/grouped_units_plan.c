@@ -1,11 +1,7 @@
 /* Products of groups of a few rows: which instantiation of sm90/grouped_units.cu, how many warps share K, and how many
  * pairs of units a tile has.
  *
- * The plan depends on T, E, N, K alone, by the model of an even routing: where T rows fall on E groups by chance, E *
- * (1
- * - (1 - 1/E)^T) of them have rows. */
-#include <math.h>
-
+ * The plan depends on T, E, N, K alone, by the model of an even routing (plan.h). */
 #include "common/group_blocks.h"
 #include "common/grouped_problem.h"
 #include "kernels/sm90/plan.h"
@@ -36,23 +32,22 @@ typedef struct group_tiles {
 } group_tiles;
 
 static group_tiles tiles_of_group(double rows, int32_t tile_rows) {
-    static const double deviations[] = {-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534};
-    enum { EIGHTHS = sizeof deviations / sizeof *deviations };
     group_tiles sum = {0};
-    for (int i = 0; i < EIGHTHS; i++) {
-        const double here = max_double(1.0, rows + deviations[i] * sqrt(rows)), whole = floor(here / tile_rows);
+    for (int i = 0; i < SM90_EIGHTHS; i++) {
+        const double here = sm90_rows_of_eighth(rows, i), whole = floor(here / tile_rows);
         const double rest = here - whole * tile_rows;
-        *(tile_rows > 8 ? &sum.wide : &sum.narrow) += whole / EIGHTHS;
-        if (rest > 0) *(rest > 8 ? &sum.wide : &sum.narrow) += 1.0 / EIGHTHS;
+        *(tile_rows > 8 ? &sum.wide : &sum.narrow) += whole / SM90_EIGHTHS;
+        if (rest > 0) *(rest > 8 ? &sum.wide : &sum.narrow) += 1.0 / SM90_EIGHTHS;
     }
     return sum;
 }
 
+/* Loads come at the rate of memory, or of so many TB/s at most. */
 static double single_us(const sm90_model *m, const device_props *props, const gemm_traits *t, const units_config *c,
-                        const units_tiling *tiling) {
+                        const units_tiling *tiling, double most_tb_s) {
     const double losses[] = {m->group_units_teams8, m->group_units_teams4, m->group_units_teams2,
                              m->group_units_teams1};
-    const double groups = t->groups, rows = (double)t->m, hit = groups * (1.0 - pow(1.0 - 1.0 / groups, rows));
+    const double groups = t->groups, rows = (double)t->m, hit = sm90_groups_with_rows(rows, groups);
     const double parts = (double)(t->l / t->groups), pairs = tiling->tile_pairs * tiling->tile_parts;
     const double teams = (double)props->sm_count * (SM90_GROUPED_UNITS_WARPS >> tiling->team_log2);
     const double steps = (double)ceil_div(ceil_div(t->k, SM90_UNITS_STEP_K), 1 << tiling->team_log2);
@@ -65,7 +60,8 @@ static double single_us(const sm90_model *m, const device_props *props, const ge
         steps * pairs * (of_group.narrow * m->group_units_pair_clocks + of_group.wide * m->group_units_pair16_clocks) /
         tiles;
     const double bytes = hit * parts * (double)t->n * (double)t->k * SM90_RAW_BYTES;
-    const double memory = (1.0 + m->group_units_again * (tiles - 1.0)) * bytes / (m->group_units_dram * m->dram_tb_s),
+    const double rate = m->group_units_dram * m->dram_tb_s;
+    const double memory = (1.0 + m->group_units_again * (tiles - 1.0)) * bytes / (rate < most_tb_s ? rate : most_tb_s),
                  memory_us = memory * 1e-6, busy_us = sm90_clocks_us(m, turns * (around + of_pairs));
     const double hidden = m->group_units_hidden * (memory_us < busy_us ? memory_us : busy_us);
     return m->group_units_fixed_us + losses[tiling->team_log2] * (max_double(memory_us, busy_us) + hidden);
@@ -100,13 +96,20 @@ static double choose_tiling(const sm90_model *model, const device_props *props, 
                                          .pairs = (int32_t)pairs,
                                          .tile_parts = tile_parts,
                                          .read_once = t->m <= (int64_t)t->groups * 4 * c->a_units};
-            const double time = single_us(model, props, t, c, &tiling);
+            const double time = single_us(model, props, t, c, &tiling, INFINITY);
             if (best && time >= best) continue;
             best = time;
             *chosen = tiling;
         }
     }
     return best;
+}
+
+/* What a product takes longer because the loads under way do not reach the rate of memory. They hide the differences
+ * between tilings, which are therefore chosen as if they did. */
+static double added_us(const sm90_model *m, const device_props *props, const gemm_traits *t, const units_config *c,
+                       const units_tiling *tiling) {
+    return single_us(m, props, t, c, tiling, m->group_units_tb_s) - single_us(m, props, t, c, tiling, INFINITY);
 }
 
 /* A candidate describes a tiling. */
@@ -133,13 +136,17 @@ static int32_t candidates(const sm90_model *model, const device_props *props, co
                           gemm_candidate *out) {
     if (!sm90_has_units(t)) return 0;
     int32_t count = 0;
+    double least = INFINITY, added = 0;
     for (int32_t i = 0; i < CONFIGS; i++) {
         const units_config *c = &configs[i];
         units_tiling tiling;
         if (c->type != t->a_type || c->shared_bytes > props->shared_per_block) continue;
         const double time = choose_tiling(model, props, t, c, 1, 0, MAX_TEAM_LOG2, &tiling);
-        if (time) out[count++] = candidate_of(props, t, c, time, &tiling);
+        if (!time) continue;
+        out[count++] = candidate_of(props, t, c, time, &tiling);
+        if (time < least) least = time, added = added_us(model, props, t, c, &tiling);
     }
+    for (int32_t i = 0; i < count; i++) out[i].single_us += added;
     return count;
 }
 
@@ -151,7 +158,7 @@ static int32_t with_activation(const sm90_model *model, const device_props *prop
     units_tiling tiling;
     const double time = choose_tiling(model, props, t, c, (int32_t)(t->l / t->groups), team_log2, team_log2, &tiling);
     if (!time) return 0;
-    *out = candidate_of(props, t, c, time, &tiling);
+    *out = candidate_of(props, t, c, time + added_us(model, props, t, c, &tiling), &tiling);
     out->reason = "few rows a group: each warp reads, dequantizes and multiplies gate and up by itself";
     return 1;
 }

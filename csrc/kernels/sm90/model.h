@@ -102,6 +102,12 @@
     /* loads its weights meanwhile. A layer of Qwen3-30B-A3B, one token, on an H100: 28.1 us by two launches, 28.8 */  \
     /* by one */                                                                                                       \
     X(activation_least_us, 18.0)                                                                                       \
+    /* grouped_few.cu: 90 products of experts with bf16 A in CUDA graphs on an H200: off by 5 % (rms) */               \
+    X(group_few_fixed_us, 10.73)      /* the kernel's own fixed_us */                                                  \
+    X(group_few_tile_clocks, 852.0)   /* start and end of a tile */                                                    \
+    X(group_few_stage_clocks, 2558.0) /* a stage, where tiles have up to 8 rows */                                     \
+    X(group_few_row_clocks, 44.2)     /* more for each row beyond 8 that its wgmma has */                              \
+    X(group_few_again, 1.0)           /* share of the time of B to read it again for further rows of a group */        \
     /* grouped_units.cu: 424 products of experts with bf16 A, by any tiling, in CUDA graphs on an H100: off by 7 % */  \
     /* (rms); the tilings that are chosen take 1.7 % longer than the best ones */                                      \
     X(group_units_fixed_us, 8.96)        /* the kernel's own fixed_us */                                               \
@@ -110,8 +116,9 @@
     X(group_units_pair_clocks, 492.0)    /* a step of a pair, with 8 rows of A, where all warps work */                \
     X(group_units_pair16_clocks, 2500.0) /* the same with 16 rows */                                                   \
     X(group_units_dram, 0.945)           /* share of dram_tb_s with which B is read */                                 \
-    X(group_units_again, 0.9)            /* share of that time to read B again for further rows of a group */          \
-    X(group_units_hidden, 0.259)         /* share of the shorter of memory and warps that the longer does not hide */  \
+    X(group_units_tb_s, 3.1)     /* that its loads under way reach at most: products of 1 to 32 tokens on an H200 */   \
+    X(group_units_again, 0.9)    /* share of that time to read B again for further rows of a group */                  \
+    X(group_units_hidden, 0.259) /* share of the shorter of memory and warps that the longer does not hide */          \
     /* factors of the time by teams a CTA, which rank teams: layers have corrected the fit */                          \
     X(group_units_teams8, 1.113) /* with 8 */                                                                          \
     X(group_units_teams4, 0.975) /* with 4 */                                                                          \

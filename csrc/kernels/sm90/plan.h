@@ -3,11 +3,14 @@
 #ifndef NVFP4_SM90_PLAN_H
 #define NVFP4_SM90_PLAN_H
 
+#include <math.h>
+
 #include "common/grouped_problem.h"
 #include "common/math.h"
 #include "kernels/sm90/gemm_config.h"
 #include "kernels/sm90/gemv_config.h"
 #include "kernels/sm90/grouped_config.h"
+#include "kernels/sm90/grouped_few_config.h"
 #include "kernels/sm90/grouped_units_config.h"
 #include "kernels/sm90/model.h"
 #include "kernels/sm90/nn_config.h"
@@ -25,6 +28,7 @@
     X(prefill, SM90_PREFILL_CONFIGS, SM90_PREFILL_ENTRY)                                                               \
     X(units, SM90_UNITS_CONFIGS, SM90_UNITS_ENTRY)                                                                     \
     X(nn, SM90_NN_CONFIGS, SM90_NN_ENTRY)                                                                              \
+    X(grouped_few, SM90_GROUPED_FEW_CONFIGS, SM90_GROUPED_FEW_ENTRY)                                                   \
     X(grouped_units, SM90_GROUPED_UNITS_CONFIGS, SM90_GROUPED_UNITS_ENTRY)                                             \
     X(grouped, SM90_GROUPED_CONFIGS, SM90_GROUPED_ENTRY)                                                               \
     X(gemv_quantize, SM90_GEMV_QUANTIZE_CONFIGS, SM90_GEMV_ENTRY)
@@ -95,6 +99,18 @@ static inline int32_t sm90_wgmma_type(const gemm_traits *t) {
 /* The numbers of a problem's activation; any where it has none. */
 static inline gating sm90_gating(const grouped_problem *p) {
     return gating_of(p->limit, p->activation_alpha, p->parts == 2);
+}
+
+/* How many groups have rows where `rows` rows fall on them by chance. */
+static inline double sm90_groups_with_rows(double rows, double groups) {
+    return groups * (1.0 - pow(1.0 - 1.0 / groups, rows));
+}
+
+/* The rows of a group in an eighth of the distribution, if it has `rows` on average: they scatter as Poisson's. */
+enum { SM90_EIGHTHS = 8 };
+static inline double sm90_rows_of_eighth(double rows, int32_t eighth) {
+    static const double deviations[SM90_EIGHTHS] = {-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534};
+    return max_double(1.0, rows + deviations[eighth] * sqrt(rows));
 }
 
 /* An operand as a kernel reads it: e2m1 with its scales, or 16-bit in the workspace, by the pre-pass. */

@@ -1,5 +1,5 @@
 """Mutations of csrc/kernels/sm90/gemm.cu, mainloop.cuh, reduce.cuh, schedule.cuh and dequant.cu there, and which tool
-finds each. Those of nn.cu, prefill.cu and grouped_units.cu are in files of their own."""
+finds each. Those of nn.cu, prefill.cu, grouped_few.cu and grouped_units.cu are in files of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from emulate import Emulator
 from harness import verify
 from harness.launch import Generator
 from harness.mutations import Mutation, controls_of, mutation
-from sm90 import grouped_mutations
+from sm90 import grouped_few_mutations, grouped_mutations
 from sm90.gemm import Product, StreamK
 from sm90.nn_mutations import NN_MUTATIONS
 from sm90.operands import HEADERS, dequant_ptx
@@ -466,6 +466,7 @@ MUTATIONS = [
     mutation("dequant: one scale for a lane's rows", MANY, "scale[i * scale_step]", "scale[0]", found_by="emulator"),
     mutation("dequant: no griddepcontrol.wait", MANY, "    griddepcontrol_wait();\n", "", found_by="emulator"),
     *NN_MUTATIONS,
+    *grouped_few_mutations.MUTATIONS,
     *grouped_mutations.MUTATIONS,
     *PREFILL_MUTATIONS,
 ]

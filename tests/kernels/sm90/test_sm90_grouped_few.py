@@ -1,0 +1,249 @@
+"""The wgmma kernels for groups of a few rows on Hopper: every instantiation, launched on the emulated H200.
+
+SM90_SEEDS is the number of timings of each case (1; a full proof takes 20).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy
+import pytest
+from harness import sass
+from harness.launch import SHARED_LIMIT, load, timing
+from harness.predecessor import Predecessor
+from harness.values import BF16, FP16, NAN, TYPES, rounded, stored, swizzle_scales
+from sm90 import few_rows
+from sm90.grouped_few import CONFIGS, STAGE_K, Product
+from sm90.grouped_units import draw_activation, draw_ends, place_epilogue_of_each_matrix
+
+import nvfp4
+
+pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+
+SEEDS = int(os.environ.get("SM90_SEEDS", 1))
+REGISTERS = 65536  # of an SM
+PREFIX = "nvfp4_sm90_grouped_few_"
+WIDTHS = {16: (8, 16), 32: (16, 32), 48: (32, 48)}
+by_name = pytest.mark.parametrize("name", CONFIGS)
+of_each_kind = pytest.mark.parametrize(
+    "name",
+    CONFIGS if SEEDS > 1 else [f"sm90_grouped_few_{kind}" for kind in ("fp16_256x16", "bf16_256x32", "fp16_256x48")],
+)
+
+
+def draw_k(random: numpy.random.Generator, case: int) -> int:
+    """Up to 640, a multiple of 16 or of a stage, or more stages than a pipeline has."""
+    return (16 * int(random.integers(1, 41)), STAGE_K * int(random.integers(1, 3)), 8 * STAGE_K + 80)[case % 3]
+
+
+@by_name
+def test_ragged_products(name: str, random: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any groups, rows anywhere in A, any N, K that is no multiple of a stage, an atom or 32: equal bits, nothing else
+    is written. Lanes of a warp in step and apart."""
+    config = CONFIGS[name]
+    for case in range(4 * SEEDS):
+        monkeypatch.setenv("EMULATE_LANES", ("together", "apart")[case // 2 % 2])
+        emulator, module = load(config, timing(random, case))
+        m, groups, parts = int(random.integers(1, 100)), int(random.integers(1, 5)), int(random.integers(1, 3))
+        n = int(random.integers(1, (60, 300)[case % 2]))
+        if case % 4 == 3:
+            n = n // 128 * 128 + 128
+        k, ctas = draw_k(random, case), int(random.choice([1, 2, 5]))
+        ends = draw_ends(random, m, groups)
+        print(f"{ends} of {m} by {n} x {k}, {parts} parts, {ctas} CTAs")
+        product = Product(emulator, random, config, ends, n, k, parts, (FP16, BF16)[case % 2], m, gathers=case % 2 == 0)
+        if case % 2:
+            product.scale_rows(random)
+        product.launch_few(module, config, ctas)
+        product.check()
+
+
+@by_name
+def test_activations(name: str, random: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gate and up in one tile, or one part alone: the bits of the product, rounded, and of nvfp4.gated on the CPU. NaN
+    of a row outside of A passes. alpha and bias are those of each matrix, so that those of gate are not up's."""
+    config = CONFIGS[name]
+    for case in range(4 * SEEDS):
+        monkeypatch.setenv("EMULATE_LANES", ("together", "apart")[case // 2 % 2])
+        emulator, module = load(config, timing(random, case))
+        parts = (2, 2, 1, 2)[case % 4]
+        m, groups = int(random.integers(1, 100)), int(random.integers(1, 5))
+        n, k = int(random.integers(1, (300, 60)[case % 2])), draw_k(random, case)
+        ends, ctas = draw_ends(random, m, groups), int(random.choice([1, 2, 5]))
+        activation, kind = draw_activation(random, parts), (FP16, BF16)[case % 2]
+        print(f"{ends} of {m} by {n} x {k}, {parts} parts, {ctas} CTAs, {activation}")
+        product = Product(emulator, random, config, ends, n, k, parts, kind, m, case % 2 == 0, activation)
+        results = place_epilogue_of_each_matrix(product, random, case)
+        product.launch_few(module, config, ctas)
+        product.check(results())
+
+
+@by_name
+def test_many_tiles_of_a_cta(name: str, random: numpy.random.Generator) -> None:
+    """A CTA has more tiles than stages, buffers and descriptions, of groups with one row, and with more than a tile
+    has."""
+    config = CONFIGS[name]
+    for case in range(SEEDS):
+        emulator, module = load(config, timing(random, case))
+        product = Product(emulator, random, config, [1, 2, 2, 19, 20, 160], 600, STAGE_K + 32, out_type=FP16)
+        product.launch_few(module, config, 1)
+        product.check()
+
+
+@by_name
+def test_every_code_and_scale_of_b(name: str, random: numpy.random.Generator) -> None:
+    """With numbers of all significant bits: the exact product, rounded once."""
+    config = CONFIGS[name]
+    emulator, module = load(config, timing(random, 0))
+    m, n, k = config.mma_tile_n, 256, 16 * 256
+    product = Product(emulator, random, config, [m], n, k, gathers=False, out_type=BF16)
+    exact = few_rows.place_every_code_and_scale_of_b(product, (m, k), n, 7 if config.bf16 else 10, random)
+    product.launch_few(module, config)
+    assert (product.result() == rounded(exact.astype("f4"), BF16)).all()
+
+
+@of_each_kind
+def test_nan(name: str, random: numpy.random.Generator) -> None:
+    """A NaN scale makes its column of the group NaN, NaN in A its row, an index outside of A the row of the result, and
+    nothing else."""
+    config = CONFIGS[name]
+    emulator, module = load(config, timing(random, 1))
+    product = Product(emulator, random, config, [5, 9], 150, 1056, gathers=False, out_type=FP16)
+    product.scales[1][1, 70, 64] = NAN
+    product.arrays[2].numpy()[1, 70] = 0
+    product.arrays[3].numpy()[:] = swizzle_scales(product.scales[1], NAN)
+    product.values[2, 50] = numpy.nan
+    product.place_a()
+    product.rows_of[:] = numpy.arange(9)
+    product.rows_of[[0, 7]] = -1, 2**31 - 1
+    product.placed_rows = emulator.array(product.rows_of)
+    product.launch_few(module, config, 3)
+    nan = numpy.isnan(product.result())
+    expected = numpy.zeros((9, 150), bool)
+    expected[[0, 2, 7]], expected[5:, 70] = True, True
+    assert (nan == expected).all()
+
+
+@of_each_kind
+def test_epilogues(name: str, random: numpy.random.Generator) -> None:
+    """alpha as a number, of all, of each matrix and of each of its columns; bias of each matrix in any type; factors of
+    rows; both output types, rows of the result on fewer bytes than a store has."""
+    config = CONFIGS[name]
+    for case in range(4 * SEEDS):
+        emulator, module = load(config, timing(random, case))
+        out_type, bias_type = (FP16, BF16)[case % 2], TYPES[int(random.integers(3))]
+        n, parts, ends = 133, 2, [3, 3, 12]
+        product = Product(emulator, random, config, ends, n, 288, parts, out_type)
+        alpha = random.choice([0.5, 1, -2, 4], (len(ends) * parts, n)).astype("f4")
+        if case % 4 == 0:
+            alpha[:] = 2.0
+            product.extras["alpha_value"] = 2.0
+        elif case % 4 == 1:
+            alpha[:] = alpha[0, 0]
+            product.keep(alpha[0, :1].copy(), "alpha", alpha_stride=0)
+        elif case % 4 == 2:
+            alpha[:] = alpha[:, :1]
+            product.keep(alpha[:, 0].copy(), "alpha", alpha_stride=0, by_batch=1)
+        else:
+            product.keep(alpha, "alpha", alpha_stride=1, by_batch=1)
+        bias = numpy.zeros_like(alpha)
+        if case % 4 > 1:
+            bias = rounded(random.integers(-64, 65, alpha.shape), bias_type)
+            product.keep(stored(bias, bias_type), "bias", bias_type=bias_type)
+            product.extras["by_batch"] = 3
+        product.scale_rows(random)
+        product.launch_few(module, config, 4)
+        scale, product.scale = product.scale, None
+        of = numpy.searchsorted(ends, numpy.arange(12), side="right")
+        by_group = [x.reshape(len(ends), parts * n)[of] for x in (alpha, bias)]
+        product.check((product.expected() * by_group[0] + by_group[1]) * scale[:, None])
+
+
+@of_each_kind
+def test_rows_do_not_depend_on_others(name: str, random: numpy.random.Generator) -> None:
+    """Sums that round: the bits of a row are those of the row in a group of its own, by any instantiation of its type
+    of A and any number of SMs."""
+    config = CONFIGS[name]
+    emulator, module = load(config, timing(random, 0))
+    n, k, rows = 136, 9 * STAGE_K + 32, 47
+    product = Product(emulator, random, config, [rows], n, k, gathers=False, out_type=FP16)
+    product.extras["alpha_value"] = 2.0**-6
+    product.values = random.standard_normal((rows, k)).astype("f2" if not config.bf16 else "f4")
+    product.place_a()
+    product.launch_few(module, config, 5)
+    for other in (other for other in CONFIGS.values() if other.bf16 == config.bf16):
+        emulator, module = load(other, timing(random, 1))
+        alone = Product(emulator, random, other, [1], n, k, gathers=False, out_type=FP16)
+        for array, of in list(zip(alone.arrays, product.arrays))[2:]:
+            array.numpy()[...] = of.numpy()
+        row = int(random.integers(rows))
+        alone.extras["alpha_value"], alone.values = 2.0**-6, product.values[row : row + 1]
+        alone.place_a()
+        alone.launch_few(module, other, int(random.integers(1, 20)))
+        assert (alone.result()[0].view("u4") == product.result()[row].view("u4")).all()
+
+
+@of_each_kind
+def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
+    """Dependent launches: each has the previous result as A."""
+    config = CONFIGS[name]
+    for case in range(SEEDS):
+        emulator, module = load(config, timing(random, case))
+        calls = [Product(emulator, random, config, [2, 9], 128, 128, out_type=FP16, gathers=False) for _ in range(3)]
+        for previous, call in zip(calls, calls[1:]):
+            call.arrays[0], call.a_pitch = previous.out, previous.out_pitch
+        for call in calls:
+            call.extras["alpha_value"] = 2.0**-10
+            call.launch_few(module, config, 3, wait=False)
+        emulator.synchronize()
+        for previous, call in zip([None, *calls], calls):
+            if previous is not None:
+                call.values = previous.result().astype("f8")
+            if not config.bf16:
+                exact = call.expected() * 2.0**-10
+                assert numpy.allclose(call.result(), rounded(exact, FP16), rtol=2**-9, atol=2**-14)
+
+
+@pytest.mark.parametrize("operand", ["a", "b", "scale_b", "ends", "rows", "row_scale", "alpha"])
+def test_late_operands(operand: str, random: numpy.random.Generator) -> None:
+    """The grid before writes an operand late."""
+    config = CONFIGS[str(random.choice(list(CONFIGS)))]
+    for case in range(3 * SEEDS):
+        emulator, module = load(config, timing(random, case))
+        product = Product(emulator, random, config, [3, 3, 20], 150, 800, parts=2, out_type=FP16)
+        product.scale_rows(random)
+        product.alpha = float(random.choice([0.5, 2.0]))
+        product.keep(numpy.array([product.alpha], "f4"), "alpha", alpha_stride=0)
+        arrays = {"a": product.arrays[0], "b": product.arrays[2], "scale_b": product.arrays[3]}
+        arrays |= {"ends": product.placed_ends, "rows": product.placed_rows, "row_scale": product.row_scale}
+        late = (arrays | {"alpha": product.kept["alpha"]})[operand]
+        before = Predecessor(emulator, "sm90")
+        before.writes(late, {"ends": (0, 20, -1)[case % 3], "rows": 0, "b": 0, "scale_b": 0}.get(operand))
+        with before.launched():
+            product.launch_few(module, config, 3, wait=False)
+        product.check(product.expected() * product.alpha)
+
+
+def test_shared_memory() -> None:
+    assert all(config.shared_bytes <= SHARED_LIMIT for config in CONFIGS.values())
+
+
+@sass.needed
+@by_name
+def test_machine_code(name: str) -> None:
+    """No local memory. The wgmma of a stage for each width, of as many groups as words, and none is serialized. After
+    setmaxnreg the six warpgroups have no more registers than the launch."""
+    config, widths = CONFIGS[name], WIDTHS[CONFIGS[name].mma_tile_n]
+    kernel = sass.kernels_of(Path(nvfp4._C.__file__), PREFIX, "sm_90")[name.removeprefix("sm90_grouped_few_")]
+    assert kernel.stack == kernel.local == 0 and not kernel.all("LDL|STL")
+    found = sorted(i.opcode for i in kernel.all("HGMMA"))
+    assert found == sorted([f"HGMMA.64x{width}x16.F32" + ".BF16" * config.bf16 for width in widths] * 16)
+    assert sum(i.operands.endswith("gsb0") for i in kernel.all("HGMMA")) == 8 * len(widths)
+    assert len(kernel.all("UTMALDG")) == len(kernel.all("UBLKCP")) == 2
+    taken = [int(i.operands.split()[-1], 16) for i in kernel.all("USETMAXREG.TRY_ALLOC")]
+    given = [int(i.operands.split()[-1], 16) for i in kernel.all("USETMAXREG.DEALLOC")]
+    assert len(taken) == 1 and len(given) == 2 and config.threads == 768
+    assert -(-kernel.registers // 8) * 8 * config.threads <= REGISTERS
+    assert 512 * taken[0] + 128 * sum(given) <= REGISTERS
