@@ -247,7 +247,7 @@ int main(void) {
     one(&gpus[H200], INT32_MAX, 8, 64, 200, FP32, 1);
     snprintf(about, sizeof about, "what there is");
     for (int32_t k = 0; k < KERNEL_sm90_grouped_few_fp16_256x16; k++) { /* those are test_sm90_grouped_plan.c's */
-        if (strstr(entry_of(k)->name, "_quantize_")) continue;       /* listed for quantize_gemm alone */
+        if (strstr(entry_of(k)->name, "_quantize_")) continue;          /* listed for quantize_gemm alone */
         expect(times_listed[k] > 0, entry_of(k)->name);
         printf("%-32s first %6ld times, listed %7ld\n", entry_of(k)->name, times_first[k], times_listed[k]);
     }
