@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import NO_GPU
 from error_bounds import Bounded, roundings
 from paths import ROOT
 from torch import Tensor
@@ -318,6 +319,23 @@ def test_comfyui_is_told_that_products_run(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ImportError, match=f"^{MANAGEMENT}: has no supports_nvfp4_compute, .*; update ComfyUI"):
         nvfp4.comfy.register()
     assert "nvfp4" not in registry._priority
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
+@pytest.mark.parametrize("m, n, k", [(1, 48, 64), (129, 72, 80), (512, 3072, 3072)])
+def test_on_a_gpu(m: int, n: int, k: int, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """The bytes of the eager backend, and products close to those of its dequantized tensors. By hand on an H200."""
+    if not torch.cuda.is_available():
+        pytest.skip(NO_GPU)
+    x, w, bias = (torch.randn(*shape, generator=generator).to("cuda", dtype) for shape in ((m, k), (n, k), (n,)))
+    with torch.inference_mode():
+        ours = [QuantizedTensor.from_float(t, LAYOUT) for t in (x, w)]
+        with comfy_kitchen.use_backend("eager"):
+            theirs = [QuantizedTensor.from_float(t, LAYOUT) for t in (x, w)]
+            expected = torch.nn.functional.linear(*(t.dequantize().float() for t in theirs), bias.float())
+        y = torch.nn.functional.linear(*ours, bias)
+    assert all(torch.equal(a._qdata, b._qdata) for a, b in zip(ours, theirs))
+    assert (y.float() - expected).norm() < 1e-2 * expected.norm()
 
 
 def test_the_custom_node() -> None:
