@@ -56,6 +56,7 @@ try:
 
     _own = LoraModel._create_new_module
     _inject, _check_merge = LoraModel.inject_adapter, LoraModel._check_merge_allowed
+    _merge_adapter = LoraModel.merge_adapter
     _inject_other, _check_merge_of_other = BaseTuner.inject_adapter, BaseTuner._check_merge_allowed
     _check_module = AuxiliaryTrainingWrapper.check_module
     _replaced = DenseParamWrapper.get_param, DenseParamWrapper._activate_lora
@@ -82,12 +83,15 @@ HEADS = {"TOKEN_CLS": ("classifier", "score"), "QUESTION_ANS": ("qa_outputs",)} 
 class LoraLinear(DenseLoraLinear):
     """PEFT's LoRA layer around an nvfp4.Linear. Merging makes a dense torch.nn.Linear in place of both."""
 
-    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+    def check_merge(self, adapter_names: list[str] | None) -> None:
         if isinstance(self.get_base_layer(), Linear) and check_adapters_to_merge(self, adapter_names):
             raise _C.Error(
                 "merge: the base layer is NVFP4, which an adapter cannot be added to; use merge_and_unload, which "
                 "makes dense layers, or call nvfp4.dequantize_model(model) first"
             )
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        self.check_merge(adapter_names)
         super().merge(safe_merge, adapter_names)
 
     def unload_and_optionally_merge_module(
@@ -377,6 +381,7 @@ def register() -> None:
     asked: Callable[..., torch.nn.Module] = getattr(_own, "before_nvfp4", _own)
     injected: Callable[..., None] = getattr(_inject, "before_nvfp4", _inject)
     checked: Callable[..., None] = getattr(_check_merge, "before_nvfp4", _check_merge)
+    merged: Callable[..., None] = getattr(_merge_adapter, "before_nvfp4", _merge_adapter)
     other_injected: Callable[..., None] = getattr(_inject_other, "before_nvfp4", _inject_other)
     other_checked: Callable[..., None] = getattr(_check_merge_of_other, "before_nvfp4", _check_merge_of_other)
     module_checked: Callable[..., None] = getattr(_check_module, "before_nvfp4", _check_module)
@@ -421,14 +426,23 @@ def register() -> None:
             if isinstance(module, ParamWrapper) and any(adapter in module.lora_A for adapter in module.active_adapters):
                 cannot_merge(f"{name}, {module.parameter_name},")
 
+    def merge_adapter(self: LoraModel, adapter_names: list[str] | None = None, safe_merge: bool = False) -> None:
+        """Raises before PEFT has merged dense layers."""
+        for module in self.model.modules():
+            if isinstance(module, LoraLinear):
+                module.check_merge(adapter_names)
+        merged(self, adapter_names, safe_merge)
+
     create_new_module.before_nvfp4 = asked  # type: ignore[attr-defined]
     inject_adapter.before_nvfp4 = injected  # type: ignore[attr-defined]
     check_merge_allowed.before_nvfp4 = checked  # type: ignore[attr-defined]
+    merge_adapter.before_nvfp4 = merged  # type: ignore[attr-defined]
     inject_other.before_nvfp4 = other_injected  # type: ignore[attr-defined]
     check_merge_of_other.before_nvfp4 = other_checked  # type: ignore[attr-defined]
     check_module.before_nvfp4 = module_checked  # type: ignore[attr-defined]
     LoraModel._create_new_module = staticmethod(create_new_module)
     LoraModel.inject_adapter, LoraModel._check_merge_allowed = inject_adapter, check_merge_allowed
+    LoraModel.merge_adapter = merge_adapter
     BaseTuner.inject_adapter, BaseTuner._check_merge_allowed = inject_other, check_merge_of_other
     AuxiliaryTrainingWrapper.check_module = check_module
 

@@ -234,11 +234,13 @@ def test_a_merged_layer_has_the_dtype_of_the_model(ids: Tensor) -> None:
 
 
 def test_merging_in_place_says_what_to_do(ids: Tensor) -> None:
-    model = adapted(quantized())
+    """And changes nothing, of dense layers before the NVFP4 ones too."""
+    model = adapted(quantized(ignore=["*.q_proj"]))
     expected = logits(model, ids)
     with pytest.raises(nvfp4.Error, match="^merge: .*merge_and_unload.*nvfp4.dequantize_model") as error:
         model.merge_adapter()
     assert "NVFP4" in str(error.value) and torch.equal(logits(model, ids), expected)
+    assert not any(module.merged for module in model.modules() if isinstance(module, peft.tuners.lora.LoraLayer))
     nvfp4.dequantize_model(model)
     model.merge_adapter()
     torch.testing.assert_close(logits(model, ids), expected, rtol=1e-4, atol=1e-4)
