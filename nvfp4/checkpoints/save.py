@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from nvfp4.layers.experts.routed import RoutedExperts
 from nvfp4.layers.experts.stack import left_out_of_state
 from nvfp4.layers.fp8 import Fp8Linear, Fp8Tensors
 from nvfp4.layers.fused import FusedPart
+from nvfp4.layers.hosts import is_model_of
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.packed import PackedLinear
 
@@ -145,6 +147,9 @@ def is_under(name: str, modules: Collection[str]) -> bool:
 
 
 def config_of(model: torch.nn.Module) -> dict[str, Any]:
+    if is_model_of("diffusers", model):  # its configuration holds a dtype, paths and that of its quantizer
+        text: Any = model.to_json_string
+        return {key: value for key, value in json.loads(text()).items() if key != "quantization_config"}
     config = getattr(model, "config", None)
     to_dict = getattr(config, "to_dict", None)
     if callable(to_dict):

@@ -19,6 +19,7 @@ import torch
 # Names from the class's module down to the layer. "*" is any index, a first "" anything.
 Path: TypeAlias = tuple[str, ...]
 NOT_READERS = ("init", "reset", "fuse_projections")  # parts of names of functions
+GETTER = "get_parameter_dtype"
 NO_ARGUMENTS = ast.arguments([], [], None, [], [], None, [])
 
 
@@ -57,13 +58,16 @@ def emptied(modules: Mapping[str, torch.nn.Module], layers: Collection[str]) -> 
 
 @functools.cache
 def first_parameters_read(kind: Any) -> frozenset[Path]:
-    """The modules below whose first parameter the functions of a class ask for, by next()."""
+    """The modules below whose first parameter the functions of a class ask for, by next() or by the function of that
+    name in diffusers, which takes the first buffer's dtype if there is no parameter."""
     found: set[Path] = set()
     for base in kind.__mro__:
         for text in sources(base).values():
-            if ".parameters()" not in text:
+            if ".parameters()" not in text and GETTER not in text:
                 continue
             for call in (node for node in ast.walk(parsed(text)) if isinstance(node, ast.Call)):
+                if (path_of(call.func) or ("",))[-1] == GETTER and call.args and (path := path_of(call.args[0])):
+                    found |= {path[1:]} if path[0] == "self" and len(path) > 1 else set()
                 asked = call.args[0] if path_of(call.func) in (("next",), ("iter",)) and call.args else None
                 if isinstance(asked, ast.Call) and (path := path_of(asked.func)) and path[-1] == "parameters":
                     found |= {path[1:-1]} if path[0] == "self" and len(path) > 2 else set()

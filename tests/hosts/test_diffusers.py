@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +24,11 @@ pytest.importorskip("diffusers")
 safetensors = pytest.importorskip("safetensors.torch", reason="comes with diffusers")
 import diffusers  # noqa: E402
 import tiny_pipelines  # noqa: E402
+from diffusers.models.modeling_utils import get_parameter_dtype  # noqa: E402
 from diffusers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING  # noqa: E402
 
 import nvfp4.diffusers  # noqa: E402
+from nvfp4.hosts.diffusers.quantization_config import OUTSIDE  # noqa: E402
 from nvfp4.hosts.diffusers.while_loading import blocks_of, kept_by  # noqa: E402
 
 diffusers.utils.logging.disable_progress_bar()
@@ -135,6 +139,33 @@ def test_presets_and_patterns(tmp_path: Path) -> None:
     assert "time_emb_proj" in kept and "time_embedding" in kept and "attn1" not in kept
 
 
+def test_what_is_no_block() -> None:
+    """HiDream's list of projections of text, and the embedders of the time step in DiT's blocks."""
+    block = nn.ModuleDict({"timestep_embedder": nn.Linear(16, 16), "ff": nn.Linear(16, 16)})
+    lists = {"caption_projection": nn.ModuleList([nn.Linear(16, 16)]), "blocks": nn.ModuleList([block])}
+    model = nn.ModuleDict(lists)
+    assert blocks_of(model) == {"blocks": ["blocks.0"]}
+    kept = kept_by(model, OUTSIDE)
+    assert kept == [f"re:{re.escape(name)}$" for name in ("caption_projection.0", "blocks.0.timestep_embedder")]
+
+
+def test_a_layer_whose_dtype_is_asked_for() -> None:
+    """MiniMax H3 has such layers: diffusers' function takes the dtype of a buffer where there is no parameter."""
+
+    class Modulation(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.other = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.other(self.linear(x.to(get_parameter_dtype(self.linear))))
+
+    model = nn.Sequential(Modulation())
+    report = nvfp4.quantize_model(model, activations=None)
+    assert layers_of(model).keys() == {"0.other"} and "Modulation" in report.skipped["0.linear"]
+    model(torch.randn(2, 16))
+
+
 def test_dtypes_and_shards(tmp_path: Path) -> None:
     folder = dense(tmp_path / "dense", max_shard_size="40KB")
     assert len([*folder.glob("*.safetensors")]) > 2
@@ -179,6 +210,49 @@ def test_save_pretrained_of_a_model_that_quantize_model_changed(tmp_path: Path) 
     nvfp4.dequantize_model(model)
     model.save_pretrained(tmp_path / "dense again")
     assert same(load(tmp_path / "dense again"), model)
+
+
+def test_modes_mixed_after_loading(tmp_path: Path) -> None:
+    """The format in which a model is saved follows from its layers then."""
+    model, given = load(dense(tmp_path / "dense"), config=NVFP4Config(ignore="outside_and_edge_blocks")), inputs()
+    nvfp4.quantize_model(model, ignore=["*embed*", "proj_out", "norm_out*"])
+    model.save_pretrained(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert {layer.activations for layer in layers_of(again).values()} == {None, "nvfp4"}
+    assert same(again, model) and torch.equal(call(again, given), call(model, given))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_is_saved_as_it_is(copied: Callable[[Any], Any], tmp_path: Path) -> None:
+    """Not as the model that it was made of, whatever becomes of that."""
+    model, given = load(dense(tmp_path / "dense"), config=NVFP4Config()), inputs()
+    second, linear = copied(model), nn.Linear(256, 64, dtype=BF16)
+    second.set_submodule(NAME, nvfp4.Linear.from_linear(linear, activations=None))
+    model.dequantize()
+    with pytest.raises(nvfp4.Error, match="^model: has NVFP4 layers"):
+        second.fuse_qkv_projections()
+    for folder in ("saved", "without the original"):
+        second.save_pretrained(tmp_path / folder)
+        again = load(tmp_path / folder)
+        assert same(again, second) and torch.equal(call(again, given), call(second, given))
+        model = None
+        gc.collect()
+    assert copy.deepcopy(second.hf_quantizer.quantization_config).model() is second
+
+
+@pytest.mark.parametrize("how", ["config", "folder", "quantize_model"])
+def test_nvfp4_save(how: str, tmp_path: Path) -> None:
+    folder = dense(tmp_path / "dense")
+    model = load(folder, config=None if how == "quantize_model" else NVFP4Config())
+    if how == "quantize_model":
+        nvfp4.quantize_model(model, ignore=kept_by(model, OUTSIDE), activations=None)
+    elif how == "folder":
+        model.save_pretrained(tmp_path / "first")
+        model = load(tmp_path / "first")
+    nvfp4.save(model, tmp_path / "saved")
+    again = load(folder)
+    nvfp4.load(tmp_path / "saved", again)
+    assert same(again, model)
 
 
 def test_calibrated_scales_are_kept(tmp_path: Path) -> None:
@@ -326,6 +400,22 @@ def test_single_files(format: str, write: Writer, prefix: str, tmp_path: Path) -
     assert others and all(torch.equal(model.state_dict()[key], t) for key, t in others.items())
     model.save_pretrained(tmp_path / "saved")
     assert same(load(tmp_path / "saved", "flux2"), model)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_another_single_file_than_the_configuration_has(seed: int, tmp_path: Path) -> None:
+    """With other layers, or with the same names and other values."""
+    folder, files = dense(tmp_path / "dense", "flux2"), [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    for i, file in enumerate(files):
+        torch.manual_seed(i * seed)
+        write_flux2(file, MODELS["flux2"]().to(BF16), modelopt_of)
+    if seed == 0:
+        tensors = safetensors.load_file(files[1])
+        del tensors[min(tensors)]
+        safetensors.save_file(tensors, files[1])
+    config, kind = SingleFileConfig(files[1]), diffusers.Flux2Transformer2DModel
+    with pytest.raises(nvfp4.Error, match="^file: is .*b.safetensors.* is not that of the file given to from_single"):
+        kind.from_single_file(files[0], config=str(folder), quantization_config=config, torch_dtype=BF16)
 
 
 def test_a_dense_single_file(tmp_path: Path) -> None:
@@ -497,6 +587,10 @@ def test_a_configuration_in_the_wrong_place(tmp_path: Path) -> None:
         nvfp4.Error, match="^quantization_config: is SingleFileConfig; must be given to from_single_file"
     ):
         load(folder, "flux2", SingleFileConfig(file))
+    with pytest.raises(nvfp4.Error, match="^quantization_config: is NVFP4Config, for dense files, but .* is NVFP4"):
+        diffusers.Flux2Transformer2DModel.from_single_file(file, config=str(folder), quantization_config=NVFP4Config())
+    with pytest.raises(nvfp4.Error, match="^safe_serialization: is False; must be True"):
+        load(saved, "flux2").save_pretrained(saved.parent / "unsafe", safe_serialization=False)
     with pytest.raises(nvfp4.Error, match="is none that nvfp4 knows|quant_algo: is"):
         content = config["quantization_config"] | {"quant_algo": "NVFP4_SVD", "lora_rank": 32}
         (saved / "config.json").write_text(json.dumps(config | {"quantization_config": content}))

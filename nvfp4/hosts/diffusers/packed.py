@@ -25,7 +25,7 @@ from nvfp4.checkpoints.modules import read_modules
 from nvfp4.checkpoints.save import is_under
 from nvfp4.checkpoints.shards import read_tensors
 from nvfp4.hosts.diffusers.quantization_config import PackedConfig, content_of, format_of, layers_in
-from nvfp4.hosts.diffusers.quantizer import Quantizer
+from nvfp4.hosts.diffusers.quantizer import Quantizer, check_loaded
 
 
 class Placing(Quantizer):
@@ -85,9 +85,7 @@ class Placing(Quantizer):
             owner.to(target_device)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        for name, p in model.named_parameters():
-            if p.is_meta:
-                raise _C.Error(f"{name}: is in the model but not in the checkpoint")
+        check_loaded(model)
         self.checkpoint, self.layers, self.dense = None, {}, {}
         self.finish(model, format_of(model, self.quantization_config.format))
         return model

@@ -43,8 +43,9 @@ class Method(str, enum.Enum):
 class NVFP4Config(QuantizationConfigMixin):
     """Quantizes a dense model while from_pretrained of diffusers loads it: `quantization_config=NVFP4Config()`.
 
-    The model is never dense as a whole: each layer's weight is released as soon as it is quantized.
-    `model.hf_quantizer.report` is the QuantizeReport. `save_pretrained` writes an NVFP4 checkpoint.
+    The model is never dense as a whole on its device: each layer's weight is released as soon as it is quantized.
+    `model.hf_quantizer.report` is the QuantizeReport. `save_pretrained` writes an NVFP4 checkpoint, which does not
+    hold block_scale and batch_invariant: a model that is loaded from it has the defaults.
 
     Args:
         activations (str, optional): "nvfp4" (W4A4, with input scales that each call computes) or None (W4A16), see
@@ -54,8 +55,8 @@ class NVFP4Config(QuantizationConfigMixin):
             weights="round", "amax6" or "four_over_six". Default: "amax6".
         ignore (sequence of str or str, optional): names or patterns of layers to leave as they are, see quantize_model,
             or a preset. Default: "outside_blocks".
-            "outside_blocks" leaves all layers that are in none of the model's repeated blocks: embedders, the layers
-            that modulate and project the output.
+            "outside_blocks" leaves all layers that are in none of the model's repeated blocks: those that embed text,
+            pixels and the time step, and those that project the output.
             "outside_and_edge_blocks" leaves also the first and the last block of each list of blocks.
         modules_to_not_convert (sequence of str, optional): another name of `ignore`, as diffusers' configurations call
             it. Default: None.
@@ -72,7 +73,10 @@ class NVFP4Config(QuantizationConfigMixin):
         >>> from diffusers import FluxTransformer2DModel
         >>> config = nvfp4.diffusers.NVFP4Config()
         >>> model = FluxTransformer2DModel.from_pretrained(
-        ...     "FLUX.1-dev", subfolder="transformer", quantization_config=config, torch_dtype=torch.bfloat16
+        ...     "black-forest-labs/FLUX.1-dev",
+        ...     subfolder="transformer",
+        ...     quantization_config=config,
+        ...     torch_dtype=torch.bfloat16,
         ... )  # doctest: +SKIP
     """
 
@@ -137,7 +141,8 @@ class SingleFileConfig(QuantizationConfigMixin):
         >>> from diffusers import Flux2Transformer2DModel
         >>> config = nvfp4.diffusers.SingleFileConfig("flux2-dev-nvfp4.safetensors")
         >>> model = Flux2Transformer2DModel.from_single_file(
-        ...     "flux2-dev-nvfp4.safetensors", config="FLUX.2-dev", subfolder="transformer", quantization_config=config
+        ...     "flux2-dev-nvfp4.safetensors", config="black-forest-labs/FLUX.2-dev", subfolder="transformer",
+        ...     quantization_config=config
         ... )  # doctest: +SKIP
     """
 
@@ -158,6 +163,23 @@ class SingleFileConfig(QuantizationConfigMixin):
     to_dict = to_diff_dict
 
 
+class ModelReference:
+    """A model as its own quantizer has it: held weakly, so that a model is freed with its last name. In a copy or a
+    pickle of the model it is the copy; a copy of the configuration alone is of the same model."""
+
+    def __init__(self, model: Any) -> None:
+        self.reference = weakref.ref(model)
+
+    def __call__(self) -> Any:
+        return self.reference()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelReference:
+        return ModelReference(memo.get(id(self()), self()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ModelReference, (self(),)
+
+
 class PackedConfig(QuantizationConfigMixin):
     """`quantization_config` of an NVFP4 checkpoint, kept as it is in config.json. Of a model that is saved it describes
     the layers that the model has then."""
@@ -166,7 +188,7 @@ class PackedConfig(QuantizationConfigMixin):
 
     def __init__(self, **content: Any) -> None:
         self.content = content
-        self.model: weakref.ref[Any] | None = None
+        self.model: ModelReference | None = None  # once it has its layers
         self.quant_method = Method.MODELOPT if self.format is modelopt else Method.COMPRESSED_TENSORS
         self.recipe()
 

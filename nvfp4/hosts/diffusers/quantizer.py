@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import types
-import weakref
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -15,8 +13,15 @@ from nvfp4.checkpoints import modelopt
 from nvfp4.checkpoints.save import is_under
 from nvfp4.checkpoints.write import SaveReport, packed_tensors
 from nvfp4.hosts.diffusers.needed import DiffusersQuantizer, FluxLoraLoaderMixin, diffusers
-from nvfp4.hosts.diffusers.quantization_config import CompressedTensorsConfig, ModelOptConfig, content_of, layers_in
-from nvfp4.layers.checks import short
+from nvfp4.hosts.diffusers.quantization_config import (
+    CompressedTensorsConfig,
+    ModelOptConfig,
+    ModelReference,
+    content_of,
+    format_of,
+    layers_in,
+)
+from nvfp4.layers.checks import prefix_errors, short
 from nvfp4.layers.fp8 import Fp8Linear
 from nvfp4.layers.hosts import services
 from nvfp4.layers.linear import Linear
@@ -26,7 +31,7 @@ from nvfp4.quantizing.dequantize_model import dequantize_model
 FUSE_PROJECTIONS, FUSE_LORA = "fuse_qkv_projections", "fuse_lora"
 
 
-def fuse_projections(model: Any) -> NoReturn:
+def fuse_projections(model: ModelReference) -> NoReturn:
     raise _C.Error(
         "model: has NVFP4 layers, whose projections cannot be joined; call fuse_qkv_projections on the dense model, or "
         "not at all"
@@ -39,7 +44,8 @@ def check_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
     return dtype
 
 
-def fuse_lora(model: Any, *args: Any, **kwargs: Any) -> Any:
+def fuse_lora(reference: ModelReference, *args: Any, **kwargs: Any) -> Any:
+    model = reference()
     for name in layers_in(model):
         if name.endswith(".base_layer"):
             raise _C.Error(
@@ -49,11 +55,17 @@ def fuse_lora(model: Any, *args: Any, **kwargs: Any) -> Any:
     return type(model).fuse_lora(model, *args, **kwargs)
 
 
+def check_loaded(model: torch.nn.Module) -> None:
+    for name, p in model.named_parameters():
+        if p.is_meta:
+            raise _C.Error(f"{name}: is in the model but not in the checkpoint")
+
+
 class Quantizer(DiffusersQuantizer):
     """What all quantizers of this file share: a model with NVFP4 layers is saved, compiled and dequantized."""
 
     use_keep_in_fp32_modules = True
-    model: weakref.ref[Any]
+    model: ModelReference
     dtype: torch.dtype | None = None  # that of the model's other layers, where the caller names one
 
     def validate_environment(self, device_map: Any = None, **kwargs: Any) -> None:
@@ -66,9 +78,9 @@ class Quantizer(DiffusersQuantizer):
         return torch_dtype
 
     def finish(self, model: Any, format: ModuleType) -> None:
-        """Notes how the model will be saved."""
+        """Notes how the model is saved, if its layers stay as they are."""
         config = (ModelOptConfig if format is modelopt else CompressedTensorsConfig)(**content_of(model, format))
-        config.model = self.model = weakref.ref(model)
+        config.model = self.model = ModelReference(model)
         self.quantization_config = config
         self.pre_quantized = True
         model.is_quantized = False  # by which diffusers forbids `to` another dtype: NVFP4 layers follow
@@ -76,19 +88,21 @@ class Quantizer(DiffusersQuantizer):
         model.register_to_config(quantization_config=config)
         for method, ours in ((FUSE_PROJECTIONS, fuse_projections), (FUSE_LORA, fuse_lora)):
             if hasattr(model, method):
-                setattr(model, method, types.MethodType(ours, model))
+                setattr(model, method, functools.partial(ours, self.model))
         prepare_adapters()
 
     def get_state_dict_and_metadata(
         self, state_dict: dict[str, Any], safe_serialization: bool = False
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The state dict with the format's tensors of each NVFP4 layer, for save_pretrained."""
-        model = self.model()
-        layers = layers_in(model)
+        if not safe_serialization:
+            raise _C.Error("safe_serialization: is False; must be True, since NVFP4 layers are read from safetensors")
+        layers = layers_in(self.model())
         state = {key: t for key, t in state_dict.items() if not is_under(key, layers)}
         report = SaveReport(self.quantization_config.format.NAME)
         for name, module in layers.items():
-            state |= packed_tensors(name, module.packed(), report)
+            with prefix_errors(name):
+                state |= packed_tensors(name, module.packed(), report)
         return state, {}
 
     def dequantize(self, model: Any) -> Any:
@@ -105,9 +119,11 @@ class Quantizer(DiffusersQuantizer):
     @property
     def is_serializable(self) -> bool:
         """Asked by save_pretrained before it writes anything."""
-        for name in layers_in(self.model()):
+        model = self.model()
+        for name in layers_in(model):
             if name.endswith(".base_layer"):
                 raise _C.Error(f"{name.removesuffix('.base_layer')}: has an adapter; call unload_lora before saving")
+        self.finish(model, format_of(model, self.quantization_config.format))
         return True
 
     @property

@@ -7,8 +7,9 @@ they make of these columns follows which rows of which layers a layer of the mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4.checkpoints.checkpoint import Checkpoint, check_scales
+from nvfp4.checkpoints.files import check_file
 from nvfp4.checkpoints.read import read
+from nvfp4.checkpoints.shards import read_tensors
 from nvfp4.hosts.diffusers.packed import Placing
 from nvfp4.layers.fp8 import Fp8Tensors
 from nvfp4.layers.packed import PackedLinear
@@ -36,6 +39,7 @@ class SingleFileQuantizer(Placing):
     def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """The tensors for a mapping function of diffusers, from the file that the configuration names."""
         config = self.quantization_config
+        check_same(state_dict, config.file)
         self.checkpoint = checkpoint = read(config.file, config.file_format, activations=config.wanted)
         check_scales(checkpoint)
         for name, reason in checkpoint.skipped.items():
@@ -100,6 +104,23 @@ class SingleFileQuantizer(Placing):
         # Layers that are made of one have copies of what it has once: files hold no tensor under two names.
         tensors |= {x: t.clone() for x in (scale, *fixed) if isinstance(t := tensors.get(x, getattr(first, x)), Tensor)}
         return replace(first, **tensors, bias=bias, **more)
+
+
+def check_same(given: Mapping[str, Any], file: Path) -> None:
+    """Raises if a state dict is not that of a file: by names, shapes, and the first values of each tensor."""
+    check_file(file)
+    tensors, _ = read_tensors([file])
+    names = sorted({*given} ^ {*tensors})
+    names += [key for key, t in tensors.items() if key in given and not same(given[key], t)]
+    if names:
+        raise _C.Error(f"file: is {str(file)!r}, whose {names[0]} is not that of the file given to from_single_file")
+
+
+def same(a: Any, b: Tensor) -> bool:
+    if not isinstance(a, Tensor) or (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    first, second = (t.flatten()[:256].cpu().view(torch.uint8) for t in (a, b))  # a page of a mapped file each
+    return torch.equal(first, second)
 
 
 def is_rows(t: Any) -> bool:

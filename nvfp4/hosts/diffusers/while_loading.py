@@ -17,7 +17,7 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4.checkpoints.save import is_under
 from nvfp4.hosts.diffusers.quantization_config import EDGES, NVFP4Config, format_of
-from nvfp4.hosts.diffusers.quantizer import Quantizer
+from nvfp4.hosts.diffusers.quantizer import Quantizer, check_loaded
 from nvfp4.layers.checks import prefix_errors
 from nvfp4.layers.dense import find_dense, not_linear
 from nvfp4.layers.gptq import exact_mode
@@ -30,13 +30,17 @@ from nvfp4.quantizing.report import QuantizedLayer, QuantizeReport
 from nvfp4.quantizing.selection import find_linears
 from nvfp4.quantizing.weights import searched, shared_scale, weight_of
 
+# Parts of names. Lists of modules that are no blocks, and modules in blocks that embed the time step.
+NOT_BLOCKS = ("projection", "embed", "heads")
+TIME_STEP = ("time_emb_proj", "timestep_embedder", "time_pos_embed")
+
 
 def blocks_of(model: torch.nn.Module) -> dict[str, list[str]]:
     """The repeated blocks of a model by the name of their list: lists of modules, and other children that are blocks by
     name, such as the `mid_block` of a UNet."""
     found = {}
     for name, child in model.named_children():
-        if isinstance(child, torch.nn.ModuleList):
+        if isinstance(child, torch.nn.ModuleList) and not any(part in name for part in NOT_BLOCKS):
             found[name] = [f"{name}.{i}" for i in range(len(child))]
         elif "block" in name:
             found[name] = [name]
@@ -51,7 +55,7 @@ def kept_by(model: torch.nn.Module, preset: str) -> list[str]:
     if preset == EDGES:
         blocks -= {block for names in lists.values() if len(names) > 1 for block in (names[0], names[-1])}
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    kept = [name for name in names if not is_under(name, blocks) or name.endswith("time_emb_proj")]
+    kept = [name for name in names if not is_under(name, blocks) or any(f".{part}" in name for part in TIME_STEP)]
     return [f"re:{re.escape(name)}$" for name in kept]
 
 
@@ -95,6 +99,16 @@ class OnLoadQuantizer(Quantizer):
         modules = model.named_modules(remove_duplicate=False)
         self.names = {name: own[id(module)] for name, module in modules if id(module) in own}
 
+    def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Asked for a single file alone."""
+        for key, t in state_dict.items():
+            if isinstance(t, Tensor) and t.dtype == torch.uint8 and f"{key}_scale" in state_dict:
+                raise _C.Error(
+                    f"quantization_config: is NVFP4Config, for dense files, but {key} is NVFP4; must be "
+                    "nvfp4.diffusers.SingleFileConfig"
+                )
+        return state_dict
+
     def check_if_quantized_param(
         self, model: Any, param_value: Any, param_name: str, state_dict: dict[str, Any], **kwargs: Any
     ) -> bool:
@@ -130,6 +144,7 @@ class OnLoadQuantizer(Quantizer):
         for name, linear in self.linears.items():
             key = next(key for key, p in linear.named_parameters() if p.is_meta)
             raise _C.Error(f"{name}.{key}: is not in the checkpoint; must be there to be quantized")
+        check_loaded(model)
         if self.quantization_config.batch_invariant:
             set_batch_invariant(model)
         layers = [module for module in model.modules() if isinstance(module, Linear)]
