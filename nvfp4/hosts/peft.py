@@ -428,6 +428,7 @@ def register() -> None:
 
     def merge_adapter(self: LoraModel, adapter_names: list[str] | None = None, safe_merge: bool = False) -> None:
         """Raises before PEFT has merged dense layers."""
+        self._check_merge_allowed()
         for module in self.model.modules():
             if isinstance(module, LoraLinear):
                 module.check_merge(adapter_names)

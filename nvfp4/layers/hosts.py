@@ -23,15 +23,16 @@ SERVICES = {
     "diffusers": "nvfp4.hosts.diffusers.packed",
     "peft": "nvfp4.hosts.peft",
 }
-# The class of a library's models, whose save_pretrained stores NVFP4 layers by a quantizer.
+# The class of a library's models, whose save_pretrained stores NVFP4 layers by a quantizer; that of PEFT's adapters.
 BASES = {
+    "peft": ("peft.tuners.tuners_utils", "BaseTunerLayer"),
     "transformers": ("transformers.modeling_utils", "PreTrainedModel"),
     "diffusers": ("diffusers.models.modeling_utils", "ModelMixin"),
 }
 
 
 def is_model_of(library: str, model: torch.nn.Module) -> bool:
-    """Whether a model is one of a library. Before the library is loaded none is."""
+    """Whether a module is a model of a library, or an adapter of PEFT. Before the library is loaded none is."""
     module, name = BASES[library]
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(model, kind)

@@ -13,7 +13,7 @@ from nvfp4 import _C
 from nvfp4.layers.checks import check_type
 from nvfp4.layers.experts.mixture import Description, describe, is_mixture
 from nvfp4.layers.fused import FusedPart
-from nvfp4.layers.hosts import is_pretrained
+from nvfp4.layers.hosts import is_model_of, is_pretrained
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.packed import BLOCK
 from nvfp4.layers.readers import emptied, reader_of
@@ -101,6 +101,11 @@ def find_linears(model: torch.nn.Module, ignore: Sequence[str]) -> tuple[dict[st
     found: set[int] = set()
     ignored = {id(m) for name, m in modules.items() if reason_of(name, ignore) is not None}
     for name, module in modules.items():
+        if is_model_of("peft", module):
+            raise _C.Error(
+                f"model: {name} has an adapter; must have none: quantize before adapters are added, or merge or unload "
+                "them first"
+            )
         unused -= {pattern for pattern in unused if matches(name, pattern)}
         if isinstance(module, torch.nn.TransformerEncoderLayer):
             own[f"{name}." if name else ""] = type(module).__name__

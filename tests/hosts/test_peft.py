@@ -198,6 +198,17 @@ def test_w4a4_runs_with_adapters_and_its_backward_names_activations_none(ids: Te
         loss.backward()
 
 
+def test_a_model_with_adapters_is_not_quantized(ids: Tensor) -> None:
+    """The factors would become NVFP4, and train no more."""
+    model = adapted(dense())
+    expected = logits(model, ids)
+    with pytest.raises(nvfp4.Error, match="^model: .*self_attn.q_proj has an adapter; must have none"):
+        nvfp4.quantize_model(model, activations=None)
+    assert torch.equal(logits(model, ids), expected)
+    merged = model.merge_and_unload()
+    assert nvfp4.quantize_model(merged, activations=None).layers
+
+
 # ---- adapters are merged ----
 
 
