@@ -262,8 +262,8 @@ class Fp8Linear(FixedBuffers):
 
     # ---- the product ----
 
-    def forward(self, input: Tensor) -> Tensor:
-        x = layer_input(input, self.in_features)
+    def forward(self, x: Tensor) -> Tensor:
+        x = layer_input(x, self.in_features)
         rows, shape = x.reshape(-1, self.in_features).contiguous(), (*x.shape[:-1], self.out_features)
         if rows.shape[0] == 0:
             return x.new_empty(shape)

@@ -64,7 +64,7 @@ class FusedPart(torch.nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return dict(self.__dict__, kept=None)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         owner = self if self._owner[0] is None else self._owner[0]
         if not isinstance(self.joined(), Linear):
             raise _C.Error(
@@ -74,17 +74,17 @@ class FusedPart(torch.nn.Module):
         if self.split == (type(self.joined()) is Linear):
             raise _C.Error("layer: is joined with layers that a parallel plan splits; must be in the plan as they are")
         # Inference tensors and those of a traced program have no version.
-        traced = torch.compiler.is_dynamo_compiling() or input.is_inference()
-        version = None if traced else input._version
+        traced = torch.compiler.is_dynamo_compiling() or x.is_inference()
+        version = None if traced else x._version
         if owner.kept is not None:
             given, given_version, outputs = owner.kept
-            if given is input and given_version == version and self.index in outputs:
+            if given is x and given_version == version and self.index in outputs:
                 y = outputs.pop(self.index)
                 if not outputs:
                     owner.kept = None
                 return y
-        parts = self.joined()(input).split(self.sizes, -1)
-        owner.kept = (input, version, {i: part for i, part in enumerate(parts) if i != self.index})
+        parts = self.joined()(x).split(self.sizes, -1)
+        owner.kept = (x, version, {i: part for i, part in enumerate(parts) if i != self.index})
         return parts[self.index]
 
     def _get_name(self) -> str:

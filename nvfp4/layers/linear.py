@@ -426,8 +426,8 @@ class Linear(FixedBuffers, torch.nn.Linear):
 
     # ---- the product ----
 
-    def forward(self, input: Tensor) -> Tensor:
-        x = self._checked(input)
+    def forward(self, x: Tensor) -> Tensor:
+        x = self._checked(x)
         shape = (*x.shape[:-1], self.out_features)
         rows = x.reshape(-1, self.in_features)
         if rows.shape[0] == 0:

@@ -251,8 +251,8 @@ class PartLinear(Linear):
 
 
 class ColwiseLinear(PartLinear):
-    def forward(self, input: Tensor) -> Tensor:
-        x = self._local(input, WHOLE)
+    def forward(self, x: Tensor) -> Tensor:
+        x = self._local(x, WHOLE)
         if not isinstance(x, DTensor) and x.requires_grad and torch.is_grad_enabled():
             x = DTensor.from_local(x, self.mesh, WHOLE, run_check=False)
         if isinstance(x, DTensor):  # each rank's gradient is that of its own outputs
@@ -269,14 +269,14 @@ class ColwiseLinear(PartLinear):
 
 
 class RowwiseLinear(PartLinear):
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if self.batch_invariant and self.mesh.size() > 2:
             raise _C.Error(
                 f"batch_invariant: is True for a layer whose sums of {self.mesh.size()} ranks are added in the "
                 "collective's order, which may depend on the rows; must be split among 2 ranks at most, or by its "
                 "outputs"
             )
-        x = self._local(input, LAST)
+        x = self._local(x, LAST)
         x = self._checked(x.to_local() if isinstance(x, DTensor) else x)
         rows = x.reshape(-1, self.in_features)
         if rows.shape[0]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import inspect
 import io
 import math
 import pickle
@@ -25,17 +24,9 @@ from linear_layers import DTYPES, MODES, K, N, exact_layer, expected, integers, 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nvfp4
-from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.packed import PackedLinear
 
 # ---- a module's life ----
-
-
-@pytest.mark.parametrize("kind", [nvfp4.Linear, nvfp4.Fp8Linear, FusedPart])
-def test_the_input_has_torch_s_name(kind: type[torch.nn.Module]) -> None:
-    """Models call their layers with `input=`: AnimateDiff's do."""
-    own, torch_s = (list(inspect.signature(each.forward).parameters) for each in (kind, torch.nn.Linear))
-    assert own == torch_s
 
 
 @pytest.mark.parametrize("cast", ["to", "half", "bfloat16", "double", "parent", "type", "parent_type"])
