@@ -185,7 +185,7 @@ def why_not_gpu(index: int) -> str:
 
 
 def _constraints(first: str, **dtypes: frozenset[torch.dtype]) -> FunctionConstraints:
-    """What a function takes: arguments of these dtypes. The first one has two dimensions, and its device decides."""
+    """A function takes arguments of these dtypes. The first one has two dimensions, and its device decides."""
 
     def takes(given: Mapping[str, Any]) -> ValidationResult:
         reason = why_not(given[first].device)

@@ -20,11 +20,11 @@ from nvfp4.checkpoints.load import check_format
 from nvfp4.checkpoints.recipe import Recipe
 from nvfp4.checkpoints.save import is_under
 from nvfp4.hosts.diffusers.needed import NVIDIAModelOptConfig, QuantizationConfigMixin
+from nvfp4.hosts.loading import check_options, check_unknown, ignored
 from nvfp4.layers.checks import check_type
 from nvfp4.layers.fp8 import Fp8Linear
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.traversal import find_layers
-from nvfp4.quantizing.quantize_model import check_modes
 from nvfp4.quantizing.selection import check_ignore
 
 OUTSIDE, EDGES = "outside_blocks", "outside_and_edge_blocks"
@@ -92,21 +92,9 @@ class NVFP4Config(QuantizationConfigMixin):
     ) -> None:
         self.quant_method = Method.ON_LOAD
         unknown.pop("quant_method", None)
-        if unknown:
-            raise _C.Error(
-                f"{sorted(unknown)[0]}: is no argument of NVFP4Config; must be activations, block_scale, ignore, "
-                "modules_to_not_convert, batch_invariant or weights"
-            )
-        check_modes(activations, block_scale, batch_invariant, False, weights)
-        if weights == "gptq":
-            raise _C.Error(
-                "weights: is 'gptq', which needs samples and the whole dense model; must be 'round' or 'search' here, "
-                "or be given to nvfp4.quantize_model after loading"
-            )
-        if modules_to_not_convert is not None:
-            if ignore != OUTSIDE:
-                raise _C.Error("modules_to_not_convert: is given beside ignore; must be given alone, as the same list")
-            ignore = modules_to_not_convert
+        check_unknown(unknown)
+        check_options(activations, block_scale, batch_invariant, weights)
+        ignore = ignored(ignore, modules_to_not_convert, ignore == OUTSIDE)
         if isinstance(ignore, str) and ignore not in PRESETS:
             presets = " or ".join(map(repr, PRESETS))
             raise _C.Error(f"ignore: is the string {ignore!r}; must be a sequence of patterns, or {presets}")

@@ -21,7 +21,8 @@ from nvfp4.hosts.diffusers.quantization_config import (
     format_of,
     layers_in,
 )
-from nvfp4.layers.checks import prefix_errors, short
+from nvfp4.hosts.loading import check_device_map, check_dtype
+from nvfp4.layers.checks import prefix_errors
 from nvfp4.layers.fp8 import Fp8Linear
 from nvfp4.layers.hosts import services
 from nvfp4.layers.linear import Linear
@@ -36,12 +37,6 @@ def fuse_projections(model: ModelReference) -> NoReturn:
         "model: has NVFP4 layers, whose projections cannot be joined; call fuse_qkv_projections on the dense model, or "
         "not at all"
     )
-
-
-def check_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
-    if dtype not in (None, torch.float16, torch.bfloat16, torch.float32):
-        raise _C.Error(f"torch_dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
-    return dtype
 
 
 def fuse_lora(reference: ModelReference, *args: Any, **kwargs: Any) -> Any:
@@ -69,12 +64,10 @@ class Quantizer(DiffusersQuantizer):
     dtype: torch.dtype | None = None  # that of the model's other layers, where the caller names one
 
     def validate_environment(self, device_map: Any = None, **kwargs: Any) -> None:
-        for name, place in device_map.items() if isinstance(device_map, dict) else ():
-            if place == "disk":
-                raise _C.Error(f"device_map: has 'disk' for {name!r}; must have devices alone, where NVFP4 layers stay")
+        check_device_map(device_map)
 
     def update_torch_dtype(self, torch_dtype: torch.dtype | None) -> torch.dtype | None:
-        self.dtype = check_dtype(torch_dtype)
+        self.dtype = None if torch_dtype is None else check_dtype("torch_dtype", torch_dtype)
         return torch_dtype
 
     def finish(self, model: Any, format: ModuleType) -> None:

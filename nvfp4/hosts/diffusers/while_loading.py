@@ -18,6 +18,7 @@ from nvfp4 import _C
 from nvfp4.checkpoints.save import is_under
 from nvfp4.hosts.diffusers.quantization_config import EDGES, NVFP4Config, format_of
 from nvfp4.hosts.diffusers.quantizer import Quantizer, check_loaded
+from nvfp4.hosts.loading import all_names, nothing_becomes_nvfp4
 from nvfp4.layers.checks import prefix_errors
 from nvfp4.layers.dense import find_dense, not_linear
 from nvfp4.layers.gptq import exact_mode
@@ -89,15 +90,9 @@ class OnLoadQuantizer(Quantizer):
                 del self.linears[name]
                 self.skipped[name] = "is kept in float32"
         if not self.linears:
-            reasons = "; ".join(f"{name} {reason}" for name, reason in [*self.skipped.items()][:3])
-            raise _C.Error(
-                f"quantization_config: {type(model).__name__} has no linear layer that becomes NVFP4; must have 1 or "
-                "more" + (f" (skipped: {reasons})" if reasons else "")
-            )
+            raise nothing_becomes_nvfp4(model, self.skipped)
         self.places = places_of(model, self.linears)
-        own = {id(linear): name for name, linear in self.linears.items()}
-        modules = model.named_modules(remove_duplicate=False)
-        self.names = {name: own[id(module)] for name, module in modules if id(module) in own}
+        self.names = all_names(model, self.linears)
 
     def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Asked for a single file alone."""

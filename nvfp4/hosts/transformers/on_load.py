@@ -10,15 +10,23 @@ same quantizer for save_pretrained.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nvfp4 import _C
+from nvfp4.hosts.loading import (
+    all_names,
+    check_device_map,
+    check_dtype,
+    check_options,
+    check_unknown,
+    ignored,
+    nothing_becomes_nvfp4,
+)
 from nvfp4.hosts.transformers.library import ConversionOps, HfQuantizer, QuantizationConfigMixin
-from nvfp4.hosts.transformers.quantizers import check_dtype
 from nvfp4.hosts.transformers.registry import register
 from nvfp4.layers.checks import prefix_errors
 from nvfp4.layers.dense import find_dense, not_linear
@@ -33,7 +41,7 @@ from nvfp4.layers.packed import BLOCK
 from nvfp4.layers.traversal import places_of, put
 from nvfp4.quantizing.experts import check_finite, quantize_experts
 from nvfp4.quantizing.linears import quantize_layer
-from nvfp4.quantizing.quantize_model import check_modes, check_weight
+from nvfp4.quantizing.quantize_model import check_weight
 from nvfp4.quantizing.report import QuantizedLayer, QuantizeReport
 from nvfp4.quantizing.selection import check_ignore, find_linears, find_mixtures, towers_of
 from nvfp4.quantizing.weights import searched, shared_scale, siblings_of, weight_of
@@ -87,23 +95,11 @@ class NVFP4Config(QuantizationConfigMixin):
         **unknown: Any,
     ) -> None:
         self.quant_method = unknown.pop("quant_method", METHOD)
-        if unknown:
-            raise _C.Error(
-                f"{sorted(unknown)[0]}: is no argument of NVFP4Config; must be activations, block_scale, ignore, "
-                "modules_to_not_convert, batch_invariant or weights"
-            )
+        check_unknown(unknown)
         if self.quant_method != METHOD:
             raise _C.Error(f"quant_method: is {self.quant_method!r}; must be {METHOD!r}")
-        check_modes(activations, block_scale, batch_invariant, False, weights)
-        if weights == "gptq":
-            raise _C.Error(
-                "weights: is 'gptq', which needs samples and the whole dense model; must be 'round' or 'search' here, "
-                "or be given to nvfp4.quantize_model after loading"
-            )
-        if modules_to_not_convert is not None:
-            if ignore not in (("lm_head",), ["lm_head"]):
-                raise _C.Error("modules_to_not_convert: is given beside ignore; must be given alone, as the same list")
-            ignore = modules_to_not_convert
+        check_options(activations, block_scale, batch_invariant, weights)
+        ignore = ignored(ignore, modules_to_not_convert, ignore in (("lm_head",), ["lm_head"]))
         check_ignore(ignore)
         self.activations = activations
         self.block_scale = block_scale
@@ -134,14 +130,12 @@ class NVFP4Quantizer(HfQuantizer):
         self.error: _C.Error | None = None
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        self.dtype = check_dtype(dtype)
+        self.dtype = check_dtype("dtype", dtype)
         return dtype
 
     def validate_environment(self, device_map: Any = None, **kwargs: Any) -> None:
         """Called with the device_map as it is given, and as transformers makes it of "auto"."""
-        for name, place in device_map.items() if isinstance(device_map, Mapping) else ():
-            if place == "disk":
-                raise _C.Error(f"device_map: has 'disk' for {name!r}; must have devices alone, where NVFP4 layers stay")
+        check_device_map(device_map)
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         if getattr(model.config, "distributed_config", None) is not None:
@@ -149,17 +143,11 @@ class NVFP4Quantizer(HfQuantizer):
         self.linears, self.skipped = find_linears(model, self.quantization_config.ignore)
         self.mixtures = find_mixtures(model, self.quantization_config.ignore, self.skipped)
         if not self.linears and not self.mixtures:
-            reasons = "; ".join(f"{name} {reason}" for name, reason in [*self.skipped.items()][:3])
-            raise _C.Error(
-                f"quantization_config: {type(model).__name__} has no linear layer that becomes NVFP4; must have 1 "
-                f"or more" + (f" (skipped: {reasons})" if reasons else "")
-            )
+            raise nothing_becomes_nvfp4(model, self.skipped)
         self.places = places_of(model, self.linears)
         if self.quantization_config.weights == "search":
             self.siblings = siblings_of(model, self.linears)
-        own = {id(linear): name for name, linear in self.linears.items()}
-        modules = model.named_modules(remove_duplicate=False)
-        self.names = {name: own[id(module)] for name, module in modules if id(module) in own}
+        self.names = all_names(model, self.linears)
         self.tied = {*model.all_tied_weights_keys.keys(), *model.all_tied_weights_keys.values()}
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:

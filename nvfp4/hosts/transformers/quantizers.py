@@ -36,6 +36,7 @@ from nvfp4.checkpoints.recipe import AUTO, W4A4, W4A4_DYNAMIC, W4A16
 from nvfp4.checkpoints.save import is_under, routers
 from nvfp4.checkpoints.shards import read_tensors
 from nvfp4.checkpoints.write import SaveReport, expert_tensors, packed_tensors
+from nvfp4.hosts.loading import check_dtype
 from nvfp4.hosts.transformers.configs import (
     COMPRESSED_TENSORS,
     FP8,
@@ -53,7 +54,6 @@ from nvfp4.hosts.transformers.library import (
 from nvfp4.hosts.transformers.names import check_saved_experts, names_in, renamer, saved_name, saved_names
 from nvfp4.hosts.transformers.registry import register
 from nvfp4.layers.buffers import loaded, remove_stand_ins, round_up, stand_in
-from nvfp4.layers.checks import short
 from nvfp4.layers.experts.fp8_experts import Fp8Experts
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.experts.stack import left_out_of_state
@@ -66,12 +66,6 @@ from nvfp4.layers.traversal import find_layers, keep_hooks
 from nvfp4.quantizing.dequantize_model import dequantize_model
 
 QUANTIZED = (W4A4, W4A4_DYNAMIC, W4A16, AUTO, *fp8.ACTIVATIONS)  # modes of layers that a checkpoint must have
-
-
-def check_dtype(dtype: torch.dtype) -> torch.dtype:
-    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        raise _C.Error(f"dtype: is {short(dtype)}; must be float16, bfloat16 or float32")
-    return dtype
 
 
 def ignore_unexpected(model: Any, pattern: str) -> None:
@@ -97,7 +91,7 @@ class ModelOptQuantizer(HfQuantizer):
         self.dtypes: dict[str, torch.dtype] = {}  # those that the parameters of the model should have
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return check_dtype(dtype)
+        return check_dtype("dtype", dtype)
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         if getattr(model.config, "distributed_config", None) is not None:
