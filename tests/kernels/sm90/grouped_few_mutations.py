@@ -6,50 +6,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness import verify
-from harness.headers import Config
-from harness.launch import Generator
 from harness.mutations import Mutation, mutation
-from harness.values import BF16, FP16
+from sm90 import grouped_mutations
 from sm90.grouped_few import CONFIGS, Product
-from sm90.grouped_mutations import Checked
-from sm90.grouped_units import Activation, place_epilogue_of_each_matrix
+from sm90.grouped_units import Activation
 
 
 @dataclass(frozen=True)
-class Launch(verify.Launch):
+class Launch(grouped_mutations.Launch):
     """One launch with alpha and bias of each matrix. Each CTA has several tiles, and a tile more stages than the
     pipeline."""
 
-    config_name: str
-    note: str
     activation: Activation | None = None
     ends: tuple[int, ...] = (3, 3, 60, 64)
     n: int = 328
     k: int = 1360  # ends inside a stage, an atom and the 32 values of a lane's half
-    parts: int = 2
-    case: int = 0  # of place_epilogue_of_each_matrix
 
-    for_verifier, split_k = False, 1  # the ends are in memory
     inlined = ("kernels/sm90/grouped_few.cuh",)
+    configs, product = CONFIGS, Product
 
-    @property
-    def config(self) -> Config:
-        return CONFIGS[self.config_name]
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        return max(self.ends), self.n, self.k
-
-    def start(self, emulator: Any, module: Any, generator: Generator) -> list[Any]:
-        kind = (BF16, FP16)[self.case % 2]
-        made = Product(
-            emulator, generator, self.config, list(self.ends), self.n, self.k, self.parts, kind,
-            activation=self.activation,
-        )  # fmt: skip
-        results = place_epilogue_of_each_matrix(made, generator, self.case)
+    def run(self, made: Any, module: Any) -> None:
         made.launch_few(module, self.config, 2, wait=False)
-        return [Checked(made, results)]
 
 
 SILU, SWIGLU = Activation(0, 0.75), Activation(3, 7.0, 0.5)

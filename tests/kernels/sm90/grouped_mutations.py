@@ -20,7 +20,7 @@ class Launch(verify.Launch):
 
     config_name: str
     note: str
-    activation: Activation
+    activation: Activation | None
     ends: tuple[int, ...] = (3, 3, 20)
     n: int = 200
     k: int = 800
@@ -29,10 +29,11 @@ class Launch(verify.Launch):
 
     for_verifier, split_k = False, 1  # the ends are in memory
     inlined = ("kernels/sm90/grouped_tiles.cuh",)
+    configs, product = CONFIGS, Product
 
     @property
     def config(self) -> Config:
-        return CONFIGS[self.config_name]
+        return self.configs[self.config_name]
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -40,13 +41,16 @@ class Launch(verify.Launch):
 
     def start(self, emulator: Any, module: Any, generator: Generator) -> list[Any]:
         kind = (BF16, FP16)[self.case % 2]
-        made = Product(
+        made = self.product(
             emulator, generator, self.config, list(self.ends), self.n, self.k, self.parts, kind,
             activation=self.activation,
         )  # fmt: skip
         results = place_epilogue_of_each_matrix(made, generator, self.case)
-        made.launch(module, self.config, 2, team_log2=1, tile_pairs=2, wait=False)
+        self.run(made, module)
         return [Checked(made, results)]
+
+    def run(self, made: Any, module: Any) -> None:
+        made.launch(module, self.config, 2, team_log2=1, tile_pairs=2, wait=False)
 
 
 @dataclass(frozen=True)

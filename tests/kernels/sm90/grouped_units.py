@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy
 import torch
-from emulate import Emulator, Module
+from emulate import Array, Emulator, Module
 from harness import launch
 from harness.headers import Config, Struct, headers_of
 from harness.launch import EVICT_FIRST, SWIZZLE_128, UINT8, Generator
-from harness.values import BF16, FP16, FP32, ceil_div, stored
+from harness.values import BF16, FP16, FP32, NAN, TYPES, ceil_div, rounded, stored, swizzle_scales
 
 import nvfp4
 
@@ -184,6 +184,67 @@ def draw_ends(random: Generator, m: int, groups: int) -> list[int]:
     elif kind == 1:
         ends = random.integers(-3, m + 4, groups)
     return [int(end) for end in ends]
+
+
+def place_nan(product: Product) -> numpy.ndarray:
+    """Puts NaN into a scale, a row of A and, by indices outside of A, rows of a product with ends [5, 9] and 150
+    columns; returns which results become NaN."""
+    product.scales[1][1, 70, 64] = NAN
+    product.arrays[2].numpy()[1, 70] = 0
+    product.arrays[3].numpy()[:] = swizzle_scales(product.scales[1], NAN)
+    product.values[2, 50] = numpy.nan
+    product.place_a()
+    product.rows_of[:] = numpy.arange(9)
+    product.rows_of[[0, 7]] = -1, 2**31 - 1
+    product.placed_rows = product.emulator.array(product.rows_of)
+    expected = numpy.zeros((9, 150), bool)
+    expected[[0, 2, 7]], expected[5:, 70] = True, True
+    return expected
+
+
+def place_epilogue(product: Product, random: Generator, case: int) -> Callable[[], numpy.ndarray]:
+    """Gives the product factors of rows and, by case, alpha as a number, of all, of each matrix, or of each of its
+    columns, and with the last two a bias of each matrix in any type; returns what computes the results before
+    rounding."""
+    alpha = random.choice([0.5, 1, -2, 4], (product.l, product.n)).astype("f4")
+    if case % 4 == 0:
+        alpha[:] = 2.0
+        product.extras["alpha_value"] = 2.0
+    elif case % 4 == 1:
+        alpha[:] = alpha[0, 0]
+        product.keep(alpha[0, :1].copy(), "alpha", alpha_stride=0)
+    elif case % 4 == 2:
+        alpha[:] = alpha[:, :1]
+        product.keep(alpha[:, 0].copy(), "alpha", alpha_stride=0, by_batch=1)
+    else:
+        product.keep(alpha, "alpha", alpha_stride=1, by_batch=1)
+    bias = numpy.zeros_like(alpha)
+    if case % 4 > 1:
+        bias_type = TYPES[int(random.integers(3))]
+        bias = rounded(random.integers(-64, 65, alpha.shape), bias_type)
+        product.keep(stored(bias, bias_type), "bias", bias_type=bias_type)
+        product.extras["by_batch"] = 3
+    product.scale_rows(random)
+
+    def results() -> numpy.ndarray:
+        scale, product.scale = product.scale, None
+        group = numpy.searchsorted(product.ends, numpy.arange(product.m), side="right")
+        by_row = [x.reshape(len(product.ends), -1)[group] for x in (alpha, bias)]
+        return (product.expected() * by_row[0] + by_row[1]) * scale[:, None]
+
+    return results
+
+
+def late_operand(product: Product, operand: str, random: Generator, case: int) -> tuple[Array, int | None]:
+    """Gives the product factors of rows and an alpha in memory; returns the operand's memory, and the value that it
+    has before."""
+    product.scale_rows(random)
+    product.alpha = float(random.choice([0.5, 2.0]))
+    product.keep(numpy.array([product.alpha], "f4"), "alpha", alpha_stride=0)
+    arrays = {"a": product.arrays[0], "b": product.arrays[2], "scale_b": product.arrays[3]}
+    arrays |= {"ends": product.placed_ends, "rows": product.placed_rows, "row_scale": product.row_scale}
+    value = {"ends": (0, 20, -1)[case % 3], "rows": 0, "b": 0, "scale_b": 0}.get(operand)
+    return (arrays | {"alpha": product.kept["alpha"]})[operand], value
 
 
 def place_epilogue_of_each_matrix(product: Product, random: Generator, case: int) -> Callable[[], numpy.ndarray]:

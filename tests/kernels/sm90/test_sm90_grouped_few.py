@@ -13,10 +13,17 @@ import pytest
 from harness import sass
 from harness.launch import SHARED_LIMIT, load, timing
 from harness.predecessor import Predecessor
-from harness.values import BF16, FP16, NAN, TYPES, rounded, stored, swizzle_scales
+from harness.values import BF16, FP16, rounded
 from sm90 import few_rows
 from sm90.grouped_few import CONFIGS, STAGE_K, Product
-from sm90.grouped_units import draw_activation, draw_ends, place_epilogue_of_each_matrix
+from sm90.grouped_units import (
+    draw_activation,
+    draw_ends,
+    late_operand,
+    place_epilogue,
+    place_epilogue_of_each_matrix,
+    place_nan,
+)
 
 import nvfp4
 
@@ -111,19 +118,9 @@ def test_nan(name: str, random: numpy.random.Generator) -> None:
     config = CONFIGS[name]
     emulator, module = load(config, timing(random, 1))
     product = Product(emulator, random, config, [5, 9], 150, 1056, gathers=False, out_type=FP16)
-    product.scales[1][1, 70, 64] = NAN
-    product.arrays[2].numpy()[1, 70] = 0
-    product.arrays[3].numpy()[:] = swizzle_scales(product.scales[1], NAN)
-    product.values[2, 50] = numpy.nan
-    product.place_a()
-    product.rows_of[:] = numpy.arange(9)
-    product.rows_of[[0, 7]] = -1, 2**31 - 1
-    product.placed_rows = emulator.array(product.rows_of)
+    expected = place_nan(product)
     product.launch_few(module, config, 3)
-    nan = numpy.isnan(product.result())
-    expected = numpy.zeros((9, 150), bool)
-    expected[[0, 2, 7]], expected[5:, 70] = True, True
-    assert (nan == expected).all()
+    assert (numpy.isnan(product.result()) == expected).all()
 
 
 @of_each_kind
@@ -133,32 +130,11 @@ def test_epilogues(name: str, random: numpy.random.Generator) -> None:
     config = CONFIGS[name]
     for case in range(4 * SEEDS):
         emulator, module = load(config, timing(random, case))
-        out_type, bias_type = (FP16, BF16)[case % 2], TYPES[int(random.integers(3))]
-        n, parts, ends = 133, 2, [3, 3, 12]
-        product = Product(emulator, random, config, ends, n, 288, parts, out_type)
-        alpha = random.choice([0.5, 1, -2, 4], (len(ends) * parts, n)).astype("f4")
-        if case % 4 == 0:
-            alpha[:] = 2.0
-            product.extras["alpha_value"] = 2.0
-        elif case % 4 == 1:
-            alpha[:] = alpha[0, 0]
-            product.keep(alpha[0, :1].copy(), "alpha", alpha_stride=0)
-        elif case % 4 == 2:
-            alpha[:] = alpha[:, :1]
-            product.keep(alpha[:, 0].copy(), "alpha", alpha_stride=0, by_batch=1)
-        else:
-            product.keep(alpha, "alpha", alpha_stride=1, by_batch=1)
-        bias = numpy.zeros_like(alpha)
-        if case % 4 > 1:
-            bias = rounded(random.integers(-64, 65, alpha.shape), bias_type)
-            product.keep(stored(bias, bias_type), "bias", bias_type=bias_type)
-            product.extras["by_batch"] = 3
-        product.scale_rows(random)
+        out_type = (FP16, BF16)[case % 2]
+        product = Product(emulator, random, config, [3, 3, 12], 133, 288, 2, out_type)
+        results = place_epilogue(product, random, case)
         product.launch_few(module, config, 4)
-        scale, product.scale = product.scale, None
-        of = numpy.searchsorted(ends, numpy.arange(12), side="right")
-        by_group = [x.reshape(len(ends), parts * n)[of] for x in (alpha, bias)]
-        product.check((product.expected() * by_group[0] + by_group[1]) * scale[:, None])
+        product.check(results())
 
 
 @of_each_kind
@@ -213,14 +189,8 @@ def test_late_operands(operand: str, random: numpy.random.Generator) -> None:
     for case in range(3 * SEEDS):
         emulator, module = load(config, timing(random, case))
         product = Product(emulator, random, config, [3, 3, 20], 150, 800, parts=2, out_type=FP16)
-        product.scale_rows(random)
-        product.alpha = float(random.choice([0.5, 2.0]))
-        product.keep(numpy.array([product.alpha], "f4"), "alpha", alpha_stride=0)
-        arrays = {"a": product.arrays[0], "b": product.arrays[2], "scale_b": product.arrays[3]}
-        arrays |= {"ends": product.placed_ends, "rows": product.placed_rows, "row_scale": product.row_scale}
-        late = (arrays | {"alpha": product.kept["alpha"]})[operand]
         before = Predecessor(emulator, "sm90")
-        before.writes(late, {"ends": (0, 20, -1)[case % 3], "rows": 0, "b": 0, "scale_b": 0}.get(operand))
+        before.writes(*late_operand(product, operand, random, case))
         with before.launched():
             product.launch_few(module, config, 3, wait=False)
         product.check(product.expected() * product.alpha)
