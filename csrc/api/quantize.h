@@ -1,4 +1,4 @@
-/* What the quantizers and dequantize share: rules, and parts of their rows of the table. */
+/* The quantizers and dequantize share these rules, and these parts of their rows of the table. */
 #ifndef NVFP4_API_QUANTIZE_H
 #define NVFP4_API_QUANTIZE_H
 

@@ -157,7 +157,7 @@ static void decoded_dots(float *sums, const operand *x, int64_t row, int64_t row
     }
 }
 
-/* What is the same in a cpu_kernel for every ISA. */
+/* These entries of a cpu_kernel are the same for every ISA. */
 #define W4A16_TILES                                                                                                    \
     .lanes = LANES, .strip_rows = STRIP_ROWS, .chunk_blocks = W4A16_CHUNK_BLOCKS, .panel_bytes = sizeof(panel),        \
     .strip_bytes = sizeof(strip), .pack_panel = pack_panel, .decode_strip = decode_strip, .tile = tile,                \

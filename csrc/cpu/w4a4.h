@@ -98,7 +98,7 @@ static void tile(float *sums, const void *strip_memory, const void *panels, int 
     if (i < panel_count) register_tile(sums + i * LANES, strip_memory, p + i * CHUNK_BLOCKS, 1, blocks, first);
 }
 
-/* What is the same in a cpu_kernel for every ISA. */
+/* These entries of a cpu_kernel are the same for every ISA. */
 #define W4A4_TILES                                                                                                     \
     .lanes = LANES, .strip_rows = STRIP_ROWS, .chunk_blocks = CHUNK_BLOCKS,                                            \
     .panel_bytes = CHUNK_BLOCKS * sizeof(panel_block), .strip_bytes = sizeof(strip), .pack_panel = pack_panel,         \

@@ -12,6 +12,10 @@ __device__ __forceinline__ void st_shared(uint32_t to, uint32_t word) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
 }
 
+__device__ __forceinline__ void st_shared_v4(uint32_t to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+
 __device__ __forceinline__ uint32_t ld_shared(uint32_t from) {
     uint32_t word;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");

@@ -1,4 +1,4 @@
-/* What the plans of the sm120 backend share: the numbers of its kernels in the kernel_set, candidates and launches. */
+/* The plans of the sm120 backend share its kernels' numbers in the kernel_set, candidates and launches. */
 #ifndef NVFP4_SM120_PLAN_H
 #define NVFP4_SM120_PLAN_H
 

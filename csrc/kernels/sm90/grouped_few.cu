@@ -109,10 +109,6 @@ __device__ __forceinline__ uint4 ld_global_cg(const uint8_t *from) {
     return v;
 }
 
-__device__ __forceinline__ void st_shared_v4(uint32_t to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
-}
-
 /* A copy thread has word w of half h of all four atoms in rows r, r + 16, ...: of a row it reads 16 bytes of each atom,
  * and writes four chunks. Two rows, of a stage or of two, are on their way in registers. */
 template <class C> struct a_copies {
@@ -194,7 +190,7 @@ __device__ __forceinline__ void pass_on_a(const few_cta<C> &cta, int32_t stages_
 
 /* ---- math ---- */
 
-/* What a lane knows before the first tile: a place in a stage, and where K ends. */
+/* A lane knows this before the first tile: its place in a stage, and where K ends. */
 template <class C> struct math_lane {
     int column; /* in a tile, the lane's first one; the other is 8 further */
     uint32_t values, scales, chunk;

@@ -59,7 +59,7 @@ template <class C, class F> __device__ __forceinline__ void with_width(int rows,
 #undef X
 }
 
-/* What other warps have to know of a tile, in shared memory. */
+/* Other warps read this of a tile in shared memory. */
 struct tile_header {
     int32_t l, part, column; /* the matrix, or the first of both; column of the part */
     int32_t row, rows;       /* rows 0: there is no further tile */

@@ -105,8 +105,8 @@ static double choose_tiling(const sm90_model *model, const device_props *props, 
     return best;
 }
 
-/* What a product takes longer because the loads under way do not reach the rate of memory. They hide the differences
- * between tilings, which are therefore chosen as if they did. */
+/* A product takes this much longer because the loads under way do not reach the rate of memory. They hide the
+ * differences between tilings, which are therefore chosen as if they did. */
 static double added_us(const sm90_model *m, const device_props *props, const gemm_traits *t, const units_config *c,
                        const units_tiling *tiling) {
     return single_us(m, props, t, c, tiling, m->group_units_tb_s) - single_us(m, props, t, c, tiling, INFINITY);
