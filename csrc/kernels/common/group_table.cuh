@@ -4,6 +4,7 @@
 #ifndef NVFP4_COMMON_GROUP_TABLE_CUH
 #define NVFP4_COMMON_GROUP_TABLE_CUH
 
+#include "kernels/common/group_table.h"
 #include "kernels/common/group_tile.cuh"
 
 template <int THREADS> struct group_table_scratch {
@@ -11,8 +12,8 @@ template <int THREADS> struct group_table_scratch {
 };
 
 /* The table has, for each group and behind the last, the rows and the tiles before it. */
-template <int MAX_GROUPS> struct group_table {
-    int32_t rows[MAX_GROUPS + 1], tiles[MAX_GROUPS + 1];
+struct group_table {
+    int32_t rows[NVFP4_MAX_GROUPS + 1], tiles[NVFP4_MAX_GROUPS + 1];
 
     /* Called by all THREADS threads of the CTA; ends with a barrier. m: rows of all groups. */
     template <int THREADS>
@@ -46,7 +47,7 @@ template <int MAX_GROUPS> struct group_table {
     /* The group with tile `number`, which one has: the last with at most so many tiles before it. Called by a converged
      * warp, which looks at 32 groups at a time: at the first of every 32, then at those behind the one it finds. */
     __device__ __forceinline__ int group_of(int groups, int number) const {
-        static_assert(MAX_GROUPS <= 32 * 32, "two steps find the group");
+        static_assert(NVFP4_MAX_GROUPS <= 32 * 32, "two steps find the group");
         const int lane = threadIdx.x % 32;
         const int block = 32 * last_lane(groups, number, lane * 32);
         return block + last_lane(groups, number, block + lane);
@@ -57,5 +58,6 @@ template <int MAX_GROUPS> struct group_table {
         return __popc(__ballot_sync(0xFFFFFFFF, group < groups && tiles[group] <= number)) - 1;
     }
 };
+static_assert(sizeof(group_table) == GROUP_TABLE_BYTES, "as the host reserves it");
 
 #endif

@@ -36,13 +36,10 @@
 /* setmaxnreg: as in gemm.cu. */
 enum { PRODUCER_REGISTERS = 72, MULTIPLY_REGISTERS = 216 };
 
-using table_of_groups = group_table<SM120_MAX_GROUPS>;
-
 template <int... COLUMNS> struct grouped_config : config<COLUMNS...> {
     static constexpr int TABLE_OFFSET = grouped_config::SHARED_BYTES;
 
-    static_assert(sizeof(table_of_groups) == SM120_GROUPED_TABLE_BYTES, "as the host reserves it");
-    static_assert(TABLE_OFFSET + SM120_GROUPED_TABLE_BYTES <= 99 * 1024, "what sm_120 gives a CTA");
+    static_assert(TABLE_OFFSET + GROUP_TABLE_BYTES <= 99 * 1024, "what sm_120 gives a CTA");
     static_assert(grouped_config::MMA_TILE_N <= SM120_ATOM_ROWS, "a tile does not cross blocks of scales");
 };
 
@@ -54,11 +51,11 @@ struct group_coord : tile_coord {
 
 /* The tiles of this CTA, one after the other. The calls of a warp are converged. */
 template <class C> struct tiles_of_groups {
-    const table_of_groups &table;
+    const group_table &table;
     const grouped_problem &p;
     uint32_t tiles_n, pairs, number, all;
 
-    __device__ __forceinline__ tiles_of_groups(const table_of_groups &table, const grouped_problem &p,
+    __device__ __forceinline__ tiles_of_groups(const group_table &table, const grouped_problem &p,
                                                const sm120_grouped_schedule &s)
         : table(table), p(p), tiles_n((uint32_t)s.tiles_n), pairs((uint32_t)s.pairs), number(blockIdx.x << pairs),
           all((uint32_t)table.tiles[p.groups] * tiles_n * (uint32_t)p.parts) {}
@@ -201,7 +198,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
     }
     griddepcontrol_wait();
     if (threadIdx.x == 0) griddepcontrol_launch_dependents();
-    table_of_groups &table = *(table_of_groups *)(shared + C::TABLE_OFFSET);
+    group_table &table = *(group_table *)(shared + C::TABLE_OFFSET);
     /* Scratch in the epilogue staging buffers; the barrier at the end of fill orders mbarrier_init, too. */
     table.fill<C::THREADS>(p.ends, p.groups, (int)p.g.m, C::MMA_TILE_N,
                            *(group_table_scratch<C::THREADS> *)(shared + C::STAGING_OFFSET));

@@ -6,6 +6,7 @@
 #define NVFP4_SM120_GROUPED_CONFIG_H
 
 #include "common/gating.h"
+#include "kernels/common/group_table.h"
 #include "kernels/sm120/config.h"
 
 /*    id, mma_tile_m, mma_tile_n, stage_k, stages, warps_m, warps_n */
@@ -16,11 +17,9 @@
     X(sm120_grouped_128x128, 128, 128, 128, 4, 2, 4)                                                                   \
     X(sm120_grouped_256x128, 256, 128, 128, 3, 4, 2)
 
-#define SM120_MAX_GROUPS 1024
 /* Behind what a CTA of gemm.cu has: the table of groups (common/group_table.cuh). */
-#define SM120_GROUPED_TABLE_BYTES (2 * 4 * (SM120_MAX_GROUPS + 1))
 #define SM120_GROUPED_SHARED_BYTES(mma_tile_m, mma_tile_n, stage_k, stages, warps_m, warps_n)                          \
-    (SM120_SHARED_BYTES(mma_tile_m, mma_tile_n, stage_k, stages, warps_m, warps_n) + SM120_GROUPED_TABLE_BYTES)
+    (SM120_SHARED_BYTES(mma_tile_m, mma_tile_n, stage_k, stages, warps_m, warps_n) + GROUP_TABLE_BYTES)
 
 /* Second parameter. A CTA takes tiles, or pairs of them, blockIdx.x, + gridDim.x, ... */
 typedef struct sm120_grouped_schedule {

@@ -7,7 +7,7 @@
  * tile of fewer rows takes a narrower wgmma. Every width adds along K in the same order, so the bits of a row depend on
  * nothing but its operands.
  *
- * The grid is at most a CTA an SM. Each reads the ends of all groups and takes tiles in turn (sm90/grouped_tiles.cuh).
+ * The grid is at most a CTA an SM. Each reads the ends of all groups and takes tiles in turn (common/grouped_tiles.cuh).
  *
  *   warps             waits for                does                                               arrives at
  *   0-7 (math)        full, factors_full       dequantizes mma_a, wgmma; epilogue of the tile     empty, factors_free
@@ -29,9 +29,10 @@
 #include "kernels/common/batch_epilogue.cuh"
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/cp_async.cuh"
+#include "kernels/common/grouped_tiles.cuh"
 #include "kernels/common/placement.cuh"
 #include "kernels/common/tma.cuh"
-#include "kernels/sm90/grouped_tiles.cuh"
+#include "kernels/sm90/grouped_config.h"
 #include "kernels/sm90/mainloop.cuh"
 
 enum {
@@ -60,7 +61,7 @@ template <int MMA_TILE_N_, int STAGES_, int BF16_> struct config {
                          TABLE_OFFSET = FACTORS_OFFSET + SM90_GROUPED_TILES_AHEAD * MMA_TILE_N * 4;
 
     static_assert(STAGE_BYTES % 1024 == 0 && MMA_B_SPAN % 1024 == 0, "the 128-byte swizzle repeats every 1024 bytes");
-    static_assert(TABLE_OFFSET + SM90_GROUPED_TABLE_BYTES == SM90_GROUPED_SHARED_BYTES(MMA_TILE_N, STAGES),
+    static_assert(TABLE_OFFSET + GROUP_TABLE_BYTES == SM90_GROUPED_SHARED_BYTES(MMA_TILE_N, STAGES),
                   "as the host reserves it");
     static_assert(SM90_GROUPED_SHARED_BYTES(MMA_TILE_N, STAGES) <= 227 * 1024, "shared memory of a CTA on Hopper");
 };
@@ -167,7 +168,7 @@ template <class C> struct a_rows {
 
     /* Finds the rows, and stores the factors of their results. */
     __device__ __forceinline__ void begin_tile(const grouped_problem &p, const sm90_grouped_schedule &s,
-                                               const grouped_tile &tile, const grouped_table &table, uint32_t factors) {
+                                               const grouped_tile &tile, const group_table &table, uint32_t factors) {
         const int32_t group = tile.l / p.parts, begin = table.rows[group], scaled = rows_with_scales(p, group);
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++)
@@ -303,7 +304,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
     if (cta.base % 1024) __trap(); /* the swizzle pattern follows absolute addresses */
     prologue(s, cta);
     if (!s.a) griddepcontrol_wait();
-    grouped_table &table = *(grouped_table *)(shared + C::TABLE_OFFSET);
+    group_table &table = *(group_table *)(shared + C::TABLE_OFFSET);
     /* Scratch in the epilogue staging, which the barrier at the end of group_table::fill frees. */
     table.fill(p.ends, p.groups, (int)g.m, C::MMA_TILE_N,
                *(group_table_scratch<SM90_GROUPED_THREADS> *)(shared + C::STAGING_OFFSET));

@@ -5,6 +5,7 @@
 #ifndef NVFP4_SM90_GROUPED_CONFIG_H
 #define NVFP4_SM90_GROUPED_CONFIG_H
 
+#include "kernels/common/group_table.h"
 #include "kernels/sm90/gemm_config.h"
 
 /*    id, mma_tile_n, stages, bf16 (of A; else fp16) */
@@ -22,16 +23,13 @@
 #define SM90_GROUPED_COPY_WARPS  4
 #define SM90_GROUPED_THREADS     512 /* math warps, copy warps, and a warpgroup of which two threads work */
 #define SM90_GROUPED_TILE_N      128 /* columns of the result */
-#define SM90_GROUPED_MAX_GROUPS  1024
-#define SM90_GROUPED_TILES_AHEAD 4 /* whose rows' factors are in shared memory at a time */
-/* The table has each group's first row, how many tiles along the rows lie before it, and both behind the last. */
-#define SM90_GROUPED_TABLE_BYTES (2 * 4 * (SM90_GROUPED_MAX_GROUPS + 1))
+#define SM90_GROUPED_TILES_AHEAD 4   /* whose rows' factors are in shared memory at a time */
 /* mbarriers: three of a stage, and two of a tile's factors. */
 #define SM90_GROUPED_BARRIERS_BYTES(stages) (8 * (3 * (stages) + 2 * SM90_GROUPED_TILES_AHEAD))
 /* Stages, an epilogue staging buffer of each math warp, mbarriers, factors of rows, the table of groups. */
 #define SM90_GROUPED_SHARED_BYTES(mma_tile_n, stages)                                                                  \
     ((stages) * SM90_STAGE_BYTES(2, 1, mma_tile_n) + SM90_GROUPED_MATH_WARPS * SM90_EPILOGUE_STAGING_BYTES +           \
-     SM90_GROUPED_BARRIERS_BYTES(stages) + SM90_GROUPED_TILES_AHEAD * (mma_tile_n) * 4 + SM90_GROUPED_TABLE_BYTES)
+     SM90_GROUPED_BARRIERS_BYTES(stages) + SM90_GROUPED_TILES_AHEAD * (mma_tile_n) * 4 + GROUP_TABLE_BYTES)
 /* How an instantiation is loaded: its kernel_entry, for the host. */
 #define SM90_GROUPED_ENTRY(id, mma_tile_n, stages, ...)                                                                \
     {.name = "nvfp4_" #id,                                                                                             \

@@ -457,7 +457,7 @@ __device__ __forceinline__ void multiply(const grouped_problem &p, const sm90_gr
     if (cta.base % 1024) __trap(); /* the swizzle pattern follows absolute addresses */
     prologue(s, cta);
     begin_dependent_grid();
-    grouped_table &table = *(grouped_table *)(shared + C::TABLE_OFFSET);
+    group_table &table = *(group_table *)(shared + C::TABLE_OFFSET);
     /* Scratch in the staging buffers, which the barrier at the end of group_table::fill frees. */
     table.fill(p.ends, p.groups, (int)p.g.m, C::ROWS,
                *(group_table_scratch<SM90_GROUPED_FEW_THREADS> *)(shared + C::STAGING_OFFSET));

@@ -4,9 +4,9 @@
 #define NVFP4_SM90_GROUPED_FEW_CUH
 
 #include "kernels/common/batch_epilogue.cuh"
+#include "kernels/common/grouped_tiles.cuh"
 #include "kernels/common/mbarrier.cuh"
 #include "kernels/sm90/grouped_few_config.h"
-#include "kernels/sm90/grouped_tiles.cuh"
 
 enum {
     MATH_WARPS = SM90_GROUPED_FEW_MATH_WARPS,
@@ -40,7 +40,7 @@ template <int ROWS_, int STAGES_, int BF16_> struct config {
 
     static_assert(STAGE_BYTES % 1024 == 0 && SPAN % 1024 == 0, "the 128-byte swizzle repeats every 1024 bytes");
     static_assert(SCALES_OFFSET + TILE_N / 128 * BLOCK_SCALES == STAGE_BYTES, "as the host reserves a stage");
-    static_assert(TABLE_OFFSET + SM90_GROUPED_TABLE_BYTES == SM90_GROUPED_FEW_SHARED_BYTES(ROWS, STAGES),
+    static_assert(TABLE_OFFSET + GROUP_TABLE_BYTES == SM90_GROUPED_FEW_SHARED_BYTES(ROWS, STAGES),
                   "as the host reserves it");
     static_assert(SM90_GROUPED_FEW_SHARED_BYTES(ROWS, STAGES) <= 227 * 1024, "shared memory of a CTA");
 };

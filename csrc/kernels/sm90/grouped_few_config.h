@@ -43,7 +43,7 @@
 #define SM90_GROUPED_FEW_SHARED_BYTES(mma_tile_n, stages)                                                              \
     ((stages) * SM90_GROUPED_FEW_STAGE_BYTES(mma_tile_n) + SM90_GROUPED_FEW_STAGING_BYTES(mma_tile_n) +                \
      CEIL_DIV(SM90_GROUPED_FEW_BARRIERS_BYTES(stages), 16) * 16 +                                                      \
-     SM90_GROUPED_FEW_TILES_AHEAD * SM90_GROUPED_FEW_TILE_BYTES + SM90_GROUPED_TABLE_BYTES)
+     SM90_GROUPED_FEW_TILES_AHEAD * SM90_GROUPED_FEW_TILE_BYTES + GROUP_TABLE_BYTES)
 /* How an instantiation is loaded: its kernel_entry, for the host. */
 #define SM90_GROUPED_FEW_ENTRY(id, mma_tile_n, stages, ...)                                                            \
     {.name = "nvfp4_" #id,                                                                                             \

@@ -7,8 +7,6 @@
 #include "kernels/sm90/grouped_config.h"
 #include "kernels/sm90/plan.h"
 
-_Static_assert(NVFP4_MAX_GROUPS <= SM90_GROUPED_MAX_GROUPS, "the kernel's table has room for all groups");
-
 typedef struct grouped_config {
     int32_t kernel, mma_tile_n, stages, type, shared_bytes;
 } grouped_config;

@@ -29,7 +29,7 @@
 #include "kernels/common/batch_epilogue.cuh"
 #include "kernels/common/dependent.cuh"
 #include "kernels/common/group_activation.cuh"
-#include "kernels/sm90/grouped_tiles.cuh"
+#include "kernels/common/grouped_tiles.cuh"
 #include "kernels/sm90/grouped_units_config.h"
 #include "kernels/sm90/units.cuh"
 
@@ -48,7 +48,7 @@ template <int A_UNITS_, int BF16_, int STAGES_, int A_STAGES_> struct config {
     static constexpr int WARP_SUMS = SM90_GROUPED_UNITS_PAIRS * 32; /* float4 */
     static constexpr float UNIT = units_config < 1, BF16_ ? 2 : 1, 1, 1 > ::UNIT;
 
-    static_assert(TABLE_OFFSET + SM90_GROUPED_TABLE_BYTES == SM90_GROUPED_UNITS_SHARED_BYTES(A_UNITS, STAGES, A_STAGES),
+    static_assert(TABLE_OFFSET + GROUP_TABLE_BYTES == SM90_GROUPED_UNITS_SHARED_BYTES(A_UNITS, STAGES, A_STAGES),
                   "as the host reserves it");
     static_assert(SM90_GROUPED_UNITS_SHARED_BYTES(A_UNITS, STAGES, A_STAGES) <= 227 * 1024, "shared memory of a CTA");
     static_assert(SUMS_OFFSET % 16 == 0 && TABLE_OFFSET % 16 == 0, "vectors of sums");
@@ -380,7 +380,7 @@ __device__ __forceinline__ void multiply(const grouped_problem &p, const sm90_gr
     }
     __syncwarp();
     begin_dependent_grid();
-    grouped_table &table = *(grouped_table *)(shared + C::TABLE_OFFSET);
+    group_table &table = *(group_table *)(shared + C::TABLE_OFFSET);
     /* Scratch in the place of sums, which the barrier at the end of group_table::fill frees. */
     table.fill(p.ends, p.groups, (int)p.g.m, C::ROWS,
                *(group_table_scratch<SM90_GROUPED_UNITS_THREADS> *)(shared + C::SUMS_OFFSET));

@@ -34,7 +34,7 @@
     (SM90_GROUPED_UNITS_WARPS * ((stages) * (SM90_UNITS_PAIR_BYTES + SM90_UNITS_SCALES) +                              \
                                  (a_stages) * (SM90_GROUPED_UNITS_A_BYTES(a_units) + SM90_GROUPED_UNITS_HEADER) +      \
                                  SM90_UNITS_BARRIERS(stages, a_stages) * 8) +                                          \
-     SM90_GROUPED_UNITS_SUMS + SM90_GROUPED_TABLE_BYTES)
+     SM90_GROUPED_UNITS_SUMS + GROUP_TABLE_BYTES)
 /* How an instantiation is loaded: its kernel_entry, for the host. */
 #define SM90_GROUPED_UNITS_ENTRY(id, a_units, bf16, stages, a_stages, ...)                                             \
     {.name = "nvfp4_" #id,                                                                                             \

@@ -10,8 +10,10 @@
  *
  * Each lets the grid after it start once all grids before it have completed. */
 #include "kernels/common/cluster.cuh"
+#include "kernels/common/group_scales.cuh"
+#include "kernels/common/group_tile.cuh"
 #include "kernels/common/w4a16.cuh"
-#include "kernels/sm90/grouped_tiles.cuh"
+#include "kernels/sm90/grouped_config.h"
 
 template <int TYPE> __device__ __forceinline__ void store_chunks(uint4 *to, const uint4 (&natural)[4]) {
     uint32_t pairs[4][4];

@@ -37,7 +37,7 @@ sys.path.append(str(ROOT / "build_backend"))
 import nvfp4_cuda  # noqa: E402  (it lies in build_backend)
 
 UINT8, UINT16 = 0, 1  # CUtensorMapDataType
-NO_SWIZZLE, SWIZZLE_128 = 0, 3  # CUtensorMapSwizzle
+NO_SWIZZLE, SWIZZLE_64, SWIZZLE_128 = 0, 2, 3  # CUtensorMapSwizzle
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
 SHARED_LIMIT = 227 * 1024  # of a CTA
 ON_HARDWARE = os.environ.get("SM100_HARDWARE") == "1"

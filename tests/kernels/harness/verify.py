@@ -34,11 +34,12 @@ ELEMENTS, SWIZZLES = {0: "u8", 1: "u16"}, {0: "none", 2: "64B", 3: "128B"}  # th
 
 class Launch:
     """Calls of one kernel, which the emulator runs and the verifier proves. A backend gives the fields `note`, `stages`
-    and `split_k`, the schedule's type, and what is marked as its own."""
+    and `split_k`, the types of the parameters, and what is marked as its own."""
 
     note: str
     split_k: int
     schedule: type[Struct]
+    problem: type[Struct] = Problem
     aligned = True  # scales are 4-byte aligned, output rows 32-byte: the verifier cannot compute it
     late = ""  # the operand that a grid before writes late
     inlined: ClassVar[tuple[str, ...]] = ()  # files below csrc that mutations edit, as the kernel includes them
@@ -128,7 +129,9 @@ class Recorder:
 
     def empty(self, shape: Any = None, dtype: Any = None) -> Placed:
         placed = Placed(len(self.names) + 1 << 40)
-        self.names[placed.address] = self.OBJECTS[len(self.names)]
+        self.names[placed.address] = f"OTHER_{len(self.names)}"
+        if len(self.names) <= len(self.OBJECTS):
+            self.names[placed.address] = self.OBJECTS[len(self.names) - 1]
         return placed
 
     array = empty
@@ -180,6 +183,7 @@ def recorded_input(recorder: Recorder, parameters: Sequence[type[ctypes.Structur
             elif kind is None and value:
                 declarations.append({**place, "type": "pointer", "space": "global", "object": recorder.names[value]})
             elif kind is None or kind in SCALARS:
+                value = min(value, 3e38)  # JSON has no infinity
                 arguments.append({**place, "type": SCALARS.get(kind, "u64"), "value": value})
     how = recorder.launched
     grid = how["grid"] if isinstance(how["grid"], tuple) else (how["grid"],)
@@ -189,7 +193,7 @@ def recorded_input(recorder: Recorder, parameters: Sequence[type[ctypes.Structur
         "launch": {
             "grid_dim": [*grid, 1, 1][:3],
             "block_dim": [how["block"], 1, 1],
-            "cluster_dim": [how["cluster"], 1, 1],
+            "cluster_dim": [how["cluster"] or 1, 1, 1],
             "dynamic_shared_bytes": how["shared"],
         },
         "declarations": declarations,
@@ -239,7 +243,7 @@ def prove(launch: Launch, ptx: str, seconds: float = SECONDS) -> Verdict:
     recorder = Recorder()
     launch.start(recorder, recorder, numpy.random.default_rng(0))
     text = launch.readable(only_entry(ptx, launch.kernel))
-    return judge(text, recorded_input(recorder, (Problem, launch.schedule)), launch.aligned, seconds)
+    return judge(text, recorded_input(recorder, (launch.problem, launch.schedule)), launch.aligned, seconds)
 
 
 def judge(text: str, given: dict[str, Any], aligned: bool, seconds: float = SECONDS) -> Verdict:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from emulate import Module
 from harness import launch
 from harness.headers import Config, Struct, headers_of
-from harness.launch import EVICT_FIRST, EVICT_LAST, SWIZZLE_128
+from harness.launch import EVICT_FIRST, EVICT_LAST, SWIZZLE_64, SWIZZLE_128
 from harness.values import ceil_div
 
 HEADERS = headers_of("sm120")
 CONFIGS = HEADERS.configs("gemm")
 Operand, Schedule = HEADERS.structs["mma_operand"], HEADERS.structs["sm120_schedule"]
 PART_K = HEADERS.value("SM120_PART_K")
-SWIZZLE_64 = 2  # CUtensorMapSwizzle
 SHARED_LIMIT = 101376  # of a CTA
 
 

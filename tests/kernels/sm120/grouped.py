@@ -1,204 +1,31 @@
-"""Operands, schedule and grid of csrc/kernels/sm120/grouped.cu."""
+"""Schedule and grid of csrc/kernels/sm120/grouped.cu."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy
-import torch
-from emulate import Emulator, Module
-from harness import launch
-from harness.headers import Config, Struct
-from harness.launch import EVICT_FIRST, EVICT_LAST, SWIZZLE_128, Generator
-from harness.values import BF16, FP16, FP32, INTEGER_SCALES, ceil_div, loaded, rounded, stored, swizzle_scales
-from sm120.gemm import HEADERS, SWIZZLE_64, Operand
-
-import nvfp4
+from emulate import Module
+from harness import groups
+from harness.headers import Config
+from harness.launch import EVICT_FIRST, EVICT_LAST
+from harness.values import ceil_div
+from sm120.gemm import HEADERS
 
 CONFIGS = HEADERS.configs("grouped")
-Problem, Schedule = HEADERS.structs["grouped_problem"], HEADERS.structs["sm120_grouped_schedule"]
-MAX_GROUPS = HEADERS.value("SM120_MAX_GROUPS")
-ALPHA_BY_BATCH, BIAS_BY_BATCH = 1, 2  # gemm_problem.by_batch
-ACTIVATIONS = ("silu", "gelu_tanh", "relu2", "swiglu")  # by nvfp4_activation
-SWIGLU_ALPHA = 1.702
-ADDRESSES = ("ends", "rows", "scale_rows", "row_scale")
+Schedule = HEADERS.structs["sm120_grouped_schedule"]
 
 
-class Groups(launch.Product):
-    """One product of groups: random operands, scales of groups in another order than the groups, NaN padding, a
-    poisoned result between guard bytes. Sums are exact in fp32 as those of Product."""
-
-    def __init__(
-        self,
-        emulator: Emulator,
-        generator: Generator,
-        sizes: Sequence[int],
-        n: int,
-        k: int,
-        parts: int = 1,
-        out_type: int = FP32,
-        behind: int = 0,  # rows behind the last group's
-        missing: Sequence[int] = (),  # groups whose scales do not exist; linear: of whose rows a has none
-        integer: bool = True,
-        linear: bool = False,
-        gathers: bool = False,  # rows of a in another order; linear
-        pitch: int = 0,  # of values; 0: the next on 16 bytes
-        activation: str = "",
-        limit: float = float("inf"),
-        out_align: int = 16,  # of the rows of the result
-    ) -> None:
-        self.emulator, self.sizes, self.parts, self.linear = emulator, list(sizes), parts, linear
-        self.groups, self.m, self.n, self.k = len(sizes), sum(sizes) + behind, n, k
-        self.activation, self.limit = activation, limit
-        self.columns = n * (1 if activation else parts)  # of the result
-        self.l, self.pitch = self.groups * parts, pitch or k // 2 + -k // 2 % 16
-        self.data, self.scales = [], []
-        for l, rows in ((1, self.m), (self.l, n)):
-            self.data.append(generator.integers(0, 256, (l, rows, self.pitch), numpy.uint8))
-            scales = generator.choice(INTEGER_SCALES, (l, rows, k // 16))
-            if not integer:
-                scales = generator.integers(0x28, 0x48, (l, rows, k // 16), numpy.uint8)
-            self.scales.append(scales)
-        self.missing, self.order = set(missing), numpy.arange(self.m)
-        kept = {"ends": numpy.cumsum(sizes, dtype="i4")}
-        if linear:
-            placed, scales_of_b, self.scale_a_rows = *self.scales, 0
-            if gathers:
-                self.order = generator.permutation(self.m)
-                kept["rows"] = self.order.astype("i4")
-                for e in missing:
-                    own = slice(sum(sizes[:e]), sum(sizes[: e + 1]))
-                    kept["rows"][own] = generator.choice([-1, self.m, -(2**31), 2**31 - 1], sizes[e])
-        else:
-            kept["scale_rows"], placed = self.place_scales(generator, missing)
-            scales_of_b, self.scale_a_rows = swizzle_scales(self.scales[1]), 128 * len(placed) if k else 2**63 - 1
-        operands = (self.data[0], placed, self.data[1], scales_of_b)
-        self.arrays = [emulator.array(x if x.size else numpy.zeros(1, "u1")) for x in operands]
-        self.place_result(out_type, out_align)
-        self.kept = {name: emulator.array(x) for name, x in kept.items()}
-        self.factors = numpy.ones(self.m)
-        self.scaled: numpy.ndarray | float = 1.0  # alpha and bias of each matrix, [L, 1, N]
-        self.biased: numpy.ndarray | float = 0.0
-
-    def place_scales(self, generator: Generator, missing: Sequence[int]) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """scale_rows, and blocks of 128 rows of scales."""
-        blocks, first = [], numpy.zeros(self.groups, "i4")
-        ends = numpy.cumsum([0, *self.sizes])
-        for e in generator.permutation(self.groups):
-            first[e] = 128 * len(blocks)
-            if self.sizes[e] and e not in missing:
-                own = self.scales[0][:, ends[e] : ends[e + 1]]
-                blocks += list(swizzle_scales(own)[0])
-        for e in missing:
-            first[e] = generator.choice([-128, -1, 1, 64, 128 * len(blocks), 2**31 - 128])
-        empty = numpy.zeros((0, ceil_div(self.k, 64), 512), "u1")
-        return first, numpy.stack(blocks) if blocks else empty
-
-    def place_result(self, out_type: int, out_align: int) -> None:
-        self.out_type, self.item = out_type, 4 if out_type == FP32 else 2
-        self.row_bytes = self.columns * self.item
-        self.out_pitch = (self.row_bytes // out_align + 2) * out_align
-        self.out = self.emulator.empty((1, self.m, self.out_pitch), numpy.uint8)
-        self.add, self.shared, self.extras = None, None, {}
-
-    def set_row_scale(self, generator: Generator) -> None:
-        self.factors = generator.choice([0.5, 1.0, -2.0], self.m)
-        self.kept["row_scale"] = self.emulator.array(self.factors.astype("f4"))
-
-    def set_alpha_and_bias(self, generator: Generator) -> None:
-        """One alpha for each matrix, a bias for each of its columns. Arguments of an activation are small."""
-        alpha, bias = generator.choice([0.5, -1.0, 2.0], self.l), generator.integers(-8, 9, (self.l, self.n)) / 4
-        alpha *= 2.0**-9 if self.activation else 1
-        self.scaled, self.biased = alpha[:, None, None], bias[:, None]
-        self.keep(alpha.astype("f4"), "alpha", alpha_stride=0)
-        self.keep(bias.astype("f4"), "bias", bias_type=FP32)
-        self.extras["by_batch"] = ALPHA_BY_BATCH | BIAS_BY_BATCH
-
-    # ---- parameters
-
-    def problem(self) -> Struct:
-        g = super().problem()
-        g.a_batch = g.scale_a_batch = 0
-        g.out_batch = 0 if self.activation else self.n * self.item
-        more = {name: self.kept[name].address for name in ADDRESSES if name in self.kept}
-        if self.activation:
-            more |= {"has_activation": 1, "activation": ACTIVATIONS.index(self.activation)}
-        return Problem(
-            g=g, a_rows=self.m, scale_a_rows=self.scale_a_rows, groups=self.groups, parts=self.parts, limit=self.limit,
-            activation_alpha=SWIGLU_ALPHA, **more,
-        )  # fmt: skip
-
-    def operand(self, config: Config, which: int, box_rows: int, cache_policy: int) -> Struct:
-        g = self.problem().g
-        data, scale = self.arrays[2 * which : 2 * which + 2]
-        operand = Operand(
-            data=data.address, scale=scale.address, pitch=self.pitch, batch=(g.a_batch, g.b_batch)[which],
-            scale_pitch=g.scale_b_pitch, scale_batch=(g.scale_a_batch, g.scale_b_batch)[which], rows=self.rows(which),
-            cache_policy=cache_policy,
-        )  # fmt: skip
-        if self.k and self.pitch % 16 == 0:
-            row_bytes = config.stage_k // 2
-            dims, strides = (self.k // 2, self.rows(which), (1, self.l)[which]), (self.pitch, max(g.b_batch, 16))
-            swizzle = {128: SWIZZLE_128, 64: SWIZZLE_64}[row_bytes]
-            operand.values = self.tensor_map(launch.UINT8, data, dims, strides, (row_bytes, box_rows, 1), swizzle)
-        return operand
-
+class Groups(groups.Groups):
     def launch(self, module: Module, config: Config, grid: int = 0, wait: bool = True) -> None:
-        """grid: CTAs; 0: one for each tile."""
-        tiles_n, by_tma = ceil_div(self.n, config.mma_tile_m), self.pitch % 16 == 0
+        by_tma, row_bytes = self.pitch % 16 == 0, config.stage_k // 2
         schedule = Schedule(
-            mma_a=self.operand(config, 1, config.mma_tile_m, EVICT_FIRST),
-            mma_b=self.operand(config, 0, config.mma_tile_n, EVICT_LAST), tiles_n=tiles_n,
+            mma_a=self.operand(row_bytes, 1, config.mma_tile_m, EVICT_FIRST),
+            mma_b=self.operand(row_bytes, 0, config.mma_tile_n, EVICT_LAST),
+            tiles_n=ceil_div(self.n, config.mma_tile_m),
             scales_by_tma=int(by_tma and not self.linear), values_by_tma=int(by_tma),
         )  # fmt: skip
         if self.activation:
-            schedule.pairs, numbers = self.parts - 1, schedule.numbers
-            numbers.limit, numbers.up_limit = self.limit, self.limit if self.parts == 2 else float("inf")
-            numbers.alpha, numbers.min_gate = SWIGLU_ALPHA, numpy.float32(-86) / numpy.float32(SWIGLU_ALPHA)
+            schedule.pairs = self.parts - 1
+            self.set_numbers(schedule.numbers)
         self.start(module, config, schedule, grid or max(1, self.tiles(config)), config.shared_bytes, wait=wait)
 
     def tiles(self, config: Config) -> int:
-        along = sum(ceil_div(size, config.mma_tile_n) for size in self.sizes)
-        return along * ceil_div(self.n, config.mma_tile_m) * (1 if self.activation else self.parts)
-
-    # ---- the result
-
-    def expected(self) -> numpy.ndarray:
-        """[rows of groups, columns] in float64."""
-        a, b = self.decoded(0)[0][self.order], self.decoded(1)
-        alpha = numpy.broadcast_to(self.scaled, (self.l, 1, 1))
-        bias = numpy.broadcast_to(self.biased, (self.l, 1, self.n))
-        made, ends = numpy.zeros((sum(self.sizes), self.parts * self.n)), numpy.cumsum([0, *self.sizes])
-        for e in range(self.groups):
-            rows = slice(ends[e], ends[e + 1])
-            for part in range(self.parts):
-                l = e * self.parts + part
-                made[rows, part * self.n : (part + 1) * self.n] = (a[rows] @ b[l].T) * alpha[l] + bias[l]
-            if e in self.missing:
-                made[rows] = numpy.nan
-        made *= self.factors[: len(made), None]
-        return self.activated(made) if self.activation else made
-
-    def activated(self, products: numpy.ndarray) -> numpy.ndarray:
-        """`gated` on the CPU of the parts, which are rounded to the type of the result."""
-        dtype = {FP32: torch.float32, FP16: torch.float16, BF16: torch.bfloat16}[self.out_type]
-        bits = numpy.ascontiguousarray(stored(products, self.out_type)).view("i4" if self.item == 4 else "i2")
-        gate, *up = torch.from_numpy(bits).view(dtype).split(self.n, dim=1)
-        limit = self.limit if numpy.isfinite(self.limit) else None
-        return nvfp4.gated(gate, *up, activation=self.activation, limit=limit).double().numpy()
-
-    def result(self) -> numpy.ndarray:
-        """[M, columns]."""
-        rows = numpy.ascontiguousarray(self.out.numpy()[0, :, : self.row_bytes])
-        return loaded(rows, self.out_type).reshape(self.m, -1)
-
-    def check(self, expected: numpy.ndarray | None = None) -> None:
-        wanted, end = rounded(self.expected(), self.out_type), sum(self.sizes)
-        got, bits = self.result()[:end], self.out.numpy()[0]
-        unwritten = (bits[:end, : self.row_bytes].reshape(end, self.columns, self.item) == 0xFF).all(axis=-1)
-        wrong = numpy.argwhere(~((got == wanted) | (numpy.isnan(got) & numpy.isnan(wanted) & ~unwritten)))
-        assert not len(wrong), (
-            f"{len(wrong)} of {got.size} wrong, first at {wrong[0].tolist()}: "
-            f"{got[tuple(wrong[0])]} for {wanted[tuple(wrong[0])]}"
-        )
-        assert (bits[end:] == 0xFF).all() and (bits[:, self.row_bytes :] == 0xFF).all(), "wrote outside"
+        return self.along(config) * ceil_div(self.n, config.mma_tile_m) * (1 if self.activation else self.parts)

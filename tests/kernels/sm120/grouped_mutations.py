@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy
 from harness import verify
+from harness.groups import MAX_GROUPS
 from harness.headers import Config
 from harness.launch import Generator
 from harness.mutations import Mutation, mutation
 from harness.values import BF16, FP32
-from sm120.grouped import CONFIGS, MAX_GROUPS, Groups, Schedule
+from sm120.grouped import CONFIGS, Groups, Schedule
 
 OF_KERNELS = ("common/group_scales.cuh", "common/group_table.cuh", "common/group_activation.cuh")
 OF_KERNELS += ("sm120/store.cuh", "sm120/tile.cuh")

@@ -10,12 +10,12 @@ import os
 
 import numpy
 import pytest
-from harness.headers import Config
+from harness.groups import ACTIVATIONS, MAX_GROUPS, sizes_of
 from harness.launch import load, timing
 from harness.predecessor import Predecessor
 from harness.values import BF16, FP16, FP32, swizzle_scales
 from sm120 import gemm
-from sm120.grouped import ACTIVATIONS, CONFIGS, MAX_GROUPS, Groups
+from sm120.grouped import CONFIGS, Groups
 
 import nvfp4
 
@@ -27,15 +27,6 @@ FORMS: list[dict[str, bool]] = [{}, {"linear": True, "gathers": True}, {"pitch":
 FORMS += [{}, {"linear": True, "gathers": True, "pitch": True}]
 NONE_MISSING = [{"linear": True}]
 NAMES = pytest.mark.parametrize("name", CONFIGS)
-
-
-def sizes_of(config: Config, random: numpy.random.Generator) -> list[int]:
-    """Rows of some groups: none, one, just a tile, a row more or less, several tiles. Not all are empty, as in every
-    product that the plan launches."""
-    tile = config.mma_tile_n
-    sizes = [0, 1, tile - 1, tile, tile + 1, int(random.integers(1, 2 * tile + 2))]
-    chosen = [int(random.choice(sizes)) for _ in range(int(random.integers(2, 7)))]
-    return chosen if any(chosen) else [*chosen, 1]
 
 
 def test_shared_memory_of_a_cta() -> None:

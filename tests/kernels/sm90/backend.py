@@ -40,7 +40,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
         named,
         drawn,
     )
-    grouped = ("kernels/sm90/grouped.cu", "kernels/sm90/grouped_tiles.cuh", "kernels/sm90/reorder.cu")
+    grouped = ("kernels/sm90/grouped.cu", "kernels/common/grouped_tiles.cuh", "kernels/sm90/reorder.cu")
     grouped_tests = (
         ("kernels/sm90/test_sm90_grouped.py",),
         ("ops/test_grouped_gemm.py", "-k", "sm_90"),

@@ -28,7 +28,7 @@ class Launch(verify.Launch):
     case: int = 0  # of place_epilogue_of_each_matrix
 
     for_verifier, split_k = False, 1  # the ends are in memory
-    inlined = ("kernels/sm90/grouped_tiles.cuh",)
+    inlined = ("kernels/common/grouped_tiles.cuh",)
     configs, product = CONFIGS, Product
 
     @property

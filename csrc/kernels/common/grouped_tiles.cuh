@@ -1,35 +1,32 @@
-/* The tiles of a product of groups in sm90/grouped.cu and grouped_units.cu, from the ends of the groups, which are on
- * the device.
+/* The tiles of a product of groups that a CTA takes one after the other, from the ends of the groups, which are on the
+ * device.
  *
  * Tiles are numbered in the order of groups; of a group, first along its rows, then along the columns, part by part. So
  * tiles that share columns of a matrix run at the same time, and it comes from memory once. */
-#ifndef NVFP4_SM90_GROUPED_TILES_CUH
-#define NVFP4_SM90_GROUPED_TILES_CUH
+#ifndef NVFP4_COMMON_GROUPED_TILES_CUH
+#define NVFP4_COMMON_GROUPED_TILES_CUH
 
 #include "common/grouped_problem.h"
 #include "kernels/common/group_scales.cuh"
 #include "kernels/common/group_table.cuh"
-#include "kernels/sm90/grouped_config.h"
-
-using grouped_table = group_table<SM90_GROUPED_MAX_GROUPS>; /* in shared memory */
-static_assert(sizeof(grouped_table) == SM90_GROUPED_TABLE_BYTES, "as the host reserves it");
 
 /* A tile: rows row .. row + rows - 1 of the result, in the order of groups, by one of the tiles_n ranges of columns of
  * a part, or of all parts. */
 struct grouped_tile {
     int32_t l; /* the matrix: group * parts + part; the first one of all parts */
-    int32_t part, column;
+    int32_t group, part, column;
     int32_t row, rows;
+    int32_t of_group; /* of the group's rows the tile begins with this one */
 };
 
 /* Tiles first, first + step, ... The calls of a warp are converged. */
 struct grouped_tiles {
-    const grouped_table &table;
+    const group_table &table;
     const grouped_problem &p;
     uint32_t tiles_n, number, step, all;
     bool of_all_parts; /* each tile: of a product with an activation */
 
-    __device__ __forceinline__ grouped_tiles(const grouped_table &table, const grouped_problem &p, int32_t tiles_n,
+    __device__ __forceinline__ grouped_tiles(const group_table &table, const grouped_problem &p, int32_t tiles_n,
                                              uint32_t first, uint32_t step, bool of_all_parts = false)
         : table(table), p(p), tiles_n((uint32_t)tiles_n), number(first), step(step),
           all((uint32_t)table.tiles[p.groups] * (uint32_t)tiles_n * (of_all_parts ? 1 : (uint32_t)p.parts)),
@@ -43,10 +40,12 @@ struct grouped_tiles {
         const int32_t before = table.tiles[group], along = table.tiles[group + 1] - before;
         const uint32_t in_group = number - (uint32_t)before * across, column = in_group / (uint32_t)along;
         const int32_t index = (int32_t)(in_group % (uint32_t)along);
+        tile.group = group;
         tile.part = (int32_t)(column / tiles_n);
         tile.l = group * p.parts + tile.part;
         tile.column = (int32_t)(column % tiles_n);
-        tile.row = table.rows[group] + index * tile_rows;
+        tile.of_group = index * tile_rows;
+        tile.row = table.rows[group] + tile.of_group;
         tile.rows = min(tile_rows, table.rows[group + 1] - tile.row);
         number += step;
         return true;
