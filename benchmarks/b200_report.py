@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 import c_model
+import sm120_model
 from b200_ranges import DIRTY_L2_US, Span, ends, ranges, span
 from c_model import Config, Struct
 from model_b200 import (
@@ -502,6 +503,33 @@ def constants_table() -> list[str]:
     ]
 
 
+# Experts, choices of a token, rows of gate and of up, H; and by tokens the whole layer on a B200, with routing and the
+# sum over a token's experts, without quantizers, as FlashInfer's issue 3976 has it: TRT-LLM's kernels, CuTe DSL's.
+MIXTURES = {
+    "DeepSeek-V3, all experts on one GPU": (256, 8, 2048, 7168, {1: "60, 73", 16: "391, 475"}),
+    "Qwen3-30B-A3B": (128, 8, 768, 2048, {}),
+}
+TOKENS = (1, 16, 128, 1024, 8192)
+B200 = sm120_model.Gpu("B200", 7670, 9000)
+
+
+def experts_table() -> list[str]:
+    """Both products of a layer's experts back to back, the activation in the first one."""
+    gpu, cases = len(sm120_model.GPUS), []
+    for groups, choices, inner, hidden, _ in MIXTURES.values():
+        for t in TOKENS:
+            cases += [(gpu, t * choices, inner, hidden, groups, 2), (gpu, t * choices, hidden, inner, groups, 1)]
+    found, less = iter(sm120_model.modelled(cases)), sm120_model.BACK_TO_BACK_US
+    lines = header("model", "T", "sm100 us", "gate and up us", "down us", "sm80 us", "floor us", "published layer us")
+    for name, (*sizes, published) in MIXTURES.items():
+        for t in TOKENS:
+            up, down = next(found), next(found)
+            first, second, portable = up.gated - less, down.own - less, up.portable + down.portable - 2 * less
+            times = (first + second, first, second, portable, sm120_model.mixture_floor_us(B200, t, *sizes))
+            lines.append(row(name, t, *(f"{us:.1f}" for us in times), published.get(t, "")))
+    return lines
+
+
 def tables(rows: list[Config], c: Struct) -> dict[str, list[str]]:
     """The tables of b200_model.md. model_b200.py prints the rest: more shapes, parts, --all plans, --peers,
     --sensitivity, --worst, --configurations, --constants."""
@@ -510,6 +538,7 @@ def tables(rows: list[Config], c: Struct) -> dict[str, list[str]]:
         "submitted": submitted_table(RANKED, rows, c),
         "ranked": shape_table(RANKED, rows, c),
         "mixed": mixed_table(rows, c),
+        "experts": experts_table(),
         "peers": peer_summary(),
         "sensitivity": sensitivity_table(rows, c, 5),
     }

@@ -57,10 +57,14 @@ def floor_us(gpu: Gpu, m: int, n: int, k: int) -> float:
 
 
 def experts_floor_us(gpu: Gpu, tokens: int) -> float:
-    """The same of a layer's experts, both products, where each token takes any CHOICES of them; without C, as in the
+    return mixture_floor_us(gpu, tokens, EXPERTS, CHOICES, INNER, HIDDEN)
+
+
+def mixture_floor_us(gpu: Gpu, tokens: int, experts: int, choices: int, inner: int, hidden: int) -> float:
+    """The same of a layer's experts, both products, where each token takes any choices of them; without C, as in the
     model, since the kernel behind may find it in L2."""
-    hit, weights, rows = EXPERTS * (1 - (1 - CHOICES / EXPERTS) ** tokens), 3 * INNER * HIDDEN, tokens * CHOICES
-    moved = (hit * weights + rows * (HIDDEN + INNER)) * (1 / 2 + 1 / 16)
+    hit, weights, rows = experts * (1 - (1 - choices / experts) ** tokens), 3 * inner * hidden, tokens * choices
+    moved = (hit * weights + rows * (hidden + inner)) * (1 / 2 + 1 / 16)
     return max(moved / gpu.gb_s * 1e-3, 2 * rows * weights / gpu.tflop_s * 1e-6)
 
 
@@ -68,18 +72,18 @@ def experts_floor_us(gpu: Gpu, tokens: int) -> float:
 class Modelled:
     """Single-call times."""
 
-    own: float  # of sm120
+    own: float  # of sm120, or of sm100
     kernel: str
     portable: float  # of sm80
     other: str
-    gated: float  # of groups: sm120 with the activation, in as many launches as are planned
+    gated: float  # of groups: with the activation, in as many launches as are planned
     gated_apart: float  # and in two
 
 
 def modelled(cases: list[tuple[int, ...]]) -> list[Modelled]:
     """For (GPU, M, N, K), or of groups (GPU, M, N, K, groups, parts)."""
     sources = [HERE / "sm120_model.c", CSRC / "common/error.c", CSRC / "plan/reject.c"]
-    sources += sorted(path for name in ("sm120", "sm80") for path in (CSRC / "kernels" / name).glob("*.c"))
+    sources += sorted(path for name in ("sm100", "sm120", "sm80") for path in (CSRC / "kernels" / name).glob("*.c"))
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, "model")
         subprocess.run(["gcc", "-std=gnu11", "-O1", f"-I{CSRC}", "-o", made, *sources, "-lm"], check=True)

@@ -61,11 +61,6 @@ nvfp4_status reject_backends(const nvfp4_context *context, const target *where, 
     if (!able) able = backends_taking(ALL_BACKENDS, p);
     list_backends(asked, sizeof asked, where->backends, "%s", " and ");
     list_backends(others, sizeof others, able, "%s", " or ");
-    if (p->product_kind >= PRODUCT_GROUPED && !taking_kind(where->backends, p->product_kind) &&
-        !taking_kind(where->backends, kinds[p->product_kind].other))
-        return REJECT_AS(NVFP4_UNSUPPORTED, "backend",
-                         ("is one of the %s kernels, which do not take products of groups", asked),
-                         ("must be %s", others));
     if (p->by_batch && planner_of_any(where->backends, p))
         return REJECT_AS(NVFP4_UNSUPPORTED, p->by_batch & ALPHA_BY_BATCH ? "alpha" : "bias",
                          ("has values for each batch, which the %s kernels do not take", asked),

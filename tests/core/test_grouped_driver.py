@@ -147,12 +147,15 @@ def test_lists_of_matrices_run_on_the_cpu_alone(fake_driver: Path, tmp_path: Pat
 def test_a_backend_without_such_a_kernel(fake_driver: Path) -> None:
     code = CALL.strip().replace('"sm80"', '"sm100"') + "\n    call(5, 7, 64, 3)"
     said = run(code, fake_driver, FAKE_CC="100")
-    assert said == "backend: is one of the sm100 kernels, which do not take products of groups; must be sm80"
+    assert said == (
+        "a: dtype is float16, which the sm100 kernels do not take; "
+        "must be uint8 or float4_e2m1fn_x2, or the backend sm80"
+    )
 
 
 @pytest.mark.parametrize(("nvfp4_a", "a_dtype"), [(False, "float16"), (True, None)])
 def test_info_shows_what_is_launched(nvfp4_a: bool, a_dtype: str | None, fake_driver: Path, tmp_path: Path) -> None:
-    """A GPU whose own backend takes no groups runs sm80's kernels, and info says so."""
+    """A GPU whose own backend does not take the groups runs sm80's kernels, and info says so."""
     code = f"call(37, 200, 96, 4, nvfp4_a={nvfp4_a})"
     (name, grid), *more = launched(code, fake_driver, tmp_path / "log", FAKE_CC="100")
     assert not more
@@ -241,39 +244,65 @@ def test_a_plan_for_few_and_for_many_rows(t: int, n: int, kernel: str, fake_driv
     assert run(f"print({plan}['kernel'])", fake_driver, FAKE_CC="90") == f"nvfp4_sm90_grouped_{kernel}"
 
 
-# ---- sm120: a CTA an SM, NVFP4 a ----
+# ---- sm100 and sm120: a CTA an SM, NVFP4 a ----
+
+OF_NVFP4_A = pytest.mark.parametrize("backend", ["sm100", "sm120"])
 
 
-def launched_by_sm120(code: str, fake_driver: Path, log: Path) -> tuple[list[list[str]], list[tuple[str, int]]]:
+def launched_by(backend: str, code: str, fake_driver: Path, log: Path) -> tuple[list[list[str]], list[tuple[str, int]]]:
     """Tensor maps, and launches that may start early."""
-    call = CALL.strip().replace('"sm80"', '"sm120"')
-    rows = launches(f"{call}\n    {code}", fake_driver, log, FAKE_CC="120")
+    call = CALL.strip().replace('"sm80"', f'"{backend}"')
+    rows = launches(f"{call}\n    {code}", fake_driver, log, FAKE_CC=backend.removeprefix("sm"))
     own = [row for row in rows if row[0] != "map"]
     assert all(row[5:] == ["0", "1"] for row in own)  # cluster, programmatic dependent launch
     return [row for row in rows if row[0] == "map"], [(row[0], int(row[1])) for row in own]
 
 
-def test_sm120_has_one_launch(fake_driver: Path, tmp_path: Path) -> None:
+@OF_NVFP4_A
+def test_one_launch_for_all_groups(backend: str, fake_driver: Path, tmp_path: Path) -> None:
     """Ends and where scales begin are in memory that is not accessible. There is a tensor map of all matrices, and one
     of A."""
-    calls = "[call(t, 200, 96, e, p, nvfp4_a=True) for t in (1, 37, 2000) for p in (1, 2)]"
-    maps, rows = launched_by_sm120(f"for e in (1, 8, 1024): {calls}", fake_driver, tmp_path / "log")
-    assert len(rows) == 18 and all(name.startswith("nvfp4_sm120_grouped_") for name, _ in rows)
+    calls = "[call(t, 200, 192, e, p, nvfp4_a=True) for t in (1, 37, 2000) for p in (1, 2)]"
+    maps, rows = launched_by(backend, f"for e in (1, 8, 1024): {calls}", fake_driver, tmp_path / "log")
+    assert len(rows) == 18 and all(name.startswith(f"nvfp4_{backend}_grouped_") for name, _ in rows)
     sizes = [(e * p, t) for e in (1, 8, 1024) for t in (1, 37, 2000) for p in (1, 2)]
-    wanted = [dims for l, t in sizes for dims in (f"48,200,{l}", f"48,{t},1")]
+    wanted = [dims for l, t in sizes for dims in (f"96,200,{l}", f"96,{t},1")]
     assert [row[3] for row in maps] == wanted and all(row[6] in ("64", "128") for row in maps)
 
 
-def test_sm120_grid_is_at_most_a_cta_an_sm(fake_driver: Path, tmp_path: Path) -> None:
+@OF_NVFP4_A
+def test_a_grid_is_at_most_a_cta_an_sm(backend: str, fake_driver: Path, tmp_path: Path) -> None:
     """It does not depend on the ends."""
     routings = "([37] * 4, [0] * 4, [1, 2, 3, 37], [9, -1, 50, 2])"
-    code = f"[call(37, 200, 96, 4, ends=ends, nvfp4_a=True) for ends in {routings}]"
-    _, rows = launched_by_sm120(code, fake_driver, tmp_path / "ends")
+    code = f"[call(37, 200, 192, 4, ends=ends, nvfp4_a=True) for ends in {routings}]"
+    _, rows = launched_by(backend, code, fake_driver, tmp_path / "ends")
     assert len(rows) == 4 and len(set(rows)) == 1
-    code = "call(1, 100, 96, 8, nvfp4_a=True); call(30000, 300, 96, 8, nvfp4_a=True)"
-    _, rows = launched_by_sm120(code, fake_driver, tmp_path / "sizes")
-    sms = int(run("print(nvfp4.info()['devices'][0]['sm_count'])", fake_driver, FAKE_CC="120"))
+    code = "call(1, 100, 192, 8, nvfp4_a=True); call(30000, 300, 192, 8, nvfp4_a=True)"
+    _, rows = launched_by(backend, code, fake_driver, tmp_path / "sizes")
+    capability = backend.removeprefix("sm")
+    sms = int(run("print(nvfp4.info()['devices'][0]['sm_count'])", fake_driver, FAKE_CC=capability))
     assert [grid for _, grid in rows] == [1, sms]
+
+
+@pytest.mark.parametrize(("k", "layout"), [(96, "128x4"), (128, "linear")])
+def test_errors_of_groups_on_sm100(k: int, layout: str, fake_driver: Path) -> None:
+    """The layout of scales and K that the kernels need."""
+    code = f"""
+    a, b = np.zeros((5, {k // 2}), np.uint8), np.zeros((3, 8, {k // 2}), np.uint8)
+    if {layout!r} == "linear":
+        scales = {{"scale_a": np.zeros((5, {k // 16}), np.uint8), "scale_b": np.zeros((3, 8, {k // 16}), np.uint8)}}
+    else:
+        scales = {{name: np.zeros(3 * {-(-k // 64)} * 512, np.uint8) for name in ("scale_a", "scale_b")}}
+        scales["scale_rows"] = hidden(3, np.int32)
+    form = {{"scale_layout": {layout!r}, "ends": hidden(3, np.int32), "backend": "sm100"}}
+    nvfp4.grouped_gemm(a, b, **scales, **form)
+    """
+    said = run(f"{CALL.strip()}\n    {code.strip()}", fake_driver, FAKE_CC="100")
+    assert said == (
+        f"b: has linear scales, K = {k} of no whole blocks of 64, or rows of a or b that lie otherwise than on "
+        "16 bytes, which the sm100 kernels of groups do not take; must have 128x4 scales and K in multiples of 64, or "
+        "the backend must be sm80"
+    )
 
 
 @pytest.mark.parametrize(("k", "maps"), [(64, 2), (48, 0)])
@@ -286,12 +315,15 @@ def test_sm120_gathers_rows(k: int, maps: int, fake_driver: Path, tmp_path: Path
     form = {{"scale_layout": "linear", "ends": hidden(e, np.int32), "rows": hidden(t, np.int32), "backend": "sm120"}}
     nvfp4.grouped_gemm(a, b, **scales, **form)
     """
-    found, rows = launched_by_sm120(call.strip(), fake_driver, tmp_path / "log")
+    found, rows = launched_by("sm120", call.strip(), fake_driver, tmp_path / "log")
     assert len(found) == maps and [grid for _, grid in rows] == [3]  # a tile for each group
 
 
-@pytest.mark.parametrize(("a_dtype", "backend"), [(None, "sm120"), ("float16", "sm80"), ("bfloat16", "sm80")])
-def test_plans_of_groups_on_12_0(a_dtype: str | None, backend: str, fake_driver: Path) -> None:
+@OF_NVFP4_A
+@pytest.mark.parametrize("a_dtype", [None, "float16", "bfloat16"])
+def test_plans_of_groups_on_blackwell(a_dtype: str | None, backend: str, fake_driver: Path) -> None:
+    """A 16-bit A stays with sm80."""
     for t in (8, 128, 8192):
         plan = f"nvfp4.info({t}, 768, 2048, groups=128, a_dtype={a_dtype!r}, device=0)['plan']"
-        assert run(f"print({plan}['backend'])", fake_driver, FAKE_CC="120") == backend
+        chosen = run(f"print({plan}['backend'])", fake_driver, FAKE_CC=backend.removeprefix("sm"))
+        assert chosen == ("sm80" if a_dtype else backend)

@@ -68,7 +68,7 @@ def promises_of_groups(backend: str) -> Run:
     chosen = f"{backend} and not bfloat16 and (plans or size or other or without or every_backend)"
     experts = ("models/test_experts_w4a4.py",) if "uint8" in ROWS[backend]["product_kinds"]["grouped_gemm"] else ()
     arguments = ("ops/test_grouped_invariance.py", "ops/test_gated_grouped_gemm.py", *experts, "-k", chosen)
-    least = 17 if backend == "sm80" else 10 if experts else 3
+    least = {"sm80": 17, "sm100": 7}.get(backend, 10 if experts else 3)  # sm100 takes one type of a, in one layout
     return Run(f"promises of groups of {backend}", device_of(backend), arguments, least)
 
 

@@ -29,7 +29,7 @@ from nvfp4.cli import machine, show
 
 needs_nvcc = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 INCLUDE, HOOK = '#include "kernels/common/placement.cuh"\n', re.compile(r"^ *RECORD_CTA\(\); *\\\n", re.M)
-HOOKED = ("sm100/gemm.cu", "sm120/gemm.cu", "sm120/grouped.cu")
+HOOKED = ("sm100/gemm.cu", "sm100/grouped.cu", "sm120/gemm.cu", "sm120/grouped.cu")
 HOOKED += ("sm90/gemm.cu", "sm90/gemv.cu", "sm90/grouped.cu", "sm90/prefill.cu")
 
 

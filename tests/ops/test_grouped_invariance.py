@@ -32,8 +32,8 @@ def _takes_groups(backend: Backend) -> None:
 def given(request: pytest.FixtureRequest, backend: Backend, generator: torch.Generator) -> Given:
     """Rows for each group, and two parts."""
     n, k = (40, 528) if backend.emulated else (70, 1104)
-    if backend.name in OWN:  # whose kernels read rows of b on 16 bytes
-        k += 16
+    if backend.name in OWN:  # whose kernels read rows of b on 16 bytes, those of sm100 whole blocks of scales
+        k += 48 if backend.name == "sm100" else 16
     a, scale_a = torch.randn(T, k, generator=generator), None
     is_nvfp4 = request.param.startswith("nvfp4")
     listed = "linear_scales" if request.param == "nvfp4" else "product_kinds"

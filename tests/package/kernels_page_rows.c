@@ -1,6 +1,7 @@
 /* The rows of the tables of docs/kernels.md, printed by the config headers' own macros: the table's name, then the row.
  * KIB rounds up. */
 #include "kernels/sm100/config.h"
+#include "kernels/sm100/grouped_config.h"
 #include "kernels/sm120/grouped_config.h"
 #include "kernels/sm80/config.h"
 #include "kernels/sm80/w4a16_config.h"
@@ -59,6 +60,11 @@
     printf("sm100 | %s | %d | %d | %d | %d x %d | %d x %d | %d of %d |\n", NAME(id) + 1, group, stages,                \
            KIB(SM100_SHARED_BYTES(group, y, stages)), accumulators, y, stages, SM100_SCALE_COLUMNS(y),                 \
            SM100_USED_COLUMNS(y, stages, accumulators), SM100_TMEM_COLUMNS(y, stages, accumulators));
+#define GROUPED100(id, matrices, y, stages, accumulators)                                                              \
+    printf("grouped100 | %s | %d | %d | %d x %d | %d x %d | %d of %d |\n", #id + sizeof "sm100_grouped", stages,       \
+           KIB(SM100_GROUPED_SHARED_BYTES(matrices, y, stages, accumulators)), accumulators, matrices * (y), stages,   \
+           SM100_GROUPED_SCALE_COLUMNS(matrices), SM100_GROUPED_USED_COLUMNS(matrices, y, stages, accumulators),       \
+           SM100_GROUPED_TMEM_COLUMNS);
 #define SM120(id, m, n, k, stages, warps_m, warps_n)                                                                   \
     printf("sm120 | %s | %d | %d | %d | %d |\n", NAME(id) + 1, SM120_WARPS(warps_m, warps_n), k, stages,               \
            KIB(SM120_SHARED_BYTES(m, n, k, stages, warps_m, warps_n)));
@@ -77,6 +83,7 @@ int main(void) {
     SM90_GEMM_CONFIGS(SM90)
     SM90_PREFILL_CONFIGS(PREFILL)
     SM100_GEMM_CONFIGS(SM100)
+    SM100_GROUPED_CONFIGS(GROUPED100)
     SM120_GEMM_CONFIGS(SM120)
     SM120_GROUPED_CONFIGS(GROUPED120)
     printf("stage | mma_a values %d: %d rows of %d bytes, swizzled | mma_b values %d: its half |", SM100_MMA_A_BYTES,

@@ -83,6 +83,8 @@ def test_recorded_proofs_are_what_the_page_says(backend: str, said: str) -> None
     assert f"{len(launches)} launches, all race_free, {min(seconds)} to {max(seconds)} s of processor time" in text
     assert f"up to {most} MB each" in text and {launch["verdict"] for launch in launches} == {"race_free"}
     configs = re.findall(rf"X\({backend}_gemm_(\w+),", (ROOT / f"csrc/kernels/{backend}/config.h").read_text())
+    if backend == "sm100":
+        configs += re.findall(r"X\(sm100_(grouped_\w+),", (ROOT / "csrc/kernels/sm100/grouped_config.h").read_text())
     assert {launch["kernel"] for launch in launches} == set(configs)
     assert said.format(len(mutations)) in text
     unseen = [row for row in mutations if {row["verifier"], row["emulator (seed)"]} == {"-"}]

@@ -159,7 +159,9 @@ def test_plan_takes_what_the_model_calls_fastest(tmp_path: Path) -> None:
     ]
     ranks = [draw.choice((0, draw.randrange(len(times)))) for times in modelled]
     csrc = ROOT / "csrc"
-    sources = [csrc / name for name in ("plan/choose.c", "plan/reject.c", "kernels/sm100/backend.c", "common/error.c")]
+    names = ["plan/choose.c", "plan/reject.c", "common/error.c"]
+    names += [f"kernels/sm100/{name}.c" for name in ("backend", "grouped_plan")]
+    sources = [csrc / name for name in names]
     sources += [ROOT / "tests/plan/b200_planner.c", ROOT / "benchmarks/c_model.c"]
     binary = tmp_path / "planner"
     subprocess.run(["gcc", "-std=c11", "-O1", f"-I{csrc}", *sources, "-lm", "-o", binary], check=True)

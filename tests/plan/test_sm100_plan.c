@@ -1,6 +1,6 @@
 /* The sm100 backend over many shapes and ways to lie in memory: every candidate can be launched, and keeps what the
  * kernel relies on (csrc/kernels/sm100/config.h). Prints "N passed, N failed". */
-#include "kernels/sm100/plan.h"
+#include "kernels/sm100/grouped_plan.h"
 #include "plan_checks.h"
 
 static const int64_t sizes[] = {1, 2, 8, 9, 32, 33, 64, 65, 127, 128, 129, 300, 2304, 7168, 100000};
@@ -247,8 +247,8 @@ static void check_configs(void) {
         expect(runs_on(NVFP4_BACKEND_SM100, &gpus[g]) ==
                    (gpus[g].props.compute_capability >= 100 && gpus[g].props.compute_capability < 120),
                gpus[g].name);
-    expect(set->optional && set->count == COUNT(configs), "a driver without its code leaves it out");
-    for (int32_t i = 0; i < set->count; i++) {
+    expect(set->optional && set->count == SM100_KERNELS, "a driver without its code leaves it out");
+    for (int32_t i = 0; i < SM100_CONFIGS; i++) {
         const config *c = &configs[i];
         const int used = SM100_USED_COLUMNS(c->mma_tile_n, c->stages, c->accumulators);
         const int columns = SM100_TMEM_COLUMNS(c->mma_tile_n, c->stages, c->accumulators);

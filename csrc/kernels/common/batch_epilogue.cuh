@@ -16,6 +16,12 @@ __device__ __forceinline__ void take_batch(four_column_epilogue &columns, const 
     }
 }
 
+/* The same for one column. */
+__device__ __forceinline__ void take_batch(one_column_epilogue &column, const gemm_problem &p, int64_t l) {
+    if (p.by_batch & ALPHA_BY_BATCH) column.alpha = p.alpha[p.alpha_stride ? l * p.n + column.n : l];
+    if (p.by_batch & BIAS_BY_BATCH) column.bias = load_float(p.bias, l * p.n + column.n, p.bias_type);
+}
+
 /* The results of four columns of a row of a group, before rounding, from their sums. */
 __device__ __forceinline__ void scale_row(const four_column_epilogue &columns, const gemm_problem &g, float factor,
                                           float (&v)[4]) {

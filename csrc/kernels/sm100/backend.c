@@ -1,5 +1,6 @@
 /* The sm100 backend's row in the table of backends: its kernels, and plan.c with the constants of a B200. */
-#include "kernels/sm100/plan.h"
+#include "common/error.h"
+#include "kernels/sm100/grouped_plan.h"
 #include "plan/reject.h"
 
 /* One, or, where a CTA leaves room for the next call, three. */
@@ -9,7 +10,7 @@ _Static_assert((0 SM100_GEMM_CONFIGS(X)) * 2 * 4 <= MAX_CANDIDATES,
                "either order, four splits; with L2 prefetching or not, with room for the next call or not");
 #undef X
 
-static const kernel_entry kernels[] = {
+static const kernel_entry kernels[SM100_KERNELS] = {
 #define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast)                                        \
     {.name = "nvfp4_" #id,                                                                                             \
      .fatbin = "sm100_gemm",                                                                                           \
@@ -20,9 +21,17 @@ static const kernel_entry kernels[] = {
      .pdl = 1},
     SM100_GEMM_CONFIGS(X)
 #undef X
+#define X(id, matrices, mma_tile_n, stages, accumulators)                                                              \
+    {.name = "nvfp4_" #id,                                                                                             \
+     .fatbin = "sm100_grouped",                                                                                        \
+     .threads = SM100_GROUPED_THREADS,                                                                                 \
+     .shared_bytes = SM100_GROUPED_SHARED_BYTES(matrices, mma_tile_n, stages, accumulators),                           \
+     .pdl = 1},
+        SM100_GROUPED_CONFIGS(X)
+#undef X
 };
 static const kernel_set set = {
-    .kernels = kernels, .count = SM100_CONFIGS, .min_capability = 100, .max_capability = 119, .optional = 1};
+    .kernels = kernels, .count = SM100_KERNELS, .min_capability = 100, .max_capability = 119, .optional = 1};
 
 enum { THOR_CAPABILITY = 110, THOR_GB_S = 273, B200_GB_S = 8184, B200_SMS = 148 }; /* GB/s: peaks of the memory */
 
@@ -67,9 +76,52 @@ static const gemm_planner gemm = {.a_types = TAKES_E2M1,
                                   .reject = reject,
                                   .build = build};
 
+static int32_t grouped_candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    const sm100_model model = model_of(props);
+    return sm100_grouped_candidates(&model, props, t, out);
+}
+
+static int32_t grouped_batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    return sm100_grouped_reaches(t) ? grouped_candidates(props, t, out) : -1;
+}
+
+static int32_t grouped_with_activation(const device_props *props, const grouped_problem *p, const gemm_candidate *of,
+                                       gemm_candidate *out) {
+    const sm100_model model = model_of(props);
+    return sm100_grouped_with_activation(&model, props, p, of, out);
+}
+
+static nvfp4_status reject_grouped(const device_props *props, const gemm_traits *t) {
+    const nvfp4_status status =
+        reject_shared_memory(sm100_name, &kernels[SM100_CONFIGS], SM100_KERNELS - SM100_CONFIGS, props);
+    if (status) return status;
+    if (!sm100_grouped_reaches(t))
+        return REJECT_AS(NVFP4_UNSUPPORTED, "b",
+                         ("has linear scales, K = %lld of no whole blocks of 64, or rows of a or b that lie otherwise "
+                          "than on 16 bytes, which the sm100 kernels of groups do not take",
+                          (long long)t->k),
+                         ("must have 128x4 scales and K in multiples of 64, or the backend must be sm80"));
+    return reject_tiles(sm100_name, t);
+}
+
+static void build_grouped(const device_props *props, const product_problem *problem, const gemm_candidate *c,
+                          void *workspace, launch_plan *out) {
+    (void)props, (void)workspace;
+    sm100_grouped_build(&problem->grouped, c, out);
+}
+
+static const gemm_planner grouped = {.a_types = TAKES_E2M1,
+                                     .takes_by_batch = 1,
+                                     .tma_a_types = TAKES_E2M1,
+                                     .candidates = grouped_candidates,
+                                     .batch_invariant = grouped_batch_invariant,
+                                     .with_activation = grouped_with_activation,
+                                     .reject = reject_grouped,
+                                     .build = build_grouped};
+
 const gemm_backend sm100_backend = {
     BACKEND_ROW(sm100),
     .kernels = &set,
-    .planners = {[PRODUCT_GEMM] = &gemm},
+    .planners = {[PRODUCT_GEMM] = &gemm, [PRODUCT_GROUPED] = &grouped},
     .roundings = {.per_block = 3, .block_k = 64, .constant = 19},
 };

@@ -6,6 +6,7 @@
 #include "kernels/common/epilogue.cuh"
 #include "kernels/common/mbarrier.cuh"
 #include "kernels/common/tcgen05.cuh"
+#include "kernels/sm100/column_pairs.cuh"
 #include "kernels/sm100/dump.cuh"
 #include "kernels/sm100/schedule.cuh"
 
@@ -29,10 +30,11 @@ template <class C> struct output {
     __device__ __forceinline__ void store(int64_t n, float (&v)[COUNT], int count) const {
         if (!C::CP_ASYNC && column_pairs) {
             column.template apply<PLAIN>(p, l, n, v, exists ? count : 0, column.n * type_bytes(p.out_type));
+            char *to = (char *)p.out + l * p.out_batch + n * p.out_pitch + m * 2;
             if (p.out_type == NVFP4_FP16)
-                store_column_pairs<NVFP4_FP16>(n, v, count);
+                store_column_pairs<NVFP4_FP16>(v, to, p.out_pitch, exists, count);
             else
-                store_column_pairs<NVFP4_BF16>(n, v, count);
+                store_column_pairs<NVFP4_BF16>(v, to, p.out_pitch, exists, count);
             return;
         }
         if (!exists) return;
@@ -40,24 +42,6 @@ template <class C> struct output {
             column.template store<PLAIN>(p, l, n, v, count);
         else
             store_row<PLAIN>(p, l, m, n, v, count);
-    }
-
-  private:
-    /* Neighbouring lanes have neighbouring columns of C: each stores both columns of every other row. */
-    template <int TYPE, int COUNT>
-    __device__ __forceinline__ void store_column_pairs(int64_t n, const float (&v)[COUNT], int count) const {
-        uint32_t rows[COUNT / 2];
-#pragma unroll
-        for (int i = 0; i < COUNT; i += 2)
-            rows[i / 2] = round_16(v[i], TYPE) | (uint32_t)round_16(v[i + 1], TYPE) << 16;
-        int odd = threadIdx.x % 2;
-        char *to = (char *)p.out + l * p.out_batch + (n + odd) * p.out_pitch + (m - odd) * 2;
-#pragma unroll
-        for (int i = 0; i < COUNT; i += 2, to += 2 * p.out_pitch) {
-            uint32_t own = rows[i / 2], other = __shfl_xor_sync(0xffffffff, own, 1);
-            uint32_t pair = odd ? __byte_perm(other, own, 0x7632) : __byte_perm(own, other, 0x5410);
-            if (exists && i + odd < count) *(uint32_t *)to = pair;
-        }
     }
 };
 

@@ -285,8 +285,7 @@ static inline void add_tensor_maps(const gemm_problem *p, const sm100_config *co
     add_tensor_map(out, &sfb, &s->mma_b_scales);
 }
 
-/* Whether two columns of C can be stored as 32 bits. */
-static int has_column_pairs(const gemm_problem *p, int32_t swap_ab) {
+int32_t sm100_column_pairs(const gemm_problem *p, int32_t swap_ab) {
     const int64_t strides = p->out_pitch | (p->l > 1 ? p->out_batch : 0);
     return swap_ab && p->out_type != NVFP4_FP32 && p->n % 2 == 0 && ((int64_t)(uintptr_t)p->out | strides) % 4 == 0;
 }
@@ -319,7 +318,7 @@ void sm100_build(const device_props *props, const gemm_problem *p, const gemm_ca
     s->values_by_tma = tiling->values_by_tma;
     s->prefetch_stages = c->prefetch_stages;
     s->partials_in_stages = tiling->room.partials_in_stages;
-    s->column_pairs = !config->cp_async && has_column_pairs(p, c->swap_ab);
+    s->column_pairs = !config->cp_async && sm100_column_pairs(p, c->swap_ab);
     if (p->constant_b && !config->cp_async)
         s->constant_operand = c->swap_ab ? SM100_CONSTANT_MMA_A : SM100_CONSTANT_MMA_B;
     fill_operand(p, c->swap_ab, policies.mma_a, &s->mma_a);

@@ -25,6 +25,9 @@ extern const sm100_config sm100_configs[SM100_CONFIGS];
 int32_t sm100_candidates(const sm100_model *model, const device_props *props, const gemm_traits *traits,
                          gemm_candidate *out);
 
+/* Whether two columns of C can be stored as 32 bits. */
+int32_t sm100_column_pairs(const gemm_problem *problem, int32_t swap_ab);
+
 void sm100_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
                  launch_plan *out);
 

@@ -8,7 +8,7 @@ from harness.launch import EVICT_FIRST, EVICT_LAST, SWIZZLE_128, UINT16
 from harness.values import FP32, ceil_div
 
 HEADERS = headers_of("sm100")
-CONFIGS = HEADERS.configs()
+CONFIGS = HEADERS.configs("gemm")
 Operand, Schedule = HEADERS.structs["mma_operand"], HEADERS.structs["sm100_schedule"]
 Divisor = HEADERS.structs["fast_divisor"]
 STAGE_K, ATOM_ROWS = HEADERS.value("SM100_STAGE_K"), HEADERS.value("SM100_ATOM_ROWS")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.mutations import controls_of, mutation
+from sm100 import grouped_mutations
 from sm100.schedules import Launch
 
 # Launches that show the mutations. The pipeline wraps, so that a stage's second load can meet its first.
@@ -372,8 +373,8 @@ MUTATIONS = [
     mutation(
         "column pairs: both lanes store one row",
         PAIRS,
-        "(n + odd) * p.out_pitch",
-        "n * p.out_pitch",
+        "    to += odd * (pitch - 2);\n",
+        "    to -= odd * 2;\n",
     ),
     mutation("cp.async: no proxy fence", CP_ASYNC, "        fence_proxy_async();\n", "", found_by="emulator"),
     mutation(
@@ -388,6 +389,7 @@ MUTATIONS = [
         "                mbarrier_wait(cta.empty(state.index), state.phase ^ 1);\n                scales",
         "                scales",
     ),
+    *grouped_mutations.MUTATIONS,
 ]
 # Not mutations to find: the second of two 64-row tiles reads its scales from the third column of an atom on. The
 # verifier orders a cp before an mma only where the mma reads from the first column that the cp writes, so it gets the
@@ -423,5 +425,6 @@ PROVEN = [
     Launch("sm100_gemm_128x64", "split 2 in stages", 64, 128, 2, split_k=2, in_stages=True),
     Launch("sm100_gemm_256x128", "tail", 128, 256, 1, tail=64),
     Launch("sm100_gemm_256x64", "constant b", 64, 256, 5, constant_b=True),
+    *grouped_mutations.PROVEN,
 ]
 QUICK = ("split-K: partials overlap",)

@@ -37,6 +37,7 @@ class Launch(verify.Launch):
 
     schedule = Schedule
     inlined = ("kernels/sm100/cp_async_producer.cuh", "kernels/sm100/epilogue.cuh", "kernels/sm100/schedule.cuh")
+    inlined += ("kernels/sm100/column_pairs.cuh",)
 
     @property
     def config(self) -> Config:

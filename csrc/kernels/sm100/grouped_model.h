@@ -1,0 +1,113 @@
+/* Modelled time of a product of groups on a B200, by the constants of model.h, in microseconds: back to back, with
+ * programmatic dependent launch. Nothing in it was measured on a B200. C11 and C++17.
+ *
+ * Ends are on the device, so rows are taken to fall on the groups by chance: a group's rows have Poisson's distribution,
+ * and what its tiles take is the mean over it. A call takes the gap between calls, the latencies of the ends and of the
+ * first stage, a main loop as long as the slowest of DRAM, L2 and SMs, then the last stage and the stores. */
+#ifndef NVFP4_SM100_GROUPED_MODEL_H
+#define NVFP4_SM100_GROUPED_MODEL_H
+
+#include "kernels/sm100/grouped_config.h"
+#include "kernels/sm100/model.h"
+
+typedef struct sm100_grouped_input {
+    int64_t columns, rows, k; /* columns of a part, rows of all groups; k at least 1 */
+    int32_t groups, parts;
+    int32_t matrices, mma_tile_n, stages, accumulators; /* of the instantiation */
+    int32_t output_bytes;                               /* of an element */
+} sm100_grouped_input;
+
+/* The tiles of all groups in one range of 128 columns: how many, their clocks, and the bytes they load. */
+typedef struct sm100_tile_sums {
+    double tiles, clocks, bytes;
+} sm100_tile_sums;
+
+/* Clocks in which an SM stores the results of a tile with so many rows. */
+static inline double sm100_grouped_store_clk(const sm100_model *m, const sm100_grouped_input *in, double rows) {
+    const double columns = (double)min_int(in->columns, SM100_CTA_ROWS);
+    return m->tcgen05_ld_cycles + columns * rows * in->output_bytes / m->column_store_b_clk;
+}
+
+static inline double sm100_grouped_last_stage_clk(const sm100_model *m, const sm100_grouped_input *in) {
+    const double cp = SM100_STAGE_ATOMS * (in->matrices + 1) * m->tcgen05_cp_cycles;
+    return 2 * m->barrier_cycles + m->commit_cycles + cp + m->mma_fill_1;
+}
+
+/* Adds `weight` tiles of so many rows. */
+static inline void sm100_add_tile(const sm100_model *m, const sm100_grouped_input *in, double weight, double rows,
+                                  sm100_tile_sums *sums) {
+    const double steps = SM100_GROUPED_MMA_STEP, box = SM100_GROUPED_BOX_ROWS, atom = SM100_MMA_SFA_BYTES;
+    const double stages = (double)ceil_div(in->k, SM100_STAGE_K), whole = (double)in->k / SM100_STAGE_K;
+    const double mma_rows = ceil(rows / steps) * steps, loaded_rows = ceil(rows / box) * box;
+    const double of_weights = in->matrices * (SM100_MMA_A_BYTES + atom);
+    const double bytes = of_weights + loaded_rows * SM100_STAGE_K / 2 + atom;
+    const double read = (SM100_CTA_ROWS + mma_rows) * (SM100_MMA_K / 2.0) / m->shared_b_clk; /* by the tensor core */
+    const double mma = in->matrices * SM100_STAGE_ATOMS * max_double(mma_rows * m->mma_column_cycles, read);
+    const double cp = SM100_STAGE_ATOMS * (in->matrices + 1) * m->tcgen05_cp_cycles;
+    const double loop = max_double(max_double(mma, cp) * stages, bytes * whole / m->ingress_b_clk);
+    const double store = sm100_grouped_store_clk(m, in, rows);
+    const double exposed = loop + sm100_grouped_last_stage_clk(m, in) + store;
+    sums->tiles += weight;
+    sums->clocks += weight * (in->accumulators > 1 ? max_double(loop, store) : exposed);
+    sums->bytes += weight * bytes * whole;
+}
+
+/* Adds the tiles of a group with so many rows. */
+static inline void sm100_add_group(const sm100_model *m, const sm100_grouped_input *in, double weight, int64_t rows,
+                                   sm100_tile_sums *sums) {
+    const int64_t rest = rows % in->mma_tile_n;
+    if (rows >= in->mma_tile_n) sm100_add_tile(m, in, weight * (double)(rows / in->mma_tile_n), in->mma_tile_n, sums);
+    if (rest > 0) sm100_add_tile(m, in, weight, (double)rest, sums);
+}
+
+/* The mean over Poisson's distribution, by its weights relative to that of its largest term, 6 standard deviations and 8
+ * terms to either side. */
+static inline sm100_tile_sums sm100_tiles_of_groups(const sm100_model *m, const sm100_grouped_input *in) {
+    const double mean = (double)in->rows / in->groups;
+    const int64_t mode = in->rows / in->groups, side = (int64_t)(6 * sqrt(mean)) + 8;
+    sm100_tile_sums sums = {0, 0, 0};
+    double total = 0, weight = 1;
+    for (int64_t rows = mode; rows <= mode + side; rows++) {
+        sm100_add_group(m, in, weight, rows, &sums);
+        total += weight;
+        weight *= mean / (double)(rows + 1);
+    }
+    weight = 1;
+    for (int64_t rows = mode; rows > 0 && rows > mode - side; rows--) {
+        weight *= (double)rows / mean;
+        sm100_add_group(m, in, weight, rows - 1, &sums);
+        total += weight;
+    }
+    const double scale = in->groups / total;
+    sums.tiles *= scale, sums.clocks *= scale, sums.bytes *= scale;
+    return sums;
+}
+
+static inline double sm100_grouped_time_us(const sm100_model *m, const device_props *props,
+                                           const sm100_grouped_input *in) {
+    const double clk = 1e-3 / m->clock_ghz, sms = props->sm_count, row = (double)in->k * (0.5 + 1.0 / 16);
+    const double across = (double)(ceil_div(in->columns, SM100_CTA_ROWS) * (in->parts / in->matrices));
+    const sm100_tile_sums of_column = sm100_tiles_of_groups(m, in);
+    const double tiles = of_column.tiles * across, each = of_column.clocks / of_column.tiles;
+    /* Where SMs have several tiles, some have one more than others. */
+    const double rounds = tiles > sms ? tiles / sms + 0.5 : 1.0;
+    const double hit = in->groups * (1.0 - exp(-(double)in->rows / in->groups));
+    const double stored = (double)in->rows * (double)in->columns * (in->parts / in->matrices) * in->output_bytes;
+    const double weights = hit * in->parts * (double)in->columns * row;
+    const double dram = (weights + (double)in->rows * row + stored) / (m->dram_tb_s * 1e6);
+    const double l2 = of_column.bytes * across / (m->l2_tb_s * 1e6);
+    const double last =
+        sm100_grouped_last_stage_clk(m, in) + sm100_grouped_store_clk(m, in, (double)in->rows / of_column.tiles);
+    return m->dependent_gap_us + m->prologue_us - m->exit_overlap_us + 2 * m->first_byte_us +
+           max_double(max_double(dram, l2), rounds * each * clk) + last * clk;
+}
+
+/* A launch of `gated` behind such a product, back to back: it reads the results of each part, from L2 if they fit, and
+ * writes as many as one part has. */
+static inline double sm100_gated_us(const sm100_model *m, const device_props *props, const sm100_grouped_input *in) {
+    const double bytes = (double)in->rows * (double)in->columns * in->output_bytes * (in->parts + 1);
+    const double tb_s = bytes > (double)props->l2_bytes ? m->dram_tb_s : m->l2_tb_s;
+    return m->dependent_gap_us + m->first_byte_us + bytes / (tb_s * 1e6);
+}
+
+#endif

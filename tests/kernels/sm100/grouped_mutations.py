@@ -1,0 +1,273 @@
+"""Mutations of csrc/kernels/sm100/grouped.cu, and which tool finds each.
+
+Which tiles a CTA has is in memory, which the static verifier does not know. It gets the kernel with the tiles of groups
+that have a tile each (even_tiles.cuh): all roles, barriers and tensor memory are those of the product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+from harness import groups, verify
+from harness.headers import Config
+from harness.launch import Generator, compile_ptx, own_folder
+from harness.mutations import Mutation, mutation
+from harness.values import BF16, FP32
+from sm100.grouped import CONFIGS, Groups, Schedule
+from sm100.schedules import split_multiply_add
+
+TILES_FILE = "kernels/common/grouped_tiles.cuh"
+EVEN_TILES = Path(__file__).with_name("even_tiles.cuh")
+
+
+@dataclass(frozen=True)
+class Launch(verify.Launch):
+    """One launch, with the epilogue's terms, of CTAs that share the tiles."""
+
+    config_name: str
+    note: str
+    sizes: tuple[int, ...]
+    n: int
+    k: int
+    parts: int = 1
+    grid: int = 1
+    behind: int = 0  # rows behind the last group's
+    missing: tuple[int, ...] = ()  # groups without scales
+    ends: tuple[int, ...] = ()  # instead of those of the sizes
+    late: str = ""  # what a grid before writes late
+    activation: str = ""
+    limit: float = float("inf")
+    out_type: int = FP32
+    out_align: int = 16  # of the rows of the result
+    even: bool = False  # with the tiles that the verifier knows
+    terms: bool = True  # of the epilogue
+
+    schedule, problem = Schedule, groups.Problem
+    split_k = 1
+
+    @property
+    def for_verifier(self) -> bool:
+        return self.even
+
+    @property
+    def inlined(self) -> tuple[str, ...]:
+        of_tiles = ("kernels/common/group_scales.cuh", "kernels/common/group_table.cuh")
+        of_all = ("kernels/sm100/column_pairs.cuh", "kernels/common/batch_epilogue.cuh")
+        return of_all if self.even else (TILES_FILE, *of_tiles, *of_all)
+
+    @property
+    def config(self) -> Config:
+        return CONFIGS[self.config_name]
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        return sum(self.sizes), self.n, self.k
+
+    def source(self) -> str:
+        text, include = super().source(), f'#include "{TILES_FILE}"\n'
+        return text.replace(include, EVEN_TILES.read_text()) if self.even else text
+
+    def ptx(self) -> str:
+        if not self.even:
+            return super().ptx()
+        path = own_folder("nvfp4-even-tiles") / f"{self.config_name}.cu"
+        path.write_text(self.source())
+        return compile_ptx(path, self.device)
+
+    def readable(self, text: str) -> str:
+        return split_multiply_add(text)
+
+    def start(self, emulator: Any, module: Any, generator: Generator) -> list[Groups]:
+        names = ("out_type", "behind", "missing", "activation", "limit", "out_align")
+        form: dict[str, Any] = {name: getattr(self, name) for name in names}
+        product = Groups(emulator, generator, self.sizes, self.n, self.k, self.parts, in_order=self.even, **form)
+        if self.terms:
+            product.set_row_scale(generator)
+            product.set_alpha_and_bias(generator)
+        if self.ends:
+            product.kept["ends"] = emulator.array(numpy.array(self.ends, "i4"))
+        with self.grid_before(emulator, product):
+            product.launch(module, self.config, self.grid, wait=False)
+        return [product]
+
+
+def even(name: str, note: str, k: int, tiles: int = 1, **form: Any) -> Launch:
+    """Groups of one tile each, for one CTA."""
+    config = CONFIGS[name]
+    gated = {"parts": 2, "activation": "silu"} if config.matrices == 2 else {}
+    return Launch(name, note, (config.mma_tile_n,) * tiles, 128, k, even=True, terms=False, **gated, **form)
+
+
+# Stages of the pipeline are few in gated kernels, so that it wraps soon.
+WRAP = even("sm100_grouped_gated_128x64", "wrap", 6 * 256)
+TILES = even("sm100_grouped_128x64", "tiles", 192, 5)
+GATED_TILES = even("sm100_grouped_gated_128x64", "gated tiles", 64, 5)
+ONE_SET = even("sm100_grouped_gated_128x128", "one accumulator", 64, 3)
+PROVEN = [
+    WRAP,
+    TILES,
+    GATED_TILES,
+    ONE_SET,
+    even("sm100_grouped_128x64", "wrap", 9 * 256),
+    even("sm100_grouped_128x128", "tiles", 64, 5),
+]
+
+RAGGED = Launch("sm100_grouped_128x64", "ragged", (9, 0, 1, 70), 200, 320, parts=2, grid=2, behind=3)
+MANY = Launch("sm100_grouped_128x64", "many groups", tuple(int(e % 37 == 5) for e in range(100)), 8, 64, grid=3)
+WILD = Launch("sm100_grouped_128x64", "wild ends", (0, 5, 0, 4, 0), 8, 64, ends=(-7, 5, 2, 2**31 - 1, -(2**31)))
+BLOCKS = Launch("sm100_grouped_128x128", "two blocks of scales", (3, 140), 16, 64)
+HALVES = Launch("sm100_grouped_128x64", "a block's second half", (70,), 16, 256)
+MISSING = Launch("sm100_grouped_128x64", "groups without scales", (4, 3, 5, 2, 6, 4), 16, 256, missing=(0, 5))
+TAIL = Launch("sm100_grouped_128x64", "K of 5 blocks", (5, 3), 16, 320)
+WIDE = Launch("sm100_grouped_128x128", "two ranges of columns, all rows", (128, 40), 250, 256)
+PAIRS = Launch("sm100_grouped_128x64", "column pairs", (21, 3), 130, 64, out_type=BF16)
+ODD = Launch("sm100_grouped_128x64", "odd columns", (21, 3), 131, 64, out_type=BF16, out_align=4)
+GATED = Launch(
+    "sm100_grouped_gated_128x64", "swiglu of two parts", (9, 0, 1, 70), 200, 320, parts=2, grid=2,
+    activation="swiglu", limit=2.0, out_type=BF16,
+)  # fmt: skip
+GATE_ALONE = Launch("sm100_grouped_128x64", "silu of one part", (9, 3), 130, 320, activation="silu", out_type=BF16)
+LATE = Launch("sm100_grouped_128x64", "ends written late", (5, 3), 16, 256, late="ends")
+LATE_MANY = Launch("sm100_grouped_128x64", "ends of many groups written late", (0,) * 90 + (5, 3), 16, 256, late="ends")
+
+EXPECT = "        mbarrier_arrive_expect_tx(full,"
+WAIT_EMPTY = "        mbarrier_wait(cta.empty(state.index), state.phase ^ 1);\n" + EXPECT
+WAIT_FULL = "        mbarrier_wait(cta.full(state.index), state.phase);\n"
+WAIT_ACC_EMPTY = "                mbarrier_wait(cta.acc_empty(acc.index), acc.phase ^ 1);\n"
+WAIT_ACC_FULL = "            mbarrier_wait(cta.acc_full(acc.index), acc.phase);\n"
+COMMIT_STAGE = "        tcgen05_commit<1>(cta.empty(state.index), 0);\n"
+COMMIT_ACC = "                tcgen05_commit<1>(cta.acc_full(acc.index), 0);\n"
+RELEASE = "                    if (threadIdx.x % 32 == 0) mbarrier_arrive_relaxed(cta.acc_empty(acc.index));\n"
+WAIT_LD = "                for (int i = 0; i < C::MATRICES; i++) tcgen05_wait_ld(sums[i]);\n"
+DEALLOC = "    if (warp == MMA_WARP) tcgen05_dealloc<1, SM100_GROUPED_TMEM_COLUMNS>(tmem);\n"
+LAST = "first + CHUNK >= tile.rows"
+GREATEST = "most = max(most, min(ends[e], m));"
+SCALE_COLUMN = "sfa + 4 * (j * SM100_STAGE_ATOMS + i), sfb + 4 * i + half"
+
+EDITS: list[tuple[Any, ...]] = [
+    # the pipeline of stages
+    ("groups: no wait on empty", WRAP, WAIT_EMPTY, EXPECT),
+    ("groups: phase of empty inverted", WRAP, WAIT_EMPTY, WAIT_EMPTY.replace(" ^ 1", "")),
+    ("groups: no wait on full", WRAP, WAIT_FULL, ""),
+    ("groups: a stage is released before its mma", WRAP, COMMIT_STAGE, "", WAIT_FULL, WAIT_FULL + COMMIT_STAGE),
+    ("groups: a stage is not released", WRAP, COMMIT_STAGE, ""),
+    ("groups: bytes of one matrix are expected", WRAP,
+     "C::MATRICES * (SM100_MMA_A_BYTES + scale_bytes)", "1 * (SM100_MMA_A_BYTES + scale_bytes)"),
+    ("groups: bytes of all boxes are expected", RAGGED, "+ boxes * box_bytes +", "+ C::MMA_TILE_N * 128 +"),
+    ("groups: whole stages of scales are expected", TAIL,
+     "+ boxes * box_bytes + scale_bytes)", "+ boxes * box_bytes + SM100_MMA_SFA_BYTES)"),
+    ("groups: no fence after mbarrier init", WRAP, "        fence_mbarrier_init();\n", ""),
+    # accumulators
+    ("groups: no wait on acc_empty", GATED_TILES, WAIT_ACC_EMPTY, ""),
+    ("groups: no wait on acc_full", TILES, WAIT_ACC_FULL, ""),
+    ("groups: one accumulator is not released", ONE_SET, RELEASE, ""),
+    ("groups: released after the first rows", GATED_TILES, LAST, "first == 0"),
+    ("groups: released before the loads have ended", ONE_SET, WAIT_LD, ""),
+    ("groups: three warps release it", ONE_SET,
+     "cta.acc_empty(i), EPILOGUE_WARPS)", "cta.acc_empty(i), EPILOGUE_WARPS - 1)"),
+    ("groups: acc_full before the last mma", TILES, COMMIT_ACC, "", WAIT_ACC_EMPTY, WAIT_ACC_EMPTY + COMMIT_ACC),
+    ("groups: both matrices into one accumulator", GATED_TILES, "d + j * C::MMA_TILE_N", "d"),
+    ("groups: accumulators overlap", GATED_TILES,
+     "tmem + acc.index * C::MATRICES * C::MMA_TILE_N, state", "tmem + acc.index * C::MMA_TILE_N, state"),
+    # tensor memory
+    ("groups: no dealloc", TILES, DEALLOC, ""),
+    ("groups: dealloc before the accumulators are read", TILES,
+     "    __syncthreads();\n    tcgen05_fence_after_thread_sync();\n    if", "    if"),
+    # the table of groups
+    ("groups: read before the grid before has ended", LATE, "    griddepcontrol_wait();\n", ""),
+    ("groups: one thread waits for the grid before", LATE_MANY,
+     "    griddepcontrol_wait();\n", "    if (threadIdx.x == 0) griddepcontrol_wait();\n"),
+    ("groups: ends are not clamped", WILD, GREATEST, "most = max(most, ends[e]);"),
+    ("groups: the group before is found", RAGGED, "tiles[group] <= number)", "tiles[group] < number)"),
+    ("groups: the first 32 groups are looked at", MANY, "number, block + lane)", "number, lane)"),
+    # the tiles of a CTA
+    ("tiles: all CTAs have the same", RAGGED, "s.tiles_n, blockIdx.x,", "s.tiles_n, 0,"),
+    ("tiles: of one matrix alone", GATED, "gridDim.x, C::MATRICES > 1)", "gridDim.x, false)"),
+    ("tiles: a matrix for each group alone", RAGGED, "group * p.parts + tile.part;", "group + tile.part;"),
+    ("tiles: a group's first rows each time", RAGGED, "table.rows[group] + tile.of_group;", "table.rows[group];"),
+    ("tiles: rows of the next group are stored", RAGGED,
+     "min(tile_rows, table.rows[group + 1] - tile.row);", "tile_rows;"),
+    ("tiles: columns of all parts count on", RAGGED,
+     "tile.column = (int32_t)(column % tiles_n);", "tile.column = (int32_t)column;"),
+    # what the mma takes
+    ("mma: rows of the tile before", RAGGED,
+     "instruction_descriptor(SM100_CTA_ROWS, mma_rows(tile))", "instruction_descriptor(SM100_CTA_ROWS, 16)"),
+    ("mma: rows are rounded down", PAIRS,
+     "(tile.rows + SM100_GROUPED_MMA_STEP - 1) / SM100_GROUPED_MMA_STEP *",
+     "max(1, tile.rows / SM100_GROUPED_MMA_STEP) *"),
+    ("mma: one box too few", WIDE,
+     "(tile.rows + SM100_GROUPED_BOX_ROWS - 1) / SM100_GROUPED_BOX_ROWS;",
+     "max(1, tile.rows / SM100_GROUPED_BOX_ROWS);"),
+    ("mma: boxes at one place", WIDE, "C::MMA_B_OFFSET + i * box_bytes,", "C::MMA_B_OFFSET,"),
+    ("mma: boxes of the same rows", WIDE, "tile.row + i * SM100_GROUPED_BOX_ROWS,", "tile.row,"),
+    ("mma: all blocks of the last stage", TAIL,
+     "(int)min((int64_t)SM100_STAGE_ATOMS,", "(int)max((int64_t)SM100_STAGE_ATOMS,"),
+    ("mma: sums of the tile before are kept", RAGGED, "k > 0 || i > 0)", "true)"),
+    ("mma: the first block alone is summed", RAGGED, "k > 0 || i > 0)", "k > 0)"),
+    ("mma: gate's values twice", GATED, "column, tile.l + i, full,", "column, tile.l, full,"),
+    ("mma: gate's scales twice", GATED, "scales_a + i * a.scale_batch +", "scales_a +"),
+    ("mma: up's scales of gate's columns", GATED, SCALE_COLUMN, "sfa + 4 * i, sfb + 4 * i + half"),
+    # scales
+    ("scales: of the group's first rows", BLOCKS, "(int64_t)first + row;", "first;"),
+    ("scales: the first half of a block", HALVES, "tile.of_group / 64 % 2 * 2 : 0", "0 : 0"),
+    ("scales: a group begins inside a block", MISSING, "first % SCALE_BLOCK_ROWS || at >=", "at >="),
+    ("scales: blocks that do not exist", MISSING, " || at >= p.scale_a_rows)", ")"),
+    ("scales: results without them are not NaN", MISSING,
+     "            if (tile.scale_row < 0) factor = __int_as_float(0x7FFFFFFF);\n", ""),
+    ("scales: the next range of columns has the first's", WIDE, "tile.column * a.scale_pitch", "0 * a.scale_pitch"),
+    # results
+    ("results: parts overwrite each other", RAGGED, " + tile.part * g.out_batch", ""),
+    ("results: columns behind the last", RAGGED, "exists(n < p.g.n)", "exists(true)"),
+    ("results: alpha and bias of the first matrix", RAGGED, "            take_batch(column, p.g, tile.l + i);\n", ""),
+    ("results: alpha and bias of gate for up", GATED,
+     "take_batch(column, p.g, tile.l + i);", "take_batch(column, p.g, tile.l);"),
+    ("results: factors of the first rows", RAGGED,
+     "factor = p.row_scale[row + i];", "factor = p.row_scale[tile.row + i];"),
+    ("results: factors of the rows of the tile", RAGGED,
+     "factor = p.row_scale[row + i];", "factor = p.row_scale[first + i];"),
+    ("results: no bias", RAGGED, "            if (p.g.bias) v = __fadd_rn(v, bias[j]);\n", ""),
+    ("results: first rows each time", WIDE,
+     "accumulator + i * C::MMA_TILE_N + first)", "accumulator + i * C::MMA_TILE_N)"),
+    ("results: lanes of the first warp", RAGGED, "tmem + (threadIdx.x / 32 << 21)", "tmem"),
+    ("results: pairs of the other lane", PAIRS,
+     "odd ? __byte_perm(other, own, 0x7632)", "odd ? __byte_perm(own, other, 0x7632)"),
+    ("results: rows of pairs behind the last", PAIRS, "exists && i + odd < count", "exists && i < count"),
+    ("results: pairs of an odd number of columns", ODD,
+     "s.column_pairs && g.out_type == NVFP4_FP16",
+     "g.out_type == NVFP4_FP16",
+     "else if (s.column_pairs)",
+     "else if (true)"),
+    # the activation
+    ("gated: gate and up change places", GATED,
+     "return gated(p.activation, rounded(of_matrix[0], p.g.out_type), up,",
+     "return gated(p.activation, up, rounded(of_matrix[0], p.g.out_type),"),
+    ("gated: gate is not rounded", GATED, "rounded(of_matrix[0], p.g.out_type), up", "of_matrix[0], up"),
+    ("gated: up is not rounded", GATED,
+     "rounded(of_matrix[C::MATRICES - 1], p.g.out_type);", "of_matrix[C::MATRICES - 1];"),
+    ("gated: the one part counts as up", GATE_ALONE, "C::MATRICES == 1 ? 1.0f", "C::MATRICES == 1 ? of_matrix[0]"),
+    ("gated: of two parts alone", GATE_ALONE, "if (!p.has_activation)", "if (!p.has_activation || C::MATRICES == 1)"),
+]  # fmt: skip
+# What the verifier finds too; the rest is the emulator's.
+BOTH = {
+    "groups: no wait on empty",
+    "groups: phase of empty inverted",
+    "groups: no wait on full",
+    "groups: a stage is released before its mma",
+    "groups: a stage is not released",
+    "groups: bytes of one matrix are expected",
+    "groups: no wait on acc_empty",
+    "groups: no wait on acc_full",
+    "groups: one accumulator is not released",
+    "groups: released after the first rows",
+    "groups: released before the loads have ended",
+    "groups: three warps release it",
+    "groups: acc_full before the last mma",
+    "groups: accumulators overlap",
+    "groups: dealloc before the accumulators are read",
+}
+MUTATIONS: list[Mutation] = [
+    mutation(name, launch, *edits, found_by="both" if name in BOTH else "emulator") for name, launch, *edits in EDITS
+]

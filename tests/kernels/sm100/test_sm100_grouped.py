@@ -1,0 +1,210 @@
+"""csrc/kernels/sm100/grouped.cu, every instantiation, launched directly on the emulated B200: groups of any size, any
+number of CTAs. tests/ops/test_grouped_gemm.py and test_grouped_invariance.py run them through the package.
+
+SM100_SEEDS: emulated timings a case (4; the full proof takes 20).
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy
+import pytest
+from harness.groups import MAX_GROUPS, sizes_of
+from harness.headers import Config
+from harness.launch import Generator, load, timing
+from harness.predecessor import Predecessor
+from harness.values import BF16, FP16, FP32, swizzle_scales
+from sm100 import gemm
+from sm100.grouped import CONFIGS, Groups
+
+import nvfp4
+
+pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
+
+SEEDS = int(os.environ.get("SM100_SEEDS", 4))
+NAMES = pytest.mark.parametrize("name", CONFIGS)
+SHARED_LIMIT = 227 * 1024  # of a CTA
+
+
+def activation_of(config: Config, random: Generator) -> dict[str, str | float | int]:
+    """One that the instantiation computes: of two parts those with two matrices."""
+    chosen = ("silu", "gelu_tanh", "swiglu") if config.matrices == 2 else ("silu", "gelu_tanh", "relu2")
+    name = str(random.choice(chosen))
+    limit = float(random.choice([0.5, 2.0, numpy.inf])) if name in ("silu", "swiglu") else numpy.inf
+    return {"parts": config.matrices, "activation": name, "limit": limit}
+
+
+def simplest(config: Config) -> dict[str, str | int]:
+    """What the instantiation needs."""
+    return {"parts": 2, "activation": "silu"} if config.matrices == 2 else {}
+
+
+def test_shared_memory_of_a_cta() -> None:
+    assert max(config.shared_bytes for config in CONFIGS.values()) <= SHARED_LIMIT
+
+
+@NAMES
+def test_ragged_groups(name: str, random: Generator) -> None:
+    """Any sizes, parts, columns, K of no whole stage, fewer CTAs than tiles and more, with an activation and without:
+    equal bits, rows behind the last group and bytes behind a row as they were, NaN for groups without scales."""
+    config = CONFIGS[name]
+    for case in range(3 * SEEDS):
+        emulator, module = load(config, timing(random, case))
+        form = activation_of(config, random) if config.matrices == 2 or case % 3 == 0 else {"parts": 1 + case % 2}
+        sizes, k = sizes_of(config, random), 64 * int(random.integers(1, 24))
+        n = int(random.integers(1, 320)) // (1 + case % 2) * (1 + case % 2)
+        missing = [e for e in range(len(sizes)) if random.random() < 0.3]
+        pitch = k // 2 + 16 * int(random.integers(3))
+        product = Groups(
+            emulator, random, sizes, max(n, 1), k, out_type=(FP32, FP16, BF16)[case // 2 % 3],
+            behind=int(random.integers(0, 5)), missing=missing, pitch=pitch, out_align=int(random.choice([4, 16])),
+            **form,
+        )  # fmt: skip
+        if case % 2:
+            product.set_row_scale(random)
+        if case % 4 >= 2 or "activation" in form:
+            product.set_alpha_and_bias(random)
+        grid = int(random.integers(1, product.tiles(config) + 3))
+        print(f"sizes {sizes}, {n} x {k}, {form}, missing {missing}, {grid} CTAs")
+        product.launch(module, config, grid)
+        product.check()
+
+
+@NAMES
+def test_a_pipeline_that_wraps(name: str, random: Generator) -> None:
+    """One CTA with all tiles: stages of a tile are loaded while those of the one before are read, and accumulators
+    stored while the next ones are summed."""
+    config = CONFIGS[name]
+    for case in range(SEEDS):
+        emulator, module = load(config, timing(random, case))
+        k = (config.stages + 2) * gemm.STAGE_K
+        product = Groups(emulator, random, [3, 0, config.mma_tile_n + 2, 17], 130, k, **simplest(config))
+        product.set_alpha_and_bias(random)
+        product.launch(module, config, grid=1)
+        product.check()
+
+
+@NAMES
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257])
+def test_rows_of_a_group(name: str, rows: int, random: Generator) -> None:
+    """Rows of the mma are the tile's, rounded up, in any half of a block of scales, whatever stands behind it."""
+    config = CONFIGS[name]
+    emulator, module = load(config, timing(random, rows))
+    product = Groups(emulator, random, [rows, 5], 128, 128, out_type=BF16, behind=2, **simplest(config))
+    product.set_alpha_and_bias(random)
+    product.launch(module, config, grid=2)
+    product.check()
+
+
+@NAMES
+def test_nan_behind_a_group(name: str, random: Generator) -> None:
+    """Scales of rows that a block of 128 has and its group has not are NaN: they reach no result."""
+    config = CONFIGS[name]
+    emulator, module = load(config, timing(random, 0))
+    product = Groups(emulator, random, [3, config.mma_tile_n - 1], 20, 192, **simplest(config))
+    padded = product.memory("scale_a").numpy()
+    blocks = padded.reshape(-1, 3, 32, 4, 4)  # K blocks, row % 32, row / 32 % 4, 4 scales
+    for e, rows in enumerate(product.sizes):
+        first = int(product.kept["scale_rows"].numpy()[e]) // 128
+        row = numpy.arange(128).reshape(4, 32).T
+        blocks[first] = numpy.where((row >= rows)[None, :, :, None], 0x7F, blocks[first])
+    product.launch(module, config, grid=2)
+    product.check()
+
+
+@NAMES
+def test_many_groups(name: str, random: Generator) -> None:
+    """The most groups that there may be are nearly all empty."""
+    config = CONFIGS[name]
+    emulator, module = load(config, timing(random, 0))
+    sizes = [int(random.random() < 0.02) for _ in range(MAX_GROUPS)]
+    sizes[0], sizes[-1] = int(random.integers(2)), 2
+    product = Groups(emulator, random, sizes, 3, 64, **simplest(config))
+    product.launch(module, config, grid=7)
+    product.check()
+
+
+@NAMES
+def test_wild_ends(name: str, random: Generator) -> None:
+    """A running maximum of the ends within 0 .. T counts."""
+    config = CONFIGS[name]
+    emulator, module = load(config, timing(random, 0))
+    product = Groups(emulator, random, [0, 5, 0, 4, 0], 9, 64, **simplest(config))
+    product.kept["ends"] = emulator.array(numpy.array([-7, 5, 2, 2**31 - 1, -(2**31)], "i4"))
+    product.launch(module, config, grid=2)
+    product.check()
+
+
+@NAMES
+def test_order_of_additions(name: str, random: Generator) -> None:
+    """Sums that round have the bits of gemm's, whatever else a tile has."""
+    k, sizes = 1024, (9, 30, 1)
+    config = CONFIGS[name]
+    emulator, module = load(config, timing(random, 1))
+    gate_alone = {"parts": 2, "activation": "silu"} if config.matrices == 2 else {}
+    product = Groups(emulator, random, sizes, 40, k, integer=False, **gate_alone)
+    if gate_alone:  # up is 0 * sum + 1, gate small, so that the result tells the bits of gate
+        alpha = numpy.tile([2.0**-20, 0.0], len(sizes))
+        product.keep(alpha.astype("f4"), "alpha", alpha_stride=0)
+        product.keep(numpy.tile([[0.0], [1.0]], (len(sizes), 40)).astype("f4"), "bias", bias_type=FP32)
+        product.extras["by_batch"] = 3
+    product.launch(module, config, grid=2)
+    alone_config = gemm.CONFIGS["sm100_gemm_128x16"]
+    emulator, module = load(alone_config, timing(random, 2))
+    alone = gemm.Product(emulator, random, sizes[0], 40, k)
+    alone.data = [product.data[which][:1, :rows, : k // 2] for which, rows in ((0, sizes[0]), (1, 40))]
+    alone.scales = [product.scales[which][:1, :rows] for which, rows in ((0, sizes[0]), (1, 40))]
+    pairs = zip(alone.data, map(swizzle_scales, alone.scales))
+    alone.arrays = [emulator.array(x) for pair in pairs for x in pair]
+    alone.launch(module, alone_config, swap_ab=True)
+    wanted = alone.result()[0]
+    assert not (wanted == numpy.round(wanted)).all(), "no sum rounds"
+    if gate_alone:
+        wanted = product.activated(numpy.hstack([wanted * numpy.float32(2.0**-20), numpy.ones_like(wanted)]))
+    assert (product.result()[: sizes[0]] == wanted).all()
+
+
+@pytest.mark.parametrize("late", ["ends", "scale_rows", "row_scale", "alpha", "a", "scale_a", "b", "scale_b"])
+def test_operands_written_late(late: str, random: Generator) -> None:
+    """By the grid before: nothing is read ahead of griddepcontrol.wait, the weights of a group that is not known yet
+    neither."""
+    config = list(CONFIGS.values())[int(random.integers(len(CONFIGS)))]
+    for case in range(SEEDS):
+        emulator, module = load(config, timing(random, case))
+        product = Groups(emulator, random, [3, 0, 9], 130, 320, **simplest(config))
+        product.set_row_scale(random)
+        product.set_alpha_and_bias(random)
+        before = Predecessor(emulator, "sm100")
+        before.writes(product.memory(late))
+        with before.launched():
+            product.launch(module, config, grid=2, wait=False)
+        product.check()
+
+
+@NAMES
+def test_back_to_back_calls(name: str, random: Generator) -> None:
+    """CTAs of a grid start while those of the one before run, of this kernel and of gemm, which takes as much tensor
+    memory."""
+    config, dense = CONFIGS[name], gemm.CONFIGS["sm100_gemm_128x128"]
+    for case in range(SEEDS):
+        emulator, module = load(config, timing(random, case))
+        _, module_of_gemm = load(dense, 0)
+        del _
+        calls = [Groups(emulator, random, [20, 0, 70], 200, 320, **simplest(config)) for _ in range(3)]
+        for call in calls:
+            call.set_alpha_and_bias(random)
+            call.launch(module, config, grid=3, wait=False)
+        emulator.synchronize()
+        for call in calls:
+            call.check()
+
+
+@NAMES
+def test_no_rows_and_no_terms(name: str, random: Generator) -> None:
+    config = CONFIGS[name]
+    emulator, module = load(config, timing(random, 1))
+    for sizes, k in (([0, 0], 64), ([2, 0, 3], 0)):
+        product = Groups(emulator, random, sizes, 5, k, behind=3, **simplest(config))
+        product.launch(module, config, grid=3)
+        product.check()

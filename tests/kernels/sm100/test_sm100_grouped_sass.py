@@ -1,0 +1,75 @@
+"""SASS of csrc/kernels/sm100/grouped.cu in the installed module, for sm_100 and sm_110: the expected instructions, no
+local memory, registers that fit an SM, and a main loop that keeps up with the loads."""
+
+from __future__ import annotations
+
+import pytest
+from harness import sass
+from harness.sass import Kernel
+from sm100 import gemm
+from sm100.grouped import CONFIGS
+from sm100.test_sm100_sass import REGISTERS, SOURCE, last_constant
+from sm100.test_sm100_sass import pytestmark as pytestmark
+
+PREFIX = "nvfp4_sm100_grouped_"
+SHORT = {config.short: config for config in CONFIGS.values()}
+NAMES = pytest.mark.parametrize("name", SHORT)
+INGRESS = 60  # bytes a clock into an SM's shared memory, assumed (csrc/kernels/sm100/model.h)
+ISSUE = 4  # clocks an instruction of the one thread, assumed
+
+
+@pytest.fixture(scope="session", params=["sm_100", "sm_110"])
+def kernels(request: pytest.FixtureRequest) -> dict[str, Kernel]:
+    return sass.kernels_of(SOURCE, PREFIX, request.param)
+
+
+def test_all_kernels_are_there(kernels: dict[str, Kernel]) -> None:
+    assert set(kernels) == set(SHORT), "install the package again: its kernels are not those of sm100"
+
+
+@NAMES
+def test_instructions(name: str, kernels: dict[str, Kernel]) -> None:
+    """mma with four scales a row (block 16), scales by tcgen05.cp, tiles by TMA and bulk copies, no pairs."""
+    kernel = kernels[name]
+    mma = kernel.all("UTCOMMA")
+    assert len(mma) == 4 * SHORT[name].matrices and all(i.opcode.endswith(".4X") for i in mma)
+    for pattern in ("UTCCP", "UTMALDG.3D", "UBLKCP", "LDTM", "UTCBAR"):
+        assert kernel.all(pattern), pattern
+    assert not kernel.all(".*2CTA|.*MULTICAST|LDGSTS|STAS|UT[A-Z]*MMA(?<!UTCOMMA)")
+    assert not kernel.all("(HMMA|QMMA|OMMA|IMMA|HGMMA|QGMMA)")
+
+
+@NAMES
+def test_nothing_is_read_before_the_wait(name: str, kernels: dict[str, Kernel]) -> None:
+    """tcgen05.alloc, then griddepcontrol.wait, then launch_dependents."""
+    kernel = kernels[name]
+    allocations, (wait,), (launch,) = (kernel.all(p) for p in ("UTCATOMSWS.*FIND", "ACQBULK", "PREEXIT"))
+    assert all(i.address < wait.address for i in allocations) and wait.address < launch.address
+    assert not [i for i in kernel.all("UTMALDG|UBLKCP|LDGSTS|STG|LDG") if i.address < wait.address]
+
+
+@NAMES
+def test_resources(name: str, kernels: dict[str, Kernel]) -> None:
+    kernel, config = kernels[name], SHORT[name]
+    assert not kernel.all("(LDL|STL)") and kernel.stack == kernel.local == 0
+    assert -(-config.threads // 128) * 128 * kernel.registers <= REGISTERS
+    columns = {last_constant(kernel, i.address, i.operands) * 32 for i in kernel.all("UTCATOMSWS.*FIND")}
+    assert columns == {512}
+    wanted = {config.stages * config.stage_bytes + 8 * i for i in range(2 * (config.stages + config.accumulators))}
+    assert kernel.barriers() == wanted
+
+
+@NAMES
+def test_a_stage_is_loaded_longer_than_it_is_issued(name: str, kernels: dict[str, Kernel]) -> None:
+    """The instructions of one thread for a whole stage, whose bytes may be as few as those of one box of A."""
+    kernel, config = kernels[name], SHORT[name]
+
+    def count(path: list[sass.Instruction], opcode: str) -> int:
+        return sum(instruction.opcode.startswith(opcode) for instruction in path)
+
+    mma, cp = 4 * config.matrices, 4 * (config.matrices + 1)
+    stages = [
+        p for p in kernel.paths(*kernel.loop("UTCOMMA")) if count(p, "UTCOMMA") == mma and count(p, "UTCCP") == cp
+    ]
+    least = config.stage_bytes - (config.mma_tile_n - 32) * gemm.STAGE_K // 2
+    assert len(min(stages, key=len)) * ISSUE < least / INGRESS

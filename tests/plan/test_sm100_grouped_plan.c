@@ -1,0 +1,198 @@
+/* Products of groups of the sm100 backend: every candidate can be launched and keeps what the kernel relies on
+ * (csrc/kernels/sm100/grouped_config.h), the plan follows from the number of rows a group, and on a B200 no candidate
+ * comes behind sm80's. An activation is in the product's launch where SMs have enough tiles. Prints "N passed, N failed". */
+#include "kernels/sm100/grouped_plan.h"
+#include "plan_checks.h"
+
+static const int64_t rows_of_result[] = {1, 7, 64, 300, 4096, 100000};
+static const int64_t columns[] = {1, 7, 128, 130, 704, 7168};
+static const int64_t depths[] = {0, 32, 64, 96, 2048, 7168};
+static const int32_t groups_of[] = {1, 2, 60, 256, 1024};
+static const int on[] = {B200, B200_SLICE, B300_ODD, THOR};
+
+static long times_first[SM100_KERNELS], times_listed[SM100_KERNELS];
+
+static const gemm_planner *planner(void) {
+    return planner_of(NVFP4_BACKEND_SM100, PRODUCT_GROUPED, VALUES_E2M1);
+}
+
+static size_t param_bytes(int32_t kernel, int32_t index) {
+    (void)kernel;
+    return index == 0 ? sizeof(grouped_problem) : index == 1 ? sizeof(sm100_grouped_schedule) : 0;
+}
+
+static void check_map(const gemm_problem *p, const launch_plan *plan, int is_b, const mma_operand *o) {
+    const tensor_layout *t = &plan->tensor_map[!is_b].layout;
+    const int64_t rows = is_b ? p->n : p->m, batches = is_b ? p->l : 1;
+    expect((const unsigned char *)&o->values == plan->params + plan->tensor_map[!is_b].offset && t->data == o->data,
+           "a map for each, in its place");
+    expect((int64_t)t->dims[0] == p->k / 2 && (int64_t)t->dims[1] == rows && (int64_t)t->dims[2] == batches,
+           "all is there, one A for all groups");
+    expect(t->box[0] == SM100_STAGE_K / 2 && t->swizzle == 128 && t->box[2] == 1, "a box is a stage along K");
+    expect(t->box[1] == (is_b ? SM100_CTA_ROWS : SM100_GROUPED_BOX_ROWS), "rows of a CTA, or some of A's");
+}
+
+static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_candidate *c, const launch_plan *plan,
+                  const launch_step *step) {
+    const grouped_problem *all = (const grouped_problem *)p;
+    const kernel_entry *kernel = &gemm_backends[NVFP4_BACKEND_SM100]->kernels->kernels[c->kernel];
+    const sm100_grouped_schedule *s = param_of(plan, step, 1);
+    times_listed[c->kernel]++;
+    expect(v == PLAIN && p->k % SM100_MMA_K == 0, "bulk copies take whole atoms of 128x4 scales");
+    expect(plan->steps == 1 && c->workspace == 0, "one launch, no workspace");
+    expect(!memcmp(param_of(plan, step, 0), all, sizeof *all), "the kernel gets the problem");
+    expect(!strcmp(kernel->fatbin, "sm100_grouped") && kernel->pdl, "it is one of groups and may start early");
+    expect(step->cluster == 0 && step->grid_y == 1 && c->split_k == 1 && c->swap_ab, "a CTA has all of K");
+    expect(s->tiles_n == ceil_div(p->n, c->tile_n) && c->tile_n == SM100_CTA_ROWS, "tiles cover N");
+    expect(!s->column_pairs || (p->out_type != NVFP4_FP32 && p->n % 2 == 0), "pairs of columns of 16 bits");
+    expect(s->mma_a.data == p->b && s->mma_a.scale == p->scale_b && s->mma_a.rows == p->n &&
+               s->mma_a.scale_pitch == p->scale_b_pitch && s->mma_a.scale_batch == p->scale_b_batch,
+           "B is the operand of the mma with 128 rows");
+    expect(s->mma_b.data == p->a && s->mma_b.scale == p->scale_a && s->mma_b.scale_pitch == p->scale_a_pitch,
+           "A the other");
+    expect(plan->tensor_maps == (p->k > 0 ? 2 : 0), "values have tensor maps");
+    if (plan->tensor_maps) check_map(p, plan, 1, &s->mma_a), check_map(p, plan, 0, &s->mma_b);
+    if (!all->has_activation) check_tiles_of_groups(g, all, c, step, s->tiles_n, 1);
+}
+
+static grouped_problem with_activation(const grouped_problem *product) {
+    grouped_problem p = *product;
+    p.has_activation = 1;
+    p.activation = p.parts == 2 ? NVFP4_SWIGLU : NVFP4_SILU;
+    p.limit = 7.0f, p.activation_alpha = 3.0f;
+    p.g.out_batch = 0;
+    return p;
+}
+
+static long times_fused, times_apart; /* of two parts */
+
+/* The kernel of each candidate with the activation. */
+static void check_activation(const gpu *g, const grouped_problem *product, variant v) {
+    const grouped_problem p = with_activation(product);
+    static candidate_list list;
+    static launch_plan plan;
+    list_candidates(NVFP4_BACKEND_SM100, g, &product->g, 0, &list);
+    name_product(g, &p.g, v);
+    for (int32_t i = 0; i < list.count; i++) {
+        gemm_candidate *of = &list.all[i];
+        of->batch_invariant = i % 2;
+        gemm_candidate c = *of, again;
+        const int fused = planner()->with_activation(&g->props, &p, of, &c);
+        expect(fused ? p.parts <= 2 : p.parts >= 2, "of one part there is a kernel, of two where it has enough tiles");
+        if (!fused) {
+            times_apart += p.parts == 2;
+            expect(!memcmp(&c, of, sizeof c), "without such a kernel nothing is written");
+            continue;
+        }
+        times_fused += p.parts == 2;
+        planner()->with_activation(&g->props, &p, of, &again);
+        expect(p.parts == 2 || c.kernel == of->kernel, "of one part it is the product's");
+        expect(c.batch_invariant == of->batch_invariant, "it says what the product was chosen for");
+        expect(!strstr(of->reason, "activation") && strstr(c.reason, "activation"), "it says that it computes both");
+        const launch_step *step = check_launches(g, &p.g, &c, &again, param_bytes, &plan);
+        if (!step) continue;
+        check(g, &p.g, v, &c, &plan, step);
+        const sm100_grouped_schedule *s = param_of(&plan, step, 1);
+        const int64_t hit = min_int(p.groups, p.g.m);
+        const int64_t tiles = (hit + (p.g.m - hit) / c.tile_m) * s->tiles_n;
+        expect(c.grid == min_int(tiles, g->props.sm_count), "a CTA an SM, if it has a tile of both parts");
+        expect(s->numbers.limit == 7.0f && s->numbers.up_limit == (p.parts == 2 ? 7.0f : INFINITY) &&
+                   s->numbers.alpha == 3.0f && s->numbers.min_gate == -86.0f / 3.0f,
+               "the numbers of the activation");
+    }
+}
+
+static int may_reject(const gpu *g, const gemm_problem *p) {
+    const gemm_traits t = traits_of_product(p);
+    const int reaches = t.tma_values && t.scale_layout == NVFP4_128X4 && p->k % 64 == 0;
+    expect(planner()->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
+               strstr(nvfp4_last_error(), reaches ? "tiles" : "multiples of 64"),
+           nvfp4_last_error());
+    return !reaches || ceil_div(p->m, 128) * ceil_div(p->n, 128) > INT32_MAX / 8;
+}
+
+static int32_t one(const gpu *g, const grouped_problem *p, variant v, int all) {
+    return check_product(NVFP4_BACKEND_SM100, g, &p->g, v, all, param_bytes, check, may_reject);
+}
+
+/* All candidates add in one order, so each serves batch-invariant products, where the kernels reach the operands. */
+static void check_batch_invariant(const gpu *g, const grouped_problem *p, variant v) {
+    const gemm_traits t = traits_of_product(&p->g);
+    gemm_candidate plain[MAX_CANDIDATES], invariant[MAX_CANDIDATES];
+    const int32_t count = planner()->candidates(&g->props, &t, plain);
+    const int32_t found = planner()->batch_invariant(&g->props, &t, invariant);
+    expect(v == PLAIN && p->g.k % 64 == 0 ? found == count : found == -1 && count == 0, "as many candidates, or none");
+    for (int32_t i = 0; i < count; i++) expect(same_settings(&plain[i], &invariant[i]), "the same candidates");
+}
+
+static void check_choice(const gpu *g, const grouped_problem *p) {
+    static candidate_list list, portable;
+    list_candidates(NVFP4_BACKEND_SM100, g, &p->g, 0, &list);
+    if (list.count == 0) return;
+    const gemm_candidate *first = &list.all[first_of(&list)];
+    times_first[first->kernel]++;
+    list_candidates(NVFP4_BACKEND_SM80, g, &p->g, 0, &portable);
+    name_product(g, &p->g, PLAIN);
+    if (g == &gpus[B200] && portable.count && p->g.k >= 64)
+        expect(candidate_precedes(first, &portable.all[first_of(&portable)]), "not behind sm80's kernels");
+}
+
+/* Rows of the first plan's tile, for a product or one with an activation. */
+static int32_t first_tile(int64_t m, int activation) {
+    const grouped_problem product = grouped(PRODUCT_GROUPED, m, 768, 2048, 128, 2, PLAIN),
+                          p = with_activation(&product);
+    static candidate_list list;
+    list_candidates(NVFP4_BACKEND_SM100, &gpus[B200], &product.g, 0, &list);
+    gemm_candidate c = list.all[first_of(&list)];
+    if (activation) planner()->with_activation(&gpus[B200].props, &p, &list.all[first_of(&list)], &c);
+    return c.tile_m;
+}
+
+static void check_choices(void) {
+    snprintf(about, sizeof about, "choices");
+    for (int activation = 0; activation < 2; activation++) {
+        expect(first_tile(8, activation) == 64, "a token has a row in each of its groups");
+        expect(first_tile(65536, activation) == 128, "many rows a group have a wide tile");
+    }
+}
+
+static void check_limits(void) {
+    const grouped_problem many = grouped(PRODUCT_GROUPED, INT32_MAX, INT32_MAX / 16 * 16, 64, 8, 2, PLAIN);
+    snprintf(about, sizeof about, "limits");
+    expect(one(&gpus[B200], &many, PLAIN, 1) == 0, "too many tiles are an error");
+    const grouped_problem p = grouped(PRODUCT_GROUPED, 64, 64, 512, 4, 1, PLAIN);
+    const gemm_traits t = traits_of_product(&p.g);
+    gpu small = gpus[B200];
+    small.props.shared_per_block = 99 << 10;
+    expect(planner()->reject(&small.props, &t) == NVFP4_UNSUPPORTED &&
+               strstr(nvfp4_last_error(), "the GPU has 101376 a CTA"),
+           "too little shared memory is an error");
+}
+
+int main(void) {
+    check_limits();
+    check_choices();
+    for (size_t m = 0; m < COUNT(rows_of_result); m++)
+        for (size_t n = 0; n < COUNT(columns); n++)
+            for (size_t k = 0; k < COUNT(depths); k++)
+                for (size_t e = 0; e < COUNT(groups_of); e++) {
+                    const gpu *g = &gpus[on[(m + n + k + e) % COUNT(on)]];
+                    const variant v = (m + e) % 7 == 3 ? LINEAR : (n + k) % 5 == 2 ? UNALIGNED : PLAIN;
+                    const int32_t parts = 1 + (int32_t)((m + k) % 3);
+                    const grouped_problem p =
+                        grouped(PRODUCT_GROUPED, rows_of_result[m], columns[n], depths[k], groups_of[e], parts, v);
+                    one(g, &p, v, (m + n + k + e) % 3 == 0);
+                    check_batch_invariant(g, &p, v);
+                    check_choice(g, &p);
+                    check_activation(g, &p, v);
+                }
+    snprintf(about, sizeof about, "what there is");
+    for (int32_t k = SM100_CONFIGS; k < SM100_KERNELS; k++) {
+        const char *name = gemm_backends[NVFP4_BACKEND_SM100]->kernels->kernels[k].name;
+        expect(times_listed[k] > 0, name);
+        printf("%-32s first %6ld times, listed %7ld\n", name, times_first[k], times_listed[k]);
+    }
+    printf("activations of two parts: %ld in one launch, %ld in two\n", times_fused, times_apart);
+    expect(times_fused > 100 && times_apart > 5, "both ways are taken");
+    return report();
+}
