@@ -504,13 +504,13 @@ def constants_table() -> list[str]:
 
 
 # Experts, choices of a token, rows of gate and of up, H; and by tokens the whole layer on a B200, with routing and the
-# sum over a token's experts, without quantizers, as FlashInfer's issue 3976 has it: TRT-LLM's kernels, CuTe DSL's.
+# sum over a token's experts, as a comment in FlashInfer's pull request 3976 has it: TRT-LLM's kernels, CuTe DSL's.
 MIXTURES = {
-    "DeepSeek-V3, all experts on one GPU": (256, 8, 2048, 7168, {1: "60, 73", 16: "391, 475"}),
+    "DeepSeek-V3, all experts on one GPU": (256, 8, 2048, 7168, {1: "60, 73", 16: "391, 475", 64: "819, 985"}),
     "Qwen3-30B-A3B": (128, 8, 768, 2048, {}),
 }
-TOKENS = (1, 16, 128, 1024, 8192)
-B200 = sm120_model.Gpu("B200", 7670, 9000)
+TOKENS = (1, 16, 64, 128, 1024, 8192)
+B200 = sm120_model.Gpu("B200", 8184, 9000)  # the memory's peak and NVIDIA's figure for dense FP4
 
 
 def experts_table() -> list[str]:

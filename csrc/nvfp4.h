@@ -107,6 +107,8 @@ typedef enum nvfp4_flags {
      * of a are dense or a multiple of 16 bytes apart, its data is aligned to 2 bytes. The cpu and sm80 kernels take it,
      * those of sm90 with 128x4 scales and rows and batches of a and b on 16 bytes. */
     NVFP4_NO_TRANSPOSE_B = 4,
+    /* The products of nvfp4_gated_grouped_quantize, which alone takes the flag, are rounded to bf16 and not to fp16. */
+    NVFP4_BF16_PRODUCTS = 8,
 } nvfp4_flags;
 
 #define NVFP4_HOST (-1) /* nvfp4_tensor.device of host memory */
@@ -533,6 +535,32 @@ nvfp4_status nvfp4_gated_grouped_gemm(nvfp4_context *context, const nvfp4_gated_
 /* Says how it would be run, as nvfp4_gemm_plan. */
 nvfp4_status nvfp4_gated_grouped_gemm_plan(nvfp4_context *context, const nvfp4_gated_grouped_gemm_args *args,
                                            nvfp4_plan *plan);
+
+/* grouped_gemm, its results rounded to fp16 or bf16, and gated_quantize of these, with the bytes of the two calls: the
+ * input of an expert's second product. gate is part 0 of a group and up is part 1.
+ *
+ *   gated           as of nvfp4_gated_grouped_gemm, except: out, b_list and scale_b_list are absent, N is a multiple of
+ *                   16, E is at least 1, and flags may have NVFP4_BF16_PRODUCTS. scale_layout is that of the results
+ *                   too.
+ *   data, scale     of [T, N], as of nvfp4_grouped_quantize with ends.
+ *   new_scale_rows  as scale_rows of nvfp4_grouped_quantize; gated.grouped.scale_rows is that of a.
+ *   global_scale    as of nvfp4_gated_quantize with ends, as is global_value.
+ *
+ * Rows past the last end, their scales and blocks of no group are not written. On a GPU it is one launch where the plan
+ * says is_fused. Else the products lie in the workspace, whose size is that of nvfp4_gated_grouped_quantize_plan. */
+typedef struct nvfp4_gated_grouped_quantize_args {
+    nvfp4_gated_grouped_gemm_args gated;
+    nvfp4_tensor global_scale, data, scale, new_scale_rows;
+    float global_value;
+    uint32_t reserved; /* 0 */
+} nvfp4_gated_grouped_quantize_args;
+NVFP4_DEFAULTS(gated_grouped_quantize, args->gated.grouped.alpha_value = args->global_value = 1.0f;
+               args->gated.grouped.parts = 1; args->gated.limit = INFINITY; args->gated.activation_alpha = 1.702f;)
+#define NVFP4_GATED_GROUPED_QUANTIZE_ARGS nvfp4_gated_grouped_quantize_defaults()
+nvfp4_status nvfp4_gated_grouped_quantize(nvfp4_context *context, const nvfp4_gated_grouped_quantize_args *args);
+/* Says how it would be run, as nvfp4_gemm_plan. */
+nvfp4_status nvfp4_gated_grouped_quantize_plan(nvfp4_context *context, const nvfp4_gated_grouped_quantize_args *args,
+                                               nvfp4_plan *plan);
 
 /* Sorts the choices of a router by expert: S tokens, k experts each, E experts here. One launch on a GPU.
  *   ids         [S, k], int32 or int64. Expert ids[t, j] is token t's j-th. Rows are dense inside.

@@ -16,6 +16,7 @@ class Error(ValueError):
 version: str
 archs: str
 BATCH_INVARIANT: int
+BF16_PRODUCTS: int
 CONSTANT_B: int
 NO_TRANSPOSE_B: int
 
@@ -93,6 +94,27 @@ def gated_grouped_gemm(
     out_dtype: DType | None,
     /,
 ) -> Array: ...
+def gated_grouped_quantize(
+    a: Array,
+    b: AnyArray,
+    scale_a: AnyArray | None,
+    scale_b: AnyArray,
+    ends: AnyArray,
+    rows: AnyArray | None,
+    scale_rows: AnyArray | None,
+    row_scale: AnyArray | None,
+    alpha: float | AnyArray | None,
+    bias: AnyArray | None,
+    global_scale: float | AnyArray | None,
+    activation: str,
+    limit: float,
+    activation_alpha: float,
+    scale_layout: str,
+    backend: str | None,
+    flags: int,
+    out: tuple[Array, Array, Array] | None,
+    /,
+) -> tuple[Array, Array, Array]: ...
 def quantize(
     x: Array, global_scale: float | AnyArray | None, scale_layout: str, block_scale: str, /
 ) -> tuple[Array, Array]: ...

@@ -6,6 +6,7 @@ scale (e4m3) for every 16 values along K.
     gemm            C = alpha * (A . B^T) + beta * C + bias
     grouped_gemm    the same for groups of rows, each by a matrix of its own (experts)
     gated_grouped_gemm   with the gated activation of two such products, the first half of an expert
+    gated_grouped_quantize   with this activation quantized, the input of its second half
     custom_kernel   the same product for the views of GPU MODE's competition
     quantize        converts numbers to NVFP4;  dequantize converts them back
     quantize_gemm   quantizes A and multiplies, a layer in one call
@@ -43,6 +44,7 @@ from nvfp4._api import (
     dequantize,
     gated,
     gated_grouped_gemm,
+    gated_grouped_quantize,
     gated_quantize,
     gemm,
     gptq_block,
@@ -69,6 +71,7 @@ __all__ = [
     "dequantize",
     "gated",
     "gated_grouped_gemm",
+    "gated_grouped_quantize",
     "gated_quantize",
     "gemm",
     "gptq_block",

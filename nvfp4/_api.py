@@ -10,6 +10,7 @@ from __future__ import annotations
 from nvfp4 import _C
 from nvfp4._products import custom_kernel as custom_kernel
 from nvfp4._products import gated_grouped_gemm as gated_grouped_gemm
+from nvfp4._products import gated_grouped_quantize as gated_grouped_quantize
 from nvfp4._products import gemm as gemm
 from nvfp4._products import grouped_gemm as grouped_gemm
 from nvfp4._products import quantize_gemm as quantize_gemm

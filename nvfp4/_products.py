@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nvfp4 import _C
-from nvfp4._C import BATCH_INVARIANT, CONSTANT_B, NO_TRANSPOSE_B
+from nvfp4._C import BATCH_INVARIANT, BF16_PRODUCTS, CONSTANT_B, NO_TRANSPOSE_B
 from nvfp4._tracing import operation
 
 TYPE_CHECKING = False
@@ -390,6 +390,96 @@ def gated_grouped_gemm(
     return operation("gated_grouped_gemm", _C.gated_grouped_gemm)(
         *tensors, *gating, scale_layout, backend, flags, out, out_dtype
     )
+
+
+def gated_grouped_quantize(
+    a: Array,
+    b: AnyArray,
+    scale_a: AnyArray | None,
+    scale_b: AnyArray,
+    ends: AnyArray,
+    activation: str = "silu",
+    *,
+    limit: float | None = None,
+    activation_alpha: float | None = None,
+    rows: AnyArray | None = None,
+    scale_rows: AnyArray | None = None,
+    row_scale: AnyArray | None = None,
+    alpha: float | AnyArray | None = None,
+    bias: AnyArray | None = None,
+    global_scale: float | AnyArray | None = None,
+    product_dtype: str = "float16",
+    out: tuple[Array, Array, Array] | None = None,
+    scale_layout: str = "128x4",
+    backend: str | None = None,
+    batch_invariant: bool = False,
+    constant_b: bool = False,
+) -> tuple[Array, ...]:
+    """Multiplies groups of rows by their gate and up, and quantizes the gated activation: the input of an expert's
+    second product.
+
+    The results have the bytes of `grouped_gemm` with results of `product_dtype`, and of `gated_quantize` of its two
+    halves. On a B200 one kernel computes both. Elsewhere the products lie in the call's own workspace.
+
+    Args:
+        a (Tensor): [R, K], float16, bfloat16 or NVFP4, as of `grouped_gemm`.
+        b (Tensor): [E, 2, N, K/2], gate and up of each group, as of `gated_grouped_gemm`; [E, N, K/2] or [E, 1, N, K/2]
+            has one matrix each. N is a multiple of 16, E at least 1.
+        scale_a (Tensor or None): the scales of an NVFP4 a, as of `grouped_gemm`; None for a 16-bit a.
+        scale_b (Tensor): the scales of b, as of `grouped_gemm`.
+        ends (Tensor): int32 [E], the end of each group, as of `grouped_gemm`.
+        activation (str, optional): the function, as of `gated_grouped_gemm`. Default: "silu".
+        limit (float, optional): the limit of "silu" and "swiglu", as of `gated`. Default: None.
+        activation_alpha (float, optional): the alpha of "swiglu", a number from 2^-64 to 2^64. Default: 1.702.
+        rows (Tensor, optional): int32 [T], as of `grouped_gemm`. Default: None.
+        scale_rows (Tensor, optional): int32 [E], where the scales of a begin, as of `grouped_gemm`. Default: None.
+        row_scale (Tensor, optional): float32 [T], a factor for each row of the products. Default: None.
+        alpha (float or Tensor, optional): the factor of the products, as of `gated_grouped_gemm`. Default: 1.
+        bias (Tensor, optional): [E, N] or [E, P, N], float32 or `product_dtype`, added to the products. Default: None.
+        global_scale (float or Tensor, optional): the multiplier of the results, as of `gated_quantize`. Default: 1.
+            A tensor is float32 with one element, one a group ([E]), or one a row ([T, 1]).
+        product_dtype (str, optional): "float16" or "bfloat16", to which gate and up are rounded. Default: "float16".
+        out (tuple of three Tensors, optional): (data, scale, scale_rows), which are written to. Default: new tensors.
+        scale_layout (str, optional): "128x4" or "linear", of the scales of a and b and of the results.
+            Default: "128x4".
+        backend (str, optional): whose kernels run, as of `grouped_gemm`. Default: None.
+        batch_invariant (bool, optional): makes the bytes of a row independent of T and of its group's size.
+            Default: False.
+        constant_b (bool, optional): a promise that no kernel still running writes b or scale_b, as of `gemm`.
+            Default: False.
+
+    Returns:
+        (data, scale, scale_rows), or (data, scale) with "linear", as `quantize` returns them with `ends` for [T, N].
+
+    Raises:
+        nvfp4.Error: an argument breaks a rule, or the device cannot run the call. Nothing has been written.
+
+    Example:
+        >>> import numpy as np, nvfp4
+        >>> gate_up = np.stack([6 * np.eye(16), 3 * np.eye(16)]).astype(np.float32)
+        >>> b, scale_b = nvfp4.quantize(gate_up, scale_layout="linear")
+        >>> a = np.float16(np.ones((2, 16)))
+        >>> call = {"limit": 5.0, "scale_layout": "linear"}
+        >>> data, scale = nvfp4.gated_grouped_quantize(a, b[None], None, scale_b[None], np.int32([2]), "swiglu", **call)
+        >>> nvfp4.dequantize(data, scale, scale_layout="linear")[0, :2]
+        array([19.5, 19.5], dtype=float32)
+    """
+    if type(batch_invariant) is not bool or type(constant_b) is not bool:
+        reject_switch(batch_invariant=batch_invariant, constant_b=constant_b)
+    if product_dtype not in ("float16", "bfloat16"):
+        raise _C.Error(f'product_dtype: is {product_dtype!r}; must be "float16" or "bfloat16"')
+    flags = BATCH_INVARIANT if batch_invariant else 0
+    if constant_b:
+        flags |= CONSTANT_B
+    if product_dtype == "bfloat16":
+        flags |= BF16_PRODUCTS
+    limit = float("inf") if limit is None else limit
+    activation_alpha = 1.702 if activation_alpha is None else activation_alpha
+    tensors = (a, b, scale_a, scale_b, ends, rows, scale_rows, row_scale, alpha, bias, global_scale)
+    results = operation("gated_grouped_quantize", _C.gated_grouped_quantize)(
+        *tensors, activation, limit, activation_alpha, scale_layout, backend, flags, out
+    )
+    return results if scale_layout == "128x4" else results[:2]
 
 
 def reject_switch(**switches: object) -> None:

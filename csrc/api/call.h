@@ -19,10 +19,10 @@ typedef union call_problem {
 typedef struct prepared_call {
     call_problem problem;
     target where;
-    gemm_candidate candidate;   /* of a product */
-    int32_t candidates;         /* how many there are */
-    int32_t is_empty;           /* 1: there is nothing to compute */
-    int32_t is_fused;           /* 1: the candidate quantizes A too, or computes the activation too */
+    gemm_candidate candidate; /* of a product */
+    int32_t candidates;       /* how many there are */
+    int32_t is_empty;         /* 1: there is nothing to compute */
+    int32_t is_fused;         /* 1: the candidate quantizes A too, or computes the activation (and quantizes it) too */
     int64_t intermediate_bytes; /* of workspace before the candidate's, for what two steps share */
 } prepared_call;
 

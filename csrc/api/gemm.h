@@ -27,6 +27,8 @@ extern const composite quantize_gemm_composite;
 /* The rules of products of groups, which run as others do; has_activation: for out of [T, N]. */
 nvfp4_status check_groups(const checked_call *c, const nvfp4_grouped_gemm_args *args, int has_activation,
                           prepared_call *call);
+/* Makes [E, P, N, K/2] of b, with its scales and factors, a stack of E * P matrices. */
+nvfp4_status join_parts(operation_args *args);
 nvfp4_status grouped_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
 
 /* Products of groups and their activation (gated_grouped_gemm.c). */

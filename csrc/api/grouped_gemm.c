@@ -28,7 +28,7 @@ static nvfp4_status join(const char *name, nvfp4_tensor *t, int64_t experts, int
     return NVFP4_OK;
 }
 
-static nvfp4_status join_parts(operation_args *all) {
+nvfp4_status join_parts(operation_args *all) {
     nvfp4_grouped_gemm_args *args = &all->grouped_gemm;
     nvfp4_tensor *alpha = &args->alpha, *bias = &args->bias, *scale_b = &args->scale_b;
     if (args->b.ndim != 4) return NVFP4_OK;

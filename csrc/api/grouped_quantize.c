@@ -107,7 +107,7 @@ const operation operation_grouped_quantize = {
 
 /* ---- gated_quantize ---- */
 
-static nvfp4_status check_gated_quantize(const checked_call *c, prepared_call *call) {
+nvfp4_status check_gated_quantize(const checked_call *c, prepared_call *call) {
     const nvfp4_gated_quantize_args *args = c->args;
     const nvfp4_tensor *gate = &args->quantize.x, *up = &args->up;
     grouped_quantize_problem *p = &call->problem.row_op.grouped_quantize;

@@ -10,7 +10,7 @@
 #include "api/call.h"
 #include "nvfp4.h"
 
-enum { OPERATION_MAX_TENSORS = 12, OPERATION_MAX_SIZES = 2, OPERATION_MAX_RESULTS = 3, OPERATION_MAX_LISTS = 2 };
+enum { OPERATION_MAX_TENSORS = 14, OPERATION_MAX_SIZES = 2, OPERATION_MAX_RESULTS = 3, OPERATION_MAX_LISTS = 2 };
 
 /* The arguments of any operation. */
 typedef union operation_args {

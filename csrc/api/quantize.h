@@ -27,6 +27,8 @@ nvfp4_status check_blocks(const checked_call *c, direction x_use, quantize_probl
 nvfp4_status check_amax6(nvfp4_block_scale block_scale);
 /* The rules of quantize itself, which quantize_gemm asks too. */
 nvfp4_status check_quantize(const checked_call *c, prepared_call *call);
+/* The rules of gated_quantize, which gated_grouped_quantize asks too. */
+nvfp4_status check_gated_quantize(const checked_call *c, prepared_call *call);
 
 static inline int is_empty(const quantize_problem *p) {
     return p->l == 0 || p->rows == 0 || p->k == 0;

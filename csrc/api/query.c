@@ -52,6 +52,11 @@ nvfp4_status nvfp4_gated_grouped_gemm_plan(nvfp4_context *context, const nvfp4_g
     return plan_of(context, &operation_gated_grouped_gemm, args, plan);
 }
 
+nvfp4_status nvfp4_gated_grouped_quantize_plan(nvfp4_context *context, const nvfp4_gated_grouped_quantize_args *args,
+                                               nvfp4_plan *plan) {
+    return plan_of(context, &operation_gated_grouped_quantize, args, plan);
+}
+
 nvfp4_status nvfp4_plan_shape(nvfp4_context *context, const nvfp4_shape *shape, nvfp4_plan *plan) {
     prepared_call call;
     nvfp4_status status = check_shape(shape);

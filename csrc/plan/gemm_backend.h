@@ -4,7 +4,7 @@
 #define NVFP4_PLAN_GEMM_BACKEND_H
 
 #include "common/device_props.h"
-#include "common/grouped_problem.h"
+#include "common/gated_grouped_quantize_problem.h"
 #include "common/kernel_set.h"
 #include "common/math.h"
 #include "common/quantize_gemm_problem.h"
@@ -12,12 +12,13 @@
 #include "plan/launch_plan.h"
 #include "plan/traits.h"
 
-/* The problem of a product: gemm or grouped, by its product_kind; quantize_gemm for a kernel that quantizes A too. Each
- * begins with a gemm_problem. */
+/* The problem of a product: gemm or grouped, by its product_kind; quantize_gemm for a kernel that quantizes A too,
+ * gated_grouped_quantize for one that quantizes the activation too. Each begins with a gemm_problem. */
 typedef union product_problem {
     gemm_problem gemm;
     grouped_problem grouped;
     quantize_gemm_problem quantize_gemm;
+    gated_grouped_quantize_problem gated_grouped_quantize;
 } product_problem;
 
 /* The way in which a backend runs one kind of product. A planner is asked only for products whose A it takes. */
@@ -44,6 +45,10 @@ typedef struct gemm_planner {
      * and of `gated`. 0: there is none, or two launches are modelled or measured to be faster. NULL: none. */
     int32_t (*with_activation)(const device_props *props, const grouped_problem *problem, const gemm_candidate *of,
                                gemm_candidate *out);
+    /* The same for a kernel that quantizes the activation, with the bytes of gated_quantize. It is built of a
+     * gated_grouped_quantize_problem. NULL: none. */
+    int32_t (*with_quantized_activation)(const device_props *props, const gated_grouped_quantize_problem *problem,
+                                         const gemm_candidate *of, gemm_candidate *out);
     /* Bytes of workspace that a problem needs where traits leave them open: at most the candidate's. NULL: these. */
     int64_t (*workspace)(const product_problem *problem, const gemm_candidate *candidate);
     /* Says why there are no candidates: sets the error message and returns its status. */

@@ -83,6 +83,13 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
     )
     in_lists = (*in_lists, rows, none, *[none] * 3, 0.5)
     linear_auto = ("linear", "auto", 0)
+    even = (torch.zeros(2, 2, 16, K // 2, dtype=torch.uint8, device=place), none, scale_b.flatten().repeat(4))
+    of_16, quantized = (routed[0], *even, ends), (0.5, "silu", 2.0, 1.702, 1.0, *AUTO, 0)
+    new_groups = (
+        torch.zeros(5, 8, dtype=torch.uint8, device=place),
+        torch.zeros(1024, dtype=torch.uint8, device=place),
+        torch.zeros(2, dtype=torch.int32, device=place),
+    )
     out_of_groups = (packed[0, :5], blocks[0, :5].clone(), torch.zeros(2, dtype=torch.int32, device=place))
     checks: list[tuple[Any, tuple[Any, ...]]] = [
         (ops.gemm, (a, b, scale_a, scale_b, none, none, none, 0.5, 0.0, *AUTO, torch.bfloat16)),
@@ -103,6 +110,8 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
         *[(ops.gated_grouped_gemm_list, (*in_lists, *silu[1:4], *linear_auto, torch.float16))] * (place == "cpu"),
         *[(ops.gated_grouped_gemm_list_out, (*in_lists, *silu[1:4], *linear_auto, torch.zeros(5, N)))]
         * (place == "cpu"),
+        (ops.gated_grouped_quantize, (*of_16, none, none, none, none, none, none, *quantized[:-1])),
+        (ops.gated_grouped_quantize_out, (*of_16, rows, *[none] * 4, one, *quantized[:-1], *new_groups)),
         (ops.custom_kernel, (views[0], views[1], views[4], views[5], views[6])),
         (ops.quantize, (x, none, 0.5, "128x4")),
         (ops.quantize, (x.bfloat16(), one, 1.0, "linear")),
@@ -606,6 +615,8 @@ ids, ends = zeros(3, 2, dtype=torch.int32), zeros(2, dtype=torch.int32)
 grouped = zeros(5, 32), zeros(5, 4), zeros(2, dtype=torch.int32)
 stack = zeros(5, 64, dtype=torch.float16), zeros(2, 2, 5, 32), none, zeros(4, 128, 4), ends
 expert = *stack, *[none] * 5, 1.0, "swiglu", 1.0, 1.5, *auto
+even = stack[0], zeros(2, 2, 16, 32), *stack[2:], *[none] * 6, 1.0, "swiglu", 1.0, 1.5, 1.0, *auto
+of_even = zeros(5, 8), zeros(1024), zeros(2, dtype=torch.int32)
 calls = {{
     "gemm": lambda: ops.gemm(*products, torch.float32),
     "gemm_out": lambda: ops.gemm_out(*products, half),
@@ -621,6 +632,8 @@ calls = {{
     "quantize_gemm_out": lambda: ops.quantize_gemm_out(*layer, "128x4", "amax6", "auto", 0, half),
     "gated_grouped_gemm": lambda: ops.gated_grouped_gemm(*expert, torch.float16),
     "gated_grouped_gemm_out": lambda: ops.gated_grouped_gemm_out(*expert, half),
+    "gated_grouped_quantize": lambda: ops.gated_grouped_quantize(*even),
+    "gated_grouped_quantize_out": lambda: ops.gated_grouped_quantize_out(*even, *of_even),
     "grouped_quantize": lambda: ops.grouped_quantize(x, none, ends, none, 1.0, "128x4", "amax6"),
     "grouped_quantize_out": lambda: ops.grouped_quantize_out(x, none, ends, none, 1.0, "linear", "amax6", *grouped),
     "amax_scale": lambda: ops.amax_scale(x, "amax6"),

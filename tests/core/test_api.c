@@ -212,6 +212,9 @@ static void check_groups_of_values(nvfp4_context *context) {
     expect(nvfp4_gated_grouped_gemm(context, &expert) == NVFP4_OK && out[0][1] == 48 * 48 && out[1][0] == 32 * 32 &&
                isnan(out[2][0]),
            "the squares of the products");
+    nvfp4_gated_grouped_quantize_args quantized = NVFP4_GATED_GROUPED_QUANTIZE_ARGS;
+    quantized.gated = expert, quantized.gated.grouped.call.size = sizeof quantized;
+    expect_error(nvfp4_gated_grouped_quantize(context, &quantized), "data: is missing; must be a tensor");
     args.scale_rows.dtype = NVFP4_NONE;
     expect(nvfp4_grouped_gemm(context, &args) == NVFP4_INVALID && strstr(nvfp4_last_error(), "scale_rows: is missing"),
            "scales without their places");

@@ -284,6 +284,27 @@ def test_a_grid_is_at_most_a_cta_an_sm(backend: str, fake_driver: Path, tmp_path
     assert [grid for _, grid in rows] == [1, sms]
 
 
+@pytest.mark.parametrize("capability", ["80", "90", "100", "120"])
+def test_launches_of_a_quantized_activation(capability: str, fake_driver: Path, tmp_path: Path) -> None:
+    """One on a B200; elsewhere the product, with the pre-pass of sm90, and gated_quantize."""
+    call = """
+    t, n, k, e = 37, 64, 128, 4
+    a, scale_a = np.zeros((t, k // 2), np.uint8), np.zeros((t // 128 + e) * 1024, np.uint8)
+    b, scale_b = np.zeros((e, 2, n, k // 2), np.uint8), np.zeros(e * 2 * 1024, np.uint8)
+    form = {"ends": hidden(e, np.int32), "scale_rows": hidden(e, np.int32), "global_scale": np.ones(e, np.float32)}
+    nvfp4.gated_grouped_quantize(a, b, scale_a, scale_b, backend="BACKEND", **form)
+    """
+    backend = f"sm{capability}"
+    code = f"{CALL.strip()}\n    {call.strip().replace('BACKEND', backend)}"
+    rows = launches(code, fake_driver, tmp_path / "log", FAKE_CC=capability)
+    names = [row[0] for row in rows if row[0] != "map"]
+    if backend == "sm100":
+        assert names == ["nvfp4_sm100_grouped_gated_128x64"]
+    else:
+        *products, last = names
+        assert last == "nvfp4_gated_quantize_silu" and f"nvfp4_{backend}_grouped" in products[-1]
+
+
 @pytest.mark.parametrize(("k", "layout"), [(96, "128x4"), (128, "linear")])
 def test_errors_of_groups_on_sm100(k: int, layout: str, fake_driver: Path) -> None:
     """The layout of scales and K that the kernels need."""
@@ -299,9 +320,9 @@ def test_errors_of_groups_on_sm100(k: int, layout: str, fake_driver: Path) -> No
     """
     said = run(f"{CALL.strip()}\n    {code.strip()}", fake_driver, FAKE_CC="100")
     assert said == (
-        f"b: has linear scales, K = {k} of no whole blocks of 64, or rows of a or b that lie otherwise than on "
-        "16 bytes, which the sm100 kernels of groups do not take; must have 128x4 scales and K in multiples of 64, or "
-        "the backend must be sm80"
+        "scale_layout: is linear, which the sm100 kernels of groups do not take; must be 128x4, or the backend sm80"
+        if layout == "linear"
+        else "b: K is 96, which the sm100 kernels of groups do not take; must be a multiple of 64, or the backend sm80"
     )
 
 

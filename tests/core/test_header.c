@@ -45,6 +45,7 @@ static void check_defaults(void) {
     NO_PADDING(nvfp4_gated_quantize_args);
     ENDS_WITH(nvfp4_grouped_gemm_args, flags);
     NO_PADDING(nvfp4_gated_grouped_gemm_args);
+    NO_PADDING(nvfp4_gated_grouped_quantize_args);
     NO_PADDING(nvfp4_moe_route_args);
     NO_PADDING(nvfp4_moe_combine_args);
     const nvfp4_gemm_args gemm = NVFP4_GEMM_ARGS;

@@ -65,9 +65,10 @@ def bounds(device: str, backend: str) -> Run:
 
 def promises_of_groups(backend: str) -> Run:
     """Products that every kernel adds in one order, and experts, also of quantized inputs if it takes those."""
-    chosen = f"{backend} and not bfloat16 and (plans or size or other or without or every_backend)"
+    chosen = f"{backend} and not bfloat16 and (plans or size or other or without or every_backend or two_calls)"
     experts = ("models/test_experts_w4a4.py",) if "uint8" in ROWS[backend]["product_kinds"]["grouped_gemm"] else ()
-    arguments = ("ops/test_grouped_invariance.py", "ops/test_gated_grouped_gemm.py", *experts, "-k", chosen)
+    files = ("grouped_invariance", "gated_grouped_gemm", "gated_grouped_quantize")
+    arguments = (*(f"ops/test_{name}.py" for name in files), *experts, "-k", chosen)
     least = {"sm80": 17, "sm100": 7}.get(backend, 10 if experts else 3)  # sm100 takes one type of a, in one layout
     return Run(f"promises of groups of {backend}", device_of(backend), arguments, least)
 

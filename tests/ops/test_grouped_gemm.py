@@ -143,6 +143,8 @@ def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
     moved = own is not None and not own_backend(target, case.a, anywhere=True)
     if moved:
         case = replace(case, layout="128x4")
+    if own == "sm100":
+        case = replace(case, k=up(case.k, 64))  # whole blocks of its scales
     seed = int(torch.randint(2**20, (), generator=generator))
     names = ("a", "b", "scale_b", "ends", "rows", "row_scale", "alpha", "bias", "out", "result")
     names += ("scale_a", "scale_rows")

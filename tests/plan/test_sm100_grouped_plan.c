@@ -86,6 +86,7 @@ static void check_activation(const gpu *g, const grouped_problem *product, varia
         }
         times_fused += p.parts == 2;
         planner()->with_activation(&g->props, &p, of, &again);
+        expect(c.tile_m == of->tile_m, "tiles are as wide as the product's");
         expect(p.parts == 2 || c.kernel == of->kernel, "of one part it is the product's");
         expect(c.batch_invariant == of->batch_invariant, "it says what the product was chosen for");
         expect(!strstr(of->reason, "activation") && strstr(c.reason, "activation"), "it says that it computes both");
@@ -102,11 +103,45 @@ static void check_activation(const gpu *g, const grouped_problem *product, varia
     }
 }
 
+/* The same kernel with results as NVFP4, whose places the schedule has. */
+static void check_quantized(const gpu *g, const grouped_problem *product) {
+    uint8_t data[1], scale[1];
+    const grouped_problem p = with_activation(product);
+    const gated_grouped_quantize_problem quantized = {
+        .p = p, .q = {.q = {.data = data, .scale = scale, .data_pitch = 16, .global_value = 0.5f}, .groups = p.groups}};
+    static candidate_list list;
+    static launch_plan plan;
+    list_candidates(NVFP4_BACKEND_SM100, g, &product->g, 0, &list);
+    for (int32_t i = 0; i < list.count; i++) {
+        gemm_candidate numbers, both = list.all[i];
+        const int fused = planner()->with_activation(&g->props, &p, &list.all[i], &numbers);
+        expect(planner()->with_quantized_activation(&g->props, &quantized, &list.all[i], &both) == fused,
+               "where there is a kernel with the activation, it quantizes too");
+        if (!fused) continue;
+        expect(both.kernel == numbers.kernel && both.grid == numbers.grid && both.workspace == 0, "the same kernel");
+        expect(strstr(both.reason, "quantizer") != NULL, "it says so");
+        const product_problem problem = {.gated_grouped_quantize = quantized};
+        launch_plan_init(&plan);
+        planner()->build(&g->props, &problem, &both, NULL, &plan);
+        const sm100_grouped_schedule *s = param_of(&plan, &plan.step[0], 1);
+        expect(plan.steps == 1 && s->quantized.data == data && s->quantized.scale == scale &&
+                   s->quantized.data_pitch == 16 && s->quantized.global_value == 0.5f,
+               "results have their places");
+        launch_plan_init(&plan);
+        planner()->build(&g->props, &problem, &numbers, NULL, &plan);
+        s = param_of(&plan, &plan.step[0], 1);
+        expect(!s->quantized.data, "numbers have none");
+    }
+}
+
 static int may_reject(const gpu *g, const gemm_problem *p) {
     const gemm_traits t = traits_of_product(p);
     const int reaches = t.tma_values && t.scale_layout == NVFP4_128X4 && p->k % 64 == 0;
-    expect(planner()->reject(&g->props, &t) == NVFP4_UNSUPPORTED &&
-               strstr(nvfp4_last_error(), reaches ? "tiles" : "multiples of 64"),
+    const char *said = reaches                          ? "tiles"
+                       : t.scale_layout == NVFP4_LINEAR ? "scale_layout: is linear"
+                       : p->k % 64                      ? "must be a multiple of 64"
+                                                        : "multiples of 16 bytes";
+    expect(planner()->reject(&g->props, &t) == NVFP4_UNSUPPORTED && strstr(nvfp4_last_error(), said),
            nvfp4_last_error());
     return !reaches || ceil_div(p->m, 128) * ceil_div(p->n, 128) > INT32_MAX / 8;
 }
@@ -185,6 +220,7 @@ int main(void) {
                     check_batch_invariant(g, &p, v);
                     check_choice(g, &p);
                     check_activation(g, &p, v);
+                    if (parts <= 2) check_quantized(g, &p);
                 }
     snprintf(about, sizeof about, "what there is");
     for (int32_t k = SM100_CONFIGS; k < SM100_KERNELS; k++) {

@@ -230,8 +230,11 @@ def ragged(setting: Setting) -> list[str]:
     ]
 
 
+OF_GROUPS = ("gated_grouped_gemm", "gated_grouped_quantize", "grouped_invariance")
+
+
 def groups(setting: Setting) -> list[str]:
-    others = [in_tree(f"tests/ops/test_{name}.py")(setting) for name in ("gated_grouped_gemm", "grouped_invariance")]
+    others = [in_tree(f"tests/ops/test_{name}.py")(setting) for name in OF_GROUPS]
     return [*pytest(setting, "tests/ops/test_grouped_gemm.py", f"cuda or {setting.backend}"), *others]
 
 

@@ -16,7 +16,7 @@ struct grouped_tile {
     int32_t l; /* the matrix: group * parts + part; the first one of all parts */
     int32_t group, part, column;
     int32_t row, rows;
-    int32_t of_group; /* of the group's rows the tile begins with this one */
+    int32_t row_in_group; /* of the tile's first row */
 };
 
 /* Tiles first, first + step, ... The calls of a warp are converged. */
@@ -44,8 +44,8 @@ struct grouped_tiles {
         tile.part = (int32_t)(column / tiles_n);
         tile.l = group * p.parts + tile.part;
         tile.column = (int32_t)(column % tiles_n);
-        tile.of_group = index * tile_rows;
-        tile.row = table.rows[group] + tile.of_group;
+        tile.row_in_group = index * tile_rows;
+        tile.row = table.rows[group] + tile.row_in_group;
         tile.rows = min(tile_rows, table.rows[group + 1] - tile.row);
         number += step;
         return true;

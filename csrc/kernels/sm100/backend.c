@@ -91,23 +91,36 @@ static int32_t grouped_with_activation(const device_props *props, const grouped_
     return sm100_grouped_with_activation(&model, props, p, of, out);
 }
 
+static int32_t grouped_with_quantized_activation(const device_props *props, const gated_grouped_quantize_problem *p,
+                                                 const gemm_candidate *of, gemm_candidate *out) {
+    const sm100_model model = model_of(props);
+    return sm100_grouped_with_quantized_activation(&model, props, p, of, out);
+}
+
 static nvfp4_status reject_grouped(const device_props *props, const gemm_traits *t) {
     const nvfp4_status status =
         reject_shared_memory(sm100_name, &kernels[SM100_CONFIGS], SM100_KERNELS - SM100_CONFIGS, props);
     if (status) return status;
-    if (!sm100_grouped_reaches(t))
+    if (t->scale_layout != NVFP4_128X4)
+        return REJECT_AS(NVFP4_UNSUPPORTED, "scale_layout",
+                         ("is linear, which the sm100 kernels of groups do not take"),
+                         ("must be 128x4, or the backend sm80"));
+    if (t->k % SM100_MMA_K)
         return REJECT_AS(NVFP4_UNSUPPORTED, "b",
-                         ("has linear scales, K = %lld of no whole blocks of 64, or rows of a or b that lie otherwise "
-                          "than on 16 bytes, which the sm100 kernels of groups do not take",
-                          (long long)t->k),
-                         ("must have 128x4 scales and K in multiples of 64, or the backend must be sm80"));
+                         ("K is %lld, which the sm100 kernels of groups do not take", (long long)t->k),
+                         ("must be a multiple of %d, or the backend sm80", SM100_MMA_K));
+    if (!t->tma_values)
+        return REJECT_AS(NVFP4_UNSUPPORTED, "a",
+                         ("or b has rows that do not begin at multiples of 16 bytes, as the sm100 kernels of groups "
+                          "need them"),
+                         ("must be aligned so, or the backend must be sm80"));
     return reject_tiles(sm100_name, t);
 }
 
 static void build_grouped(const device_props *props, const product_problem *problem, const gemm_candidate *c,
                           void *workspace, launch_plan *out) {
     (void)props, (void)workspace;
-    sm100_grouped_build(&problem->grouped, c, out);
+    sm100_grouped_build(problem, c, out);
 }
 
 static const gemm_planner grouped = {.a_types = TAKES_E2M1,
@@ -116,6 +129,7 @@ static const gemm_planner grouped = {.a_types = TAKES_E2M1,
                                      .candidates = grouped_candidates,
                                      .batch_invariant = grouped_batch_invariant,
                                      .with_activation = grouped_with_activation,
+                                     .with_quantized_activation = grouped_with_quantized_activation,
                                      .reject = reject_grouped,
                                      .build = build_grouped};
 

@@ -17,16 +17,20 @@
  * With MATRICES = 2 a CTA loads the rows of gate and of up for the same columns and multiplies both by the same rows of
  * A, into accumulators side by side. So gate and up of an element meet in one thread, and only the activation is stored.
  *
+ * An activation may leave as NVFP4, quantized from its fp32 value (grouped_quantize.cuh).
+ *
  * 128x4 scales of a group begin with a block of 128 rows of their own, and a tile does not cross blocks. A tile whose
- * block does not exist has no products, and its results are NaN. Rows behind a group's last one are those of the next
- * group, or zeros; they reach only columns of an accumulator that are not stored, as their scales do.
+ * block does not exist is multiplied by whatever scales the stage still holds, and its results are NaN: which groups
+ * have scales is in memory, and roles that each read it must not disagree on what they wait for. Rows behind a group's
+ * last one, which are those of the next group or zeros, and their scales reach only columns of an accumulator that are
+ * not stored.
  *
  * Shared memory of a CTA: stages, each
  *
  *   values of each matrix 16384 | values of A 128 a row | scales of each matrix 2048 | scales of A 2048
  *
- * then full | empty | acc_full | acc_empty | TMEM address | scratch of the table | table. In KiB: 128x64 204, 128x128
- * 224, gated 128x64 192, gated 128x128 224.
+ * then full | empty | acc_full | acc_empty | TMEM address | scratch of the table | table. In KiB, rounded up: 128x64
+ * 205, 128x128 225, gated 128x64 193, gated 128x128 225.
  *
  * Tensor memory: accumulators of MMA_TILE_N columns for each matrix, then the scale columns of each stage. Each stage
  * has its own, as in gemm.cu: PTX does not order a tcgen05.cp after an earlier tcgen05.mma (9.7.16.6).
@@ -42,6 +46,7 @@
 #include "kernels/common/tma.cuh"
 #include "kernels/sm100/column_pairs.cuh"
 #include "kernels/sm100/grouped_config.h"
+#include "kernels/sm100/grouped_quantize.cuh"
 
 enum { EPILOGUE_WARPS = 4, PRODUCER_WARP = 4, MMA_WARP = 5, THREADS = SM100_GROUPED_THREADS };
 enum { CHUNK = SM100_GROUPED_MMA_STEP }; /* rows of the result that a thread stores at a time */
@@ -94,28 +99,17 @@ template <class C> struct cta_memory {
     __device__ __forceinline__ uint32_t tmem_address() const { return base + C::TMEM_ADDRESS_OFFSET; }
 };
 
-/* A tile, and what the roles derive from it alike. */
-struct product_tile : grouped_tile {
-    int64_t scale_row; /* the first row of A's scales; negative: they do not exist */
-    int32_t k_stages;  /* 0: there is nothing to multiply */
-};
+/* The next tile of this CTA, as of grouped_tiles. Tiles without rows are left out: the table may have some where ends
+ * change while it is filled. */
+template <class C> __device__ __forceinline__ bool next_tile(grouped_tiles &tiles, grouped_tile &tile) {
+    while (tiles.next(tile, C::MMA_TILE_N))
+        if (tile.rows > 0) return true;
+    return false;
+}
 
-/* The tiles of this CTA, one after the other. The calls of a warp are converged. */
-template <class C> struct tiles_of_cta {
-    const grouped_problem &p;
-    grouped_tiles tiles;
-
-    __device__ __forceinline__ tiles_of_cta(const group_table &table, const grouped_problem &p,
-                                            const sm100_grouped_schedule &s)
-        : p(p), tiles(table, p, s.tiles_n, blockIdx.x, gridDim.x, C::MATRICES > 1) {}
-
-    __device__ __forceinline__ bool next(product_tile &tile) {
-        if (!tiles.next(tile, C::MMA_TILE_N)) return false;
-        tile.scale_row = p.g.k > 0 ? scale_row_of(p, tile.group, tile.of_group) : 0;
-        tile.k_stages = tile.scale_row < 0 ? 0 : (int32_t)((p.g.k + SM100_STAGE_K - 1) / SM100_STAGE_K);
-        return true;
-    }
-};
+__device__ __forceinline__ int32_t k_stages(const grouped_problem &p) {
+    return (int32_t)((p.g.k + SM100_STAGE_K - 1) / SM100_STAGE_K);
+}
 
 /* K blocks of 64 in a stage: 4, fewer in the last one. */
 __device__ __forceinline__ int blocks_of(int64_t k, int32_t stage) {
@@ -130,21 +124,22 @@ __device__ __forceinline__ int mma_rows(const grouped_tile &tile) {
 /* One thread: loads the stages of a tile. */
 template <class C>
 __device__ __forceinline__ void load_tile(const grouped_problem &p, const sm100_grouped_schedule &s,
-                                          const cta_memory<C> &cta, const product_tile &tile,
+                                          const cta_memory<C> &cta, const grouped_tile &tile,
                                           pipeline_state<C::STAGES> &state) {
     const mma_operand &a = s.mma_a, &b = s.mma_b;
     const int32_t column = tile.column * SM100_CTA_ROWS;
     const int boxes = (tile.rows + SM100_GROUPED_BOX_ROWS - 1) / SM100_GROUPED_BOX_ROWS;
+    const int64_t row_of_scales = scale_row_of(p, tile.group, tile.row_in_group); /* negative: there are none */
     const uint8_t *scales_a = a.scale + tile.l * a.scale_batch + tile.column * a.scale_pitch;
-    const uint8_t *scales_b = b.scale + tile.scale_row / SM100_ATOM_ROWS * b.scale_pitch;
+    const uint8_t *scales_b = b.scale + row_of_scales / SM100_ATOM_ROWS * b.scale_pitch;
 #pragma unroll 1
-    for (int32_t k = 0; k < tile.k_stages; k++, state.advance()) {
+    for (int32_t k = 0; k < k_stages(p); k++, state.advance()) {
         const uint32_t stage = cta.stage(state.index), full = cta.full(state.index);
         const int scale_bytes = blocks_of(p.g.k, k) * SM100_ATOM_BYTES;
         const int box_bytes = SM100_GROUPED_BOX_ROWS * SM100_STAGE_K / 2;
         mbarrier_wait(cta.empty(state.index), state.phase ^ 1);
-        mbarrier_arrive_expect_tx(full,
-                                  C::MATRICES * (SM100_MMA_A_BYTES + scale_bytes) + boxes * box_bytes + scale_bytes);
+        mbarrier_arrive_expect_tx(full, C::MATRICES * (SM100_MMA_A_BYTES + scale_bytes) + boxes * box_bytes +
+                                            (row_of_scales < 0 ? 0 : scale_bytes));
 #pragma unroll
         for (int i = 0; i < C::MATRICES; i++) {
             tma_load_3d<1>(stage + i * SM100_MMA_A_BYTES, &a.values, k * (SM100_STAGE_K / 2), column, tile.l + i, full,
@@ -156,21 +151,22 @@ __device__ __forceinline__ void load_tile(const grouped_problem &p, const sm100_
         for (int i = 0; i < boxes; i++)
             tma_load_3d<1>(stage + C::MMA_B_OFFSET + i * box_bytes, &b.values, k * (SM100_STAGE_K / 2),
                            tile.row + i * SM100_GROUPED_BOX_ROWS, 0, full, b.cache_policy);
-        cp_async_bulk(stage + C::MMA_SFB_OFFSET, scales_b + (int64_t)k * SM100_MMA_SFA_BYTES, scale_bytes, full,
-                      b.cache_policy);
+        if (row_of_scales >= 0)
+            cp_async_bulk(stage + C::MMA_SFB_OFFSET, scales_b + (int64_t)k * SM100_MMA_SFA_BYTES, scale_bytes, full,
+                          b.cache_policy);
     }
 }
 
 /* One thread: the tcgen05.cp and tcgen05.mma of a tile into the accumulators at tensor memory address d. */
 template <class C>
 __device__ __forceinline__ void multiply_tile(const grouped_problem &p, const cta_memory<C> &cta,
-                                              const product_tile &tile, uint32_t tmem, uint32_t d,
+                                              const grouped_tile &tile, uint32_t tmem, uint32_t d,
                                               pipeline_state<C::STAGES> &state) {
     const uint32_t instruction = instruction_descriptor(SM100_CTA_ROWS, mma_rows(tile));
     /* A tile of 64 rows uses half of a scale atom's 128: columns 0-1 or 2-3. */
-    const uint32_t half = C::MMA_TILE_N == 64 ? tile.of_group / 64 % 2 * 2 : 0;
+    const uint32_t half = C::MMA_TILE_N == 64 ? tile.row_in_group / 64 % 2 * 2 : 0;
 #pragma unroll 1
-    for (int32_t k = 0; k < tile.k_stages; k++, state.advance()) {
+    for (int32_t k = 0; k < k_stages(p); k++, state.advance()) {
         mbarrier_wait(cta.full(state.index), state.phase);
         tcgen05_fence_after_thread_sync();
         const uint32_t stage = cta.stage(state.index);
@@ -207,14 +203,15 @@ __device__ __forceinline__ void multiply_tile(const grouped_problem &p, const ct
 template <class C> struct column_output {
     const grouped_problem &p;
     const sm100_grouped_schedule &s;
-    const product_tile &tile;
+    const grouped_tile &tile;
     int64_t n; /* the column of its part */
-    bool exists;
+    bool exists, is_nan;
     float alpha[C::MATRICES], bias[C::MATRICES];
 
     __device__ __forceinline__ column_output(const grouped_problem &p, const sm100_grouped_schedule &s,
-                                             const product_tile &tile)
-        : p(p), s(s), tile(tile), n((int64_t)tile.column * SM100_CTA_ROWS + threadIdx.x), exists(n < p.g.n) {
+                                             const grouped_tile &tile)
+        : p(p), s(s), tile(tile), n((int64_t)tile.column * SM100_CTA_ROWS + threadIdx.x), exists(n < p.g.n),
+          is_nan(scale_row_of(p, tile.group, tile.row_in_group) < 0) {
 #pragma unroll
         for (int i = 0; i < C::MATRICES; i++) {
             one_column_epilogue column(p.g, min(n, p.g.n - 1));
@@ -223,19 +220,25 @@ template <class C> struct column_output {
         }
     }
 
-    /* Stores the rows first, first + 1, ... of the tile from their sums by each matrix. All lanes of a warp. */
-    __device__ __forceinline__ void store(float (&sums)[C::MATRICES][CHUNK], int first) const {
-        const gemm_problem &g = p.g;
+    /* The rows first, first + 1, ... of the tile from their sums by each matrix, before they are rounded. */
+    __device__ __forceinline__ void results(const float (&sums)[C::MATRICES][CHUNK], int first,
+                                            float (&v)[CHUNK]) const {
         const int64_t row = (int64_t)tile.row + first;
         const int count = min((int)CHUNK, tile.rows - first);
-        float v[CHUNK];
 #pragma unroll
         for (int i = 0; i < CHUNK; i++) {
             float factor = 1.0f;
             if (p.row_scale && i < count) factor = p.row_scale[row + i];
-            if (tile.scale_row < 0) factor = __int_as_float(0x7FFFFFFF);
+            if (is_nan) factor = __int_as_float(0x7FFFFFFF);
             v[i] = result(sums, i, factor);
         }
+    }
+
+    /* Stores them as numbers. All lanes of a warp. */
+    __device__ __forceinline__ void store(float (&v)[CHUNK], int first) const {
+        const gemm_problem &g = p.g;
+        const int64_t row = (int64_t)tile.row + first;
+        const int count = min((int)CHUNK, tile.rows - first);
         char *to = (char *)g.out + row * g.out_pitch + tile.part * g.out_batch + n * type_bytes(g.out_type);
         if (s.column_pairs && g.out_type == NVFP4_FP16)
             store_column_pairs<NVFP4_FP16>(v, to, g.out_pitch, exists, count);
@@ -264,14 +267,19 @@ template <class C> struct column_output {
 /* The epilogue warps: warp w reads tensor memory lanes 32 w to 32 w + 31. */
 template <class C>
 __device__ __forceinline__ void epilogue(const grouped_problem &p, const sm100_grouped_schedule &s,
-                                         const cta_memory<C> &cta, tiles_of_cta<C> tiles, uint32_t tmem) {
+                                         const cta_memory<C> &cta, grouped_tiles tiles, uint32_t tmem) {
     const uint32_t lanes = tmem + (threadIdx.x / 32 << 21);
+    const bool has_sums = p.g.k > 0;
+    const bool quantizes = s.quantized.data;
+    const group_table &table = tiles.table;
+    blocks_before before(table);
     pipeline_state<C::ACCUMULATORS> acc;
-    product_tile tile;
-    while (tiles.next(tile)) {
+    grouped_tile tile;
+    if (quantizes && blockIdx.x == 0 && threadIdx.x < 32) store_scale_rows(table, p.groups, s.quantized.scale_rows);
+    for (; next_tile<C>(tiles, tile); acc.advance()) {
         const column_output<C> out(p, s, tile);
+        const quantized_tile quantized(s.quantized, tile, p.g.n, quantizes ? before.of(tile.group) : 0);
         const uint32_t accumulator = lanes + acc.index * C::MATRICES * C::MMA_TILE_N;
-        const bool has_sums = tile.k_stages > 0;
         if (has_sums) {
             mbarrier_wait(cta.acc_full(acc.index), acc.phase);
             tcgen05_fence_after_thread_sync();
@@ -291,9 +299,14 @@ __device__ __forceinline__ void epilogue(const grouped_problem &p, const sm100_g
                     if (threadIdx.x % 32 == 0) mbarrier_arrive_relaxed(cta.acc_empty(acc.index));
                 }
             }
-            out.store(sums, first);
+            float v[CHUNK];
+            out.results(sums, first, v);
+            if (quantizes)
+                quantized.store(v, first, min((int)CHUNK, tile.rows - first));
+            else
+                out.store(v, first);
         }
-        if (has_sums) acc.advance();
+        if (quantizes && is_last_of_group(table, tile)) quantized.pad_rows();
     }
 }
 
@@ -333,11 +346,11 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
     tcgen05_fence_after_thread_sync();
     const uint32_t tmem = ld_shared(cta.tmem_address());
 
-    tiles_of_cta<C> tiles(table, p, s);
+    grouped_tiles tiles(table, p, s.tiles_n, blockIdx.x, gridDim.x, C::MATRICES > 1);
     pipeline_state<C::STAGES> state;
-    product_tile tile;
+    grouped_tile tile;
     if (warp == PRODUCER_WARP) {
-        while (tiles.next(tile)) {
+        while (next_tile<C>(tiles, tile)) {
             if (elect_one()) load_tile<C>(p, s, cta, tile, state);
             __syncwarp();
         }
@@ -347,8 +360,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
         __syncwarp();
     } else if (warp == MMA_WARP) {
         pipeline_state<C::ACCUMULATORS> acc;
-        while (tiles.next(tile)) {
-            if (tile.k_stages == 0) continue;
+        for (; p.g.k > 0 && next_tile<C>(tiles, tile); acc.advance()) {
             if (elect_one()) {
                 mbarrier_wait(cta.acc_empty(acc.index), acc.phase ^ 1);
                 tcgen05_fence_after_thread_sync();
@@ -356,7 +368,6 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
                 tcgen05_commit<1>(cta.acc_full(acc.index), 0);
             }
             __syncwarp();
-            acc.advance();
         }
     } else {
         epilogue<C>(p, s, cta, tiles, tmem);

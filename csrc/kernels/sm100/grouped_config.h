@@ -38,6 +38,16 @@
     ((accumulators) * (matrices) * (mma_tile_n) + (stages) * SM100_GROUPED_SCALE_COLUMNS(matrices))
 #define SM100_GROUPED_TMEM_COLUMNS 512
 
+/* Results as NVFP4 with 128x4 scales (common/row_op_problems.h); data NULL: results are numbers. */
+typedef struct sm100_quantized {
+    uint8_t *data, *scale;
+    int32_t *scale_rows;
+    const float *global_scale;
+    int64_t data_pitch, scale_pitch; /* bytes between rows, and between blocks of 128 rows */
+    float global_value;
+    int32_t global_by;
+} sm100_quantized;
+
 /* Second parameter. A CTA takes tiles blockIdx.x, + gridDim.x, ...: those of a group that share columns are neighbours.
  */
 typedef struct sm100_grouped_schedule {
@@ -45,7 +55,8 @@ typedef struct sm100_grouped_schedule {
     int32_t tiles_n;          /* of 128 columns, of a part */
     int32_t column_pairs;     /* neighbouring columns of the result are stored as 32 bits */
     gating numbers;           /* of the activation */
-    int32_t padding_[10];
+    sm100_quantized quantized;
+    int32_t padding_[12];
 } sm100_grouped_schedule;
 
 #endif

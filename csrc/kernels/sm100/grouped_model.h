@@ -60,23 +60,26 @@ static inline void sm100_add_group(const sm100_model *m, const sm100_grouped_inp
     if (rest > 0) sm100_add_tile(m, in, weight, (double)rest, sums);
 }
 
-/* The mean over Poisson's distribution, by its weights relative to that of its largest term, 6 standard deviations and 8
- * terms to either side. */
+/* The tiles of all groups by the distribution of a group's rows: Poisson's, or, from POISSON_END rows on average on, a
+ * normal one at POINTS places. The host computes it at each call with an activation, so its terms are few. */
 static inline sm100_tile_sums sm100_tiles_of_groups(const sm100_model *m, const sm100_grouped_input *in) {
+    enum { POISSON_END = 16, POISSON_TERMS = 56, POINTS = 32 /* a quarter of a standard deviation apart */ };
     const double mean = (double)in->rows / in->groups;
-    const int64_t mode = in->rows / in->groups, side = (int64_t)(6 * sqrt(mean)) + 8;
     sm100_tile_sums sums = {0, 0, 0};
     double total = 0, weight = 1;
-    for (int64_t rows = mode; rows <= mode + side; rows++) {
-        sm100_add_group(m, in, weight, rows, &sums);
-        total += weight;
-        weight *= mean / (double)(rows + 1);
-    }
-    weight = 1;
-    for (int64_t rows = mode; rows > 0 && rows > mode - side; rows--) {
-        weight *= (double)rows / mean;
-        sm100_add_group(m, in, weight, rows - 1, &sums);
-        total += weight;
+    if (mean < POISSON_END) {
+        for (int64_t rows = 0; rows < POISSON_TERMS; rows++) {
+            sm100_add_group(m, in, weight, rows, &sums);
+            total += weight;
+            weight *= mean / (double)(rows + 1);
+        }
+    } else {
+        for (int i = 0; i < POINTS; i++) {
+            const double deviations = (2 * i + 1 - POINTS) / 8.0;
+            weight = exp(-deviations * deviations / 2);
+            sm100_add_group(m, in, weight, (int64_t)(mean + sqrt(mean) * deviations), &sums);
+            total += weight;
+        }
     }
     const double scale = in->groups / total;
     sums.tiles *= scale, sums.clocks *= scale, sums.bytes *= scale;

@@ -29,6 +29,7 @@ enum { CONFIGS = sizeof configs / sizeof *configs, BOX_BYTES = SM100_STAGE_K / 2
 typedef struct IS_TILING grouped_tiling {
     int32_t tiles_n;   /* of a part */
     int32_t read_once; /* 1: most matrices are read for one tile of rows */
+    int32_t quantizes; /* 1: the results are NVFP4 */
 } grouped_tiling;
 
 int sm100_grouped_reaches(const gemm_traits *t) {
@@ -92,22 +93,43 @@ int32_t sm100_grouped_with_activation(const sm100_model *model, const device_pro
                                       const gemm_candidate *of, gemm_candidate *out) {
     gemm_traits t = traits_of(&p->g);
     t.groups = p->groups;
-    gemm_candidate listed, best;
-    int32_t count = 0;
-    for (int32_t i = 0; i < CONFIGS; i++) {
-        const grouped_config *c = &configs[i];
-        /* One part needs the product's own kernel. */
-        if (p->parts == 1 ? c->kernel != of->kernel : c->matrices != p->parts) continue;
-        if (!list_one(model, props, &t, c, &listed)) continue;
-        if (count++ == 0 || candidate_precedes(&listed, &best)) best = listed;
-    }
-    if (count == 0) return 0;
-    const sm100_grouped_input in = model_input(&t, &configs[0]);
-    if (best.modelled_us > of->modelled_us + sm100_gated_us(model, props, &in)) return 0;
-    best.reason = best.tile_m == 64 ? FEW "; and the activation: one launch" : MANY "; and the activation: one launch";
-    best.batch_invariant = of->batch_invariant;
-    *out = best;
+    /* One part needs the product's own kernel, two the gated one with as wide a tile. */
+    const grouped_config *c = configs, *end = configs + CONFIGS;
+    while (c < end &&
+           (p->parts == 1 ? c->kernel != of->kernel : c->matrices != p->parts || c->mma_tile_n != of->tile_m))
+        c++;
+    gemm_candidate fused;
+    if (c == end || !list_one(model, props, &t, c, &fused)) return 0;
+    const sm100_grouped_input in = model_input(&t, c);
+    if (fused.modelled_us > of->modelled_us + sm100_gated_us(model, props, &in)) return 0;
+    fused.reason =
+        fused.tile_m == 64 ? FEW "; and the activation: one launch" : MANY "; and the activation: one launch";
+    fused.batch_invariant = of->batch_invariant;
+    *out = fused;
     return 1;
+}
+
+int32_t sm100_grouped_with_quantized_activation(const sm100_model *model, const device_props *props,
+                                                const gated_grouped_quantize_problem *p, const gemm_candidate *of,
+                                                gemm_candidate *out) {
+    gemm_candidate fused;
+    if (!sm100_grouped_with_activation(model, props, &p->p, of, &fused)) return 0;
+    fused.reason = fused.tile_m == 64 ? FEW "; the activation and its quantizer: one launch"
+                                      : MANY "; the activation and its quantizer: one launch";
+    TILING(grouped_tiling, &fused)->quantizes = 1;
+    *out = fused;
+    return 1;
+}
+
+static sm100_quantized quantized_of(const grouped_quantize_problem *p) {
+    return (sm100_quantized){.data = p->q.data,
+                             .scale = p->q.scale,
+                             .scale_rows = p->scale_rows,
+                             .global_scale = p->q.global_scale,
+                             .data_pitch = p->q.data_pitch,
+                             .scale_pitch = p->q.scale_pitch,
+                             .global_value = p->q.global_value,
+                             .global_by = p->q.global_by};
 }
 
 static const grouped_config *config_of(const gemm_candidate *candidate) {
@@ -116,8 +138,9 @@ static const grouped_config *config_of(const gemm_candidate *candidate) {
     return c;
 }
 
-void sm100_grouped_build(const grouped_problem *p, const gemm_candidate *candidate, launch_plan *out) {
+void sm100_grouped_build(const product_problem *problem, const gemm_candidate *candidate, launch_plan *out) {
     const grouped_tiling *tiling = TILING(const grouped_tiling, candidate);
+    const grouped_problem *p = &problem->grouped;
     const gemm_problem *g = &p->g;
     launch_step *step = add_step(out, candidate->kernel, candidate->grid, config_of(candidate)->shared_bytes);
     *(grouped_problem *)add_param(out, step, sizeof *p) = *p;
@@ -126,6 +149,7 @@ void sm100_grouped_build(const grouped_problem *p, const gemm_candidate *candida
     s->tiles_n = tiling->tiles_n;
     s->column_pairs = sm100_column_pairs(g, 1);
     s->numbers = gating_of(p->limit, p->activation_alpha, p->parts == 2);
+    if (tiling->quantizes) s->quantized = quantized_of(&problem->gated_grouped_quantize.q);
     fill_operand(g, 1, tiling->read_once ? L2_EVICT_FIRST : L2_EVICT_NORMAL, &s->mma_a);
     fill_operand(g, 0, L2_EVICT_NORMAL, &s->mma_b);
     if (g->k == 0) return;

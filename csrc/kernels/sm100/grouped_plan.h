@@ -3,9 +3,9 @@
 #ifndef NVFP4_SM100_GROUPED_PLAN_H
 #define NVFP4_SM100_GROUPED_PLAN_H
 
-#include "common/grouped_problem.h"
 #include "kernels/sm100/grouped_config.h"
 #include "kernels/sm100/plan.h"
+#include "plan/gemm_backend.h"
 
 enum {
     KERNEL_LAST_OF_GEMM = SM100_CONFIGS - 1,
@@ -23,6 +23,10 @@ int32_t sm100_grouped_candidates(const sm100_model *model, const device_props *p
                                  gemm_candidate *out);
 int32_t sm100_grouped_with_activation(const sm100_model *model, const device_props *props,
                                       const grouped_problem *problem, const gemm_candidate *of, gemm_candidate *out);
-void sm100_grouped_build(const grouped_problem *problem, const gemm_candidate *candidate, launch_plan *out);
+int32_t sm100_grouped_with_quantized_activation(const sm100_model *model, const device_props *props,
+                                                const gated_grouped_quantize_problem *problem, const gemm_candidate *of,
+                                                gemm_candidate *out);
+/* problem: grouped, or gated_grouped_quantize where the candidate quantizes. */
+void sm100_grouped_build(const product_problem *problem, const gemm_candidate *candidate, launch_plan *out);
 
 #endif

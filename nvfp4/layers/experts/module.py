@@ -207,10 +207,19 @@ class Experts(RoutedExperts):
             gating = self.activation, self.limit, self.alpha
             h = w4a16.activated(self.gate_up, as_gemm_takes_it(x), ends, rows, self.batch_invariant, *gating)
             y = self._down(h, ends, second)
+        elif first is None and second is None and self._quantizes_products(x.dtype):
+            invariant, constant = self.batch_invariant, is_constant()
+            gating = self.activation, self.limit, self.alpha
+            a = w4a4.quantized(self.gate_up, x, ends, rows)
+            a = w4a4.quantized_products(self.gate_up, self.down, a, ends, x.dtype, invariant, constant, *gating)
+            y = w4a4.product(self.down, a, ends, x.dtype, invariant, constant)
         else:
             y = self._outputs(self._inner(x, rows, ends, first), ends, second)
         result: Tensor = _api.moe_combine(y, places, weights, out_dtype=x.dtype)
         return result
+
+    def _quantizes_products(self, dtype: torch.dtype) -> bool:
+        return self.activations is not None and w4a4.quantizes_products(self.gate_up, self.down, dtype)
 
     def _inner(self, x: Tensor, rows: Tensor, ends: Tensor, adapter: Adapter | None = None) -> Tensor:
         """gate and up of each expert, side by side."""

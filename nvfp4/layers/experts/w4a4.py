@@ -66,6 +66,48 @@ def activated(
     return Rows(made[0], made[1], made[2] if len(made) > 2 else None, None)
 
 
+def quantizes_products(gate_up: Stack, down: Stack, dtype: torch.dtype) -> bool:
+    """Whether `quantized_products` takes experts with results of this dtype: their products are rounded to 16 bits, and
+    where rows have global scales of their own, a bias would be multiplied by them."""
+    whole = gate_up.kept is None and down.kept is None and dtype != torch.float32
+    stored = [stack.input_scales()[0] is not None for stack in (gate_up, down)] if whole else [False, False]
+    return stored[1] and (stored[0] or gate_up.bias is None)
+
+
+def quantized_products(
+    gate_up: Stack,
+    down: Stack,
+    a: Rows,
+    ends: Tensor,
+    dtype: torch.dtype,
+    batch_invariant: bool,
+    constant_b: bool,
+    activation: str,
+    limit: float | None,
+    alpha: float | None,
+) -> Rows:
+    """`activated` of the parts of `product` by gate_up, quantized for down, in one call with the same bytes."""
+    values, scales, first = _api.gated_grouped_quantize(
+        a.values,
+        gate_up.weight,
+        a.scales,
+        gate_up.weight_scale,
+        ends,
+        activation,
+        limit=limit,
+        activation_alpha=alpha,
+        scale_rows=a.first,
+        row_scale=a.factors,
+        alpha=gate_up.input_scales()[1],
+        bias=as_grouped_gemm_takes_it(gate_up.bias, dtype),
+        global_scale=down.input_scales()[0],
+        product_dtype="bfloat16" if dtype == torch.bfloat16 else "float16",
+        batch_invariant=batch_invariant,
+        constant_b=constant_b,
+    )
+    return Rows(values, scales, first, None)
+
+
 def product(stack: Stack, a: Rows, ends: Tensor, dtype: torch.dtype, batch_invariant: bool, constant_b: bool) -> Tensor:
     """The rows times their experts' matrices, [T, P * N] in dtype. constant_b: as of grouped_gemm."""
     _, alpha = stack.input_scales()

@@ -171,6 +171,11 @@ class Groups(launch.Product):
 
     def expected(self) -> numpy.ndarray:
         """[rows of groups, columns] in float64."""
+        made = self.products()
+        return self.activated(made) if self.activation else made
+
+    def products(self) -> numpy.ndarray:
+        """The products of all parts, side by side, before they are rounded."""
         a, b = self.decoded(0)[0][self.order], self.decoded(1)
         alpha = numpy.broadcast_to(self.scaled, (self.l, 1, 1))
         bias = numpy.broadcast_to(self.biased, (self.l, 1, self.n))
@@ -182,16 +187,21 @@ class Groups(launch.Product):
                 made[rows, part * self.n : (part + 1) * self.n] = (a[rows] @ b[l].T) * alpha[l] + bias[l]
             if e in self.missing:
                 made[rows] = numpy.nan
-        made *= self.factors[: len(made), None]
-        return self.activated(made) if self.activation else made
+        return made * self.factors[: len(made), None]
 
     def activated(self, products: numpy.ndarray) -> numpy.ndarray:
         """`gated` on the CPU of the parts, which are rounded to the type of the result."""
+        return nvfp4.gated(*self.rounded_parts(products), limit=self.finite_limit()).double().numpy()
+
+    def rounded_parts(self, products: numpy.ndarray) -> tuple[torch.Tensor, torch.Tensor | None, str]:
+        """gate, up and the activation, as `gated` and `gated_quantize` take them."""
         dtype = {FP32: torch.float32, FP16: torch.float16, BF16: torch.bfloat16}[self.out_type]
         bits = numpy.ascontiguousarray(stored(products, self.out_type)).view("i4" if self.item == 4 else "i2")
         gate, *up = torch.from_numpy(bits).view(dtype).split(products.shape[1] // self.parts, dim=1)
-        limit = self.limit if numpy.isfinite(self.limit) else None
-        return nvfp4.gated(gate, *up, activation=self.activation, limit=limit).double().numpy()
+        return gate, up[0] if up else None, self.activation
+
+    def finite_limit(self) -> float | None:
+        return self.limit if numpy.isfinite(self.limit) else None
 
     def result(self) -> numpy.ndarray:
         """[M, columns]."""

@@ -8,7 +8,7 @@ template <int THREADS> struct group_table_scratch {
 };
 
 struct group_table {
-    int32_t unused[GROUP_TABLE_BYTES / 4];
+    int32_t rows[NVFP4_MAX_GROUPS + 1], tiles[NVFP4_MAX_GROUPS + 1]; /* not filled */
 
     template <int THREADS>
     __device__ __forceinline__ void fill(const int32_t *, int, int, int, group_table_scratch<THREADS> &) {
@@ -21,16 +21,17 @@ __device__ __forceinline__ int64_t scale_row_of(const grouped_problem &, int32_t
 }
 
 struct grouped_tile {
-    int32_t l, group, part, column, row, rows, of_group;
+    int32_t l, group, part, column, row, rows, row_in_group;
 };
 
 struct grouped_tiles {
+    const group_table &table;
     const grouped_problem &p;
     uint32_t tiles_n, number, step, across;
 
-    __device__ __forceinline__ grouped_tiles(const group_table &, const grouped_problem &p, int32_t tiles_n,
+    __device__ __forceinline__ grouped_tiles(const group_table &table, const grouped_problem &p, int32_t tiles_n,
                                              uint32_t first, uint32_t step, bool of_all_parts)
-        : p(p), tiles_n((uint32_t)tiles_n), number(first), step(step),
+        : table(table), p(p), tiles_n((uint32_t)tiles_n), number(first), step(step),
           across((uint32_t)tiles_n * (of_all_parts ? 1 : (uint32_t)p.parts)) {}
 
     __device__ __forceinline__ bool next(grouped_tile &tile, int32_t tile_rows) {
@@ -41,7 +42,7 @@ struct grouped_tiles {
         tile.column = (int32_t)(number % tiles_n);
         tile.row = tile.group * tile_rows;
         tile.rows = tile_rows;
-        tile.of_group = 0;
+        tile.row_in_group = 0;
         number += step;
         return true;
     }

@@ -1,20 +1,39 @@
-"""Schedule and grid of csrc/kernels/sm100/grouped.cu."""
+"""Schedule and grid of csrc/kernels/sm100/grouped.cu, and its results as NVFP4."""
 
 from __future__ import annotations
 
+import numpy
+import torch
 from emulate import Module
 from harness import groups
 from harness.headers import Config
-from harness.launch import EVICT_FIRST, EVICT_LAST
+from harness.launch import EVICT_FIRST, EVICT_LAST, Generator
 from harness.values import ceil_div
 from sm100.gemm import CTA_ROWS, HEADERS, STAGE_K, column_pairs
+
+import nvfp4
 
 CONFIGS = HEADERS.configs("grouped")
 Schedule = HEADERS.structs["sm100_grouped_schedule"]
 BOX_ROWS = HEADERS.value("SM100_GROUPED_BOX_ROWS")
+UNWRITTEN = 0xA5
+GLOBAL_BY_CALL, GLOBAL_BY_ROW, GLOBAL_BY_GROUP = 0, 1, 2
 
 
 class Groups(groups.Groups):
+    quantized: tuple[numpy.ndarray, ...] = ()  # data, scales and where those of each group begin
+    global_scale, global_by = numpy.ones(1, "f4"), GLOBAL_BY_CALL
+
+    def set_quantized(self, generator: Generator, global_by: int = GLOBAL_BY_GROUP, times: float = 1.0) -> None:
+        """Makes the results NVFP4, in the order of groups, between bytes that stay as they are."""
+        blocks = sum(ceil_div(size, 128) for size in self.sizes) + 1
+        shapes = (self.m, self.n // 2 + 16), (blocks, ceil_div(self.n, 64) * 512), (4 * self.groups,)
+        self.quantized = tuple(numpy.full(shape, UNWRITTEN, "u1") for shape in shapes)
+        self.kept |= {f"quantized {i}": self.emulator.array(x) for i, x in enumerate(self.quantized)}
+        count, self.global_by = (1, self.m, self.groups)[global_by], global_by
+        self.global_scale = (generator.choice([0.25, 0.3, 1.0, 3.0], count) * times).astype("f4")
+        self.kept["global_scale"] = self.emulator.array(self.global_scale)
+
     def launch(self, module: Module, config: Config, grid: int = 0, wait: bool = True) -> None:
         assert config.matrices == (self.parts if self.activation else 1), f"{config} has other tiles"
         schedule = Schedule(
@@ -24,7 +43,41 @@ class Groups(groups.Groups):
         )  # fmt: skip
         if self.activation:
             self.set_numbers(schedule.numbers)
+        if self.quantized:
+            q, places = schedule.quantized, [self.kept[f"quantized {i}"].address for i in range(3)]
+            q.data, q.scale, q.scale_rows = places
+            q.data_pitch, q.scale_pitch = (x.shape[1] for x in self.quantized[:2])
+            q.global_scale, q.global_by = self.kept["global_scale"].address, self.global_by
         self.start(module, config, schedule, grid or max(1, self.tiles(config)), config.shared_bytes, wait=wait)
 
     def tiles(self, config: Config) -> int:
         return self.along(config) * ceil_div(self.n, CTA_ROWS) * (self.parts // config.matrices)
+
+    def check(self, expected: numpy.ndarray | None = None) -> None:
+        if self.quantized:
+            self.check_quantized()
+        else:
+            super().check(expected)
+
+    def check_quantized(self) -> None:
+        """The bytes are those of gated_quantize on the CPU, and no others are written."""
+        gate, up, activation = self.rounded_parts(self.products())
+        shapes = (len(gate), self.n // 2), (128 * (len(self.quantized[1]) - 1), ceil_div(self.n, 64) * 4)
+        wanted = [torch.full(shape, UNWRITTEN, dtype=torch.uint8) for shape in shapes]
+        wanted.append(torch.zeros(self.groups, dtype=torch.int32))
+        by = torch.from_numpy(self.global_scale)
+        # More scales than the groups' blocks take, in a buffer as large as any ends can lead to.
+        most = 128 * (min(self.groups, len(gate)) + max(len(gate) - self.groups, 0) // 128)
+        scale = torch.full((max(most, len(wanted[1])), shapes[1][1]), UNWRITTEN, dtype=torch.uint8)
+        nvfp4.gated_quantize(
+            gate, up, activation, limit=self.finite_limit(), alpha=groups.SWIGLU_ALPHA,
+            global_scale=by[: len(gate), None] if self.global_by == GLOBAL_BY_ROW else by,
+            ends=torch.tensor(self.sizes).cumsum(0).int(), out=(wanted[0], scale[:most], wanted[2]),
+        )  # fmt: skip
+        data, scales, places = (self.kept[f"quantized {i}"].numpy() for i in range(3))
+        assert (data[: len(gate), : self.n // 2] == wanted[0].numpy()).all(), "wrong values"
+        assert (data[len(gate) :] == UNWRITTEN).all() and (data[:, self.n // 2 :] == UNWRITTEN).all(), "wrote outside"
+        blocks = len(self.quantized[1]) - 1
+        assert (scales[:blocks].reshape(-1) == scale.numpy().reshape(-1)[: scales[:blocks].size]).all(), "wrong scales"
+        assert (scales[blocks] == UNWRITTEN).all(), "wrote outside the scales"
+        assert (places.view("i4") == wanted[2].numpy()).all(), "wrong places"

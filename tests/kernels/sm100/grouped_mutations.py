@@ -44,6 +44,7 @@ class Launch(verify.Launch):
     out_align: int = 16  # of the rows of the result
     even: bool = False  # with the tiles that the verifier knows
     terms: bool = True  # of the epilogue
+    quantized: bool = False  # results as NVFP4, by global scales of groups
 
     schedule, problem = Schedule, groups.Problem
     split_k = 1
@@ -56,6 +57,7 @@ class Launch(verify.Launch):
     def inlined(self) -> tuple[str, ...]:
         of_tiles = ("kernels/common/group_scales.cuh", "kernels/common/group_table.cuh")
         of_all = ("kernels/sm100/column_pairs.cuh", "kernels/common/batch_epilogue.cuh")
+        of_all += ("kernels/sm100/grouped_quantize.cuh",)
         return of_all if self.even else (TILES_FILE, *of_tiles, *of_all)
 
     @property
@@ -68,7 +70,7 @@ class Launch(verify.Launch):
 
     def source(self) -> str:
         text, include = super().source(), f'#include "{TILES_FILE}"\n'
-        return text.replace(include, EVEN_TILES.read_text()) if self.even else text
+        return text.replace(include, EVEN_TILES.read_text(), 1).replace(include, "") if self.even else text
 
     def ptx(self) -> str:
         if not self.even:
@@ -87,6 +89,8 @@ class Launch(verify.Launch):
         if self.terms:
             product.set_row_scale(generator)
             product.set_alpha_and_bias(generator)
+        if self.quantized:
+            product.set_quantized(generator)
         if self.ends:
             product.kept["ends"] = emulator.array(numpy.array(self.ends, "i4"))
         with self.grid_before(emulator, product):
@@ -130,6 +134,14 @@ GATED = Launch(
     activation="swiglu", limit=2.0, out_type=BF16,
 )  # fmt: skip
 GATE_ALONE = Launch("sm100_grouped_128x64", "silu of one part", (9, 3), 130, 320, activation="silu", out_type=BF16)
+QUANTIZED = Launch(
+    "sm100_grouped_gated_128x64", "as NVFP4", (9, 0, 130, 33), 176, 192, parts=2, grid=2, behind=2, activation="silu",
+    out_type=BF16, quantized=True,
+)  # fmt: skip
+MANY_QUANTIZED = Launch(
+    "sm100_grouped_128x64", "many groups as NVFP4", tuple(int(e % 7 == 5) for e in range(70)), 16, 64, grid=3,
+    activation="silu", out_type=BF16, quantized=True,
+)  # fmt: skip
 LATE = Launch("sm100_grouped_128x64", "ends written late", (5, 3), 16, 256, late="ends")
 LATE_MANY = Launch("sm100_grouped_128x64", "ends of many groups written late", (0,) * 90 + (5, 3), 16, 256, late="ends")
 
@@ -158,7 +170,9 @@ EDITS: list[tuple[Any, ...]] = [
      "C::MATRICES * (SM100_MMA_A_BYTES + scale_bytes)", "1 * (SM100_MMA_A_BYTES + scale_bytes)"),
     ("groups: bytes of all boxes are expected", RAGGED, "+ boxes * box_bytes +", "+ C::MMA_TILE_N * 128 +"),
     ("groups: whole stages of scales are expected", TAIL,
-     "+ boxes * box_bytes + scale_bytes)", "+ boxes * box_bytes + SM100_MMA_SFA_BYTES)"),
+     "(row_of_scales < 0 ? 0 : scale_bytes)", "(row_of_scales < 0 ? 0 : SM100_MMA_SFA_BYTES)"),
+    ("groups: bytes are expected that do not come", MISSING,
+     "(row_of_scales < 0 ? 0 : scale_bytes)", "scale_bytes"),
     ("groups: no fence after mbarrier init", WRAP, "        fence_mbarrier_init();\n", ""),
     # accumulators
     ("groups: no wait on acc_empty", GATED_TILES, WAIT_ACC_EMPTY, ""),
@@ -187,7 +201,7 @@ EDITS: list[tuple[Any, ...]] = [
     ("tiles: all CTAs have the same", RAGGED, "s.tiles_n, blockIdx.x,", "s.tiles_n, 0,"),
     ("tiles: of one matrix alone", GATED, "gridDim.x, C::MATRICES > 1)", "gridDim.x, false)"),
     ("tiles: a matrix for each group alone", RAGGED, "group * p.parts + tile.part;", "group + tile.part;"),
-    ("tiles: a group's first rows each time", RAGGED, "table.rows[group] + tile.of_group;", "table.rows[group];"),
+    ("tiles: a group's first rows each time", RAGGED, "table.rows[group] + tile.row_in_group;", "table.rows[group];"),
     ("tiles: rows of the next group are stored", RAGGED,
      "min(tile_rows, table.rows[group + 1] - tile.row);", "tile_rows;"),
     ("tiles: columns of all parts count on", RAGGED,
@@ -212,11 +226,11 @@ EDITS: list[tuple[Any, ...]] = [
     ("mma: up's scales of gate's columns", GATED, SCALE_COLUMN, "sfa + 4 * i, sfb + 4 * i + half"),
     # scales
     ("scales: of the group's first rows", BLOCKS, "(int64_t)first + row;", "first;"),
-    ("scales: the first half of a block", HALVES, "tile.of_group / 64 % 2 * 2 : 0", "0 : 0"),
+    ("scales: the first half of a block", HALVES, "tile.row_in_group / 64 % 2 * 2 : 0", "0 : 0"),
     ("scales: a group begins inside a block", MISSING, "first % SCALE_BLOCK_ROWS || at >=", "at >="),
     ("scales: blocks that do not exist", MISSING, " || at >= p.scale_a_rows)", ")"),
     ("scales: results without them are not NaN", MISSING,
-     "            if (tile.scale_row < 0) factor = __int_as_float(0x7FFFFFFF);\n", ""),
+     "            if (is_nan) factor = __int_as_float(0x7FFFFFFF);\n", ""),
     ("scales: the next range of columns has the first's", WIDE, "tile.column * a.scale_pitch", "0 * a.scale_pitch"),
     # results
     ("results: parts overwrite each other", RAGGED, " + tile.part * g.out_batch", ""),
@@ -249,6 +263,29 @@ EDITS: list[tuple[Any, ...]] = [
      "rounded(of_matrix[C::MATRICES - 1], p.g.out_type);", "of_matrix[C::MATRICES - 1];"),
     ("gated: the one part counts as up", GATE_ALONE, "C::MATRICES == 1 ? 1.0f", "C::MATRICES == 1 ? of_matrix[0]"),
     ("gated: of two parts alone", GATE_ALONE, "if (!p.has_activation)", "if (!p.has_activation || C::MATRICES == 1)"),
+    # results as NVFP4
+    ("quantized: values are not transposed", QUANTIZED, "        transpose_16(v);\n", ""),
+    ("quantized: a step of the transposition too few", QUANTIZED, "step = 8; step > 0;", "step = 8; step > 1;"),
+    ("quantized: the global scale of the first group", QUANTIZED,
+     "GLOBAL_BY_GROUP ? tile.group : 0", "GLOBAL_BY_GROUP ? 0 : 0"),
+    ("quantized: the first block of a group", QUANTIZED, "block + tile.row_in_group / SCALE_BLOCK_ROWS", "block"),
+    ("quantized: rows of the first tile of a block", QUANTIZED, "(tile.row_in_group + first + own) % SCALE_BLOCK_ROWS",
+     "(first + own) % SCALE_BLOCK_ROWS"),
+    ("quantized: no blocks before a group's", QUANTIZED,
+     "return blocks += __reduce_add_sync(0xffffffff, more);", "return 0;"),
+    ("quantized: blocks before the tile's group once more", QUANTIZED, "        group = next;\n", ""),
+    ("quantized: rows behind the last are written", QUANTIZED, "if (own >= count || column", "if (column"),
+    ("quantized: padding of columns stays", QUANTIZED, "            *to = 0;\n", ""),
+    ("quantized: padding of rows stays", QUANTIZED, "is_last_of_group(table, tile)) quantized.pad_rows();",
+     "is_last_of_group(table, tile)) ;"),
+    ("quantized: every tile pads", QUANTIZED,
+     "quantizes && is_last_of_group(table, tile)", "quantizes"),
+    ("quantized: padding begins a row early", QUANTIZED, "% SCALE_BLOCK_ROWS + 1;", "% SCALE_BLOCK_ROWS;"),
+    ("quantized: places of the first 32 groups", MANY_QUANTIZED,
+     "        before += __shfl_sync(0xffffffff, through, 31);\n", ""),
+    ("quantized: places count a group's own blocks", QUANTIZED, "(before + through - own)", "(before + through)"),
+    ("quantized: no places", QUANTIZED, "    if (quantizes && blockIdx.x == 0 && threadIdx.x < 32) store",
+     "    if (false) store"),
 ]  # fmt: skip
 # What the verifier finds too; the rest is the emulator's.
 BOTH = {

@@ -331,6 +331,7 @@ MUTATIONS = [
         "            if (false) {\n                barrier",
         "    if (s.partials_in_stages && warp >= EPILOGUE_WARPS) {",
         "    if (false) {",
+        found_by="verifier",  # the emulator too, but in its 21st timing
     ),
     mutation(
         "weights loaded early although b is not constant",

@@ -12,7 +12,7 @@ import numpy
 import pytest
 from harness.groups import MAX_GROUPS, sizes_of
 from harness.headers import Config
-from harness.launch import Generator, load, timing
+from harness.launch import Generator, Product, load, only_entry, ptx_of, timing
 from harness.predecessor import Predecessor
 from harness.values import BF16, FP16, FP32, swizzle_scales
 from sm100 import gemm
@@ -67,6 +67,29 @@ def test_ragged_groups(name: str, random: Generator) -> None:
             product.set_alpha_and_bias(random)
         grid = int(random.integers(1, product.tiles(config) + 3))
         print(f"sizes {sizes}, {n} x {k}, {form}, missing {missing}, {grid} CTAs")
+        product.launch(module, config, grid)
+        product.check()
+
+
+@NAMES
+def test_quantized(name: str, random: Generator) -> None:
+    """Results as NVFP4, with global scales of each kind, some out of the range of quick quotients: the bytes of
+    gated_quantize on the CPU, the padding of each group's last block zeros, all other bytes as they were."""
+    config = CONFIGS[name]
+    for case in range(3 * SEEDS):
+        emulator, module = load(config, timing(random, case))
+        sizes, k, n = sizes_of(config, random), 64 * int(random.integers(0, 9)), 16 * int(random.integers(1, 20))
+        missing = [e for e in range(len(sizes)) if random.random() < 0.2]
+        product = Groups(
+            emulator, random, sizes, n, k, out_type=(FP16, BF16)[case % 2], behind=int(random.integers(0, 3)),
+            missing=missing if k else [], **activation_of(config, random),
+        )  # fmt: skip
+        product.set_alpha_and_bias(random)
+        if case % 2:
+            product.set_row_scale(random)
+        product.set_quantized(random, case % 3, times=2.0**-60 if case % 5 == 4 else 1.0)
+        grid = int(random.integers(1, product.tiles(config) + 3))
+        print(f"sizes {sizes}, {n} x {k}, {product.activation}, global by {case % 3}, missing {missing}, {grid} CTAs")
         product.launch(module, config, grid)
         product.check()
 
@@ -185,16 +208,18 @@ def test_operands_written_late(late: str, random: Generator) -> None:
 @NAMES
 def test_back_to_back_calls(name: str, random: Generator) -> None:
     """CTAs of a grid start while those of the one before run, of this kernel and of gemm, which takes as much tensor
-    memory."""
+    memory: each grid frees its columns."""
     config, dense = CONFIGS[name], gemm.CONFIGS["sm100_gemm_128x128"]
     for case in range(SEEDS):
         emulator, module = load(config, timing(random, case))
-        _, module_of_gemm = load(dense, 0)
-        del _
-        calls = [Groups(emulator, random, [20, 0, 70], 200, 320, **simplest(config)) for _ in range(3)]
-        for call in calls:
-            call.set_alpha_and_bias(random)
-            call.launch(module, config, grid=3, wait=False)
+        module_of_gemm = emulator.load(only_entry(ptx_of(dense), dense.kernel))
+        calls: list[Product] = []
+        for _ in range(2):
+            grouped = Groups(emulator, random, [20, 0, 70], 200, 320, **simplest(config))
+            grouped.set_alpha_and_bias(random)
+            grouped.launch(module, config, grid=3, wait=False)
+            calls += [grouped, gemm.Product(emulator, random, 128, 256, 320)]
+            calls[-1].launch(module_of_gemm, dense, False, wait=False)
         emulator.synchronize()
         for call in calls:
             call.check()
@@ -205,6 +230,9 @@ def test_no_rows_and_no_terms(name: str, random: Generator) -> None:
     config = CONFIGS[name]
     emulator, module = load(config, timing(random, 1))
     for sizes, k in (([0, 0], 64), ([2, 0, 3], 0)):
-        product = Groups(emulator, random, sizes, 5, k, behind=3, **simplest(config))
-        product.launch(module, config, grid=3)
-        product.check()
+        for missing in ([], [2] if k == 0 else []):
+            product = Groups(emulator, random, sizes, 5, k, behind=3, missing=missing, **simplest(config))
+            if missing:
+                product.kept["scale_rows"] = emulator.array(numpy.array([0, 0, -1], "i4"))
+            product.launch(module, config, grid=3)
+            product.check()

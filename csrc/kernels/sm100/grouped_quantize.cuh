@@ -1,0 +1,118 @@
+/* Results of sm100/grouped.cu as NVFP4, with the bytes of gated_quantize (kernels/quantize/grouped.cu): values and scales
+ * of activations, in blocks of 16 columns, the scales of each group in 128-row blocks of their own. */
+#ifndef NVFP4_SM100_GROUPED_QUANTIZE_CUH
+#define NVFP4_SM100_GROUPED_QUANTIZE_CUH
+
+#include "common/group_blocks.h"
+#include "kernels/common/grouped_tiles.cuh"
+#include "kernels/quantize/block.cuh"
+#include "kernels/sm100/grouped_config.h"
+
+/* Transposes 16 x 16 values of each half of a warp: from row j of lane i to row i of lane j. All lanes of the warp. */
+__device__ __forceinline__ void transpose_16(float (&v)[16]) {
+#pragma unroll
+    for (int step = 8; step > 0; step /= 2) {
+        const bool upper = threadIdx.x & step;
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            if (i & step) continue;
+            const float sent = upper ? v[i] : v[i | step], got = __shfl_xor_sync(0xffffffff, sent, step);
+            if (upper)
+                v[i] = got;
+            else
+                v[i | step] = got;
+        }
+    }
+}
+
+__device__ __forceinline__ int blocks_of_rows(int rows) {
+    return (rows + SCALE_BLOCK_ROWS - 1) / SCALE_BLOCK_ROWS;
+}
+
+/* Whether the tile has the group's last row. */
+__device__ __forceinline__ bool is_last_of_group(const group_table &table, const grouped_tile &tile) {
+    return tile.row_in_group + tile.rows == table.rows[tile.group + 1] - table.rows[tile.group];
+}
+
+/* How many blocks of scales come before a group's, for tiles in the order of groups. The calls of a warp are converged.
+ */
+struct blocks_before {
+    const group_table &table;
+    int group = 0, blocks = 0;
+
+    __device__ __forceinline__ explicit blocks_before(const group_table &table) : table(table) {}
+    __device__ __forceinline__ int of(int next) {
+        int more = 0;
+        for (int e = group + (int)threadIdx.x % 32; e < next; e += 32)
+            more += blocks_of_rows(table.rows[e + 1] - table.rows[e]);
+        group = next;
+        return blocks += __reduce_add_sync(0xffffffff, more);
+    }
+};
+
+/* Stores the row of scales at which each group begins. One warp. */
+__device__ __forceinline__ void store_scale_rows(const group_table &table, int groups, int32_t *scale_rows) {
+    int before = 0;
+    for (int first = 0; first < groups; first += 32) {
+        const int e = first + (int)threadIdx.x % 32;
+        const int own = e < groups ? blocks_of_rows(table.rows[e + 1] - table.rows[e]) : 0;
+        int through = own;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const int other = __shfl_up_sync(0xffffffff, through, step);
+            if ((int)threadIdx.x % 32 >= step) through += other;
+        }
+        if (e < groups) scale_rows[e] = (before + through - own) * SCALE_BLOCK_ROWS;
+        before += __shfl_sync(0xffffffff, through, 31);
+    }
+}
+
+/* The results of a tile. A warp has 32 columns, two blocks of 16. */
+struct quantized_tile {
+    const sm100_quantized &q;
+    const grouped_tile &tile;
+    uint32_t columns; /* blocks of 16 in a row */
+    uint32_t column;  /* the lane's among them */
+    uint8_t *scale;   /* of the 128-row block that the tile is in */
+    float g;
+
+    __device__ __forceinline__ quantized_tile(const sm100_quantized &q, const grouped_tile &tile, int64_t n, int block)
+        : q(q), tile(tile), columns((uint32_t)(n / 16)),
+          column((uint32_t)tile.column * (SM100_CTA_ROWS / 16) + threadIdx.x / 16),
+          scale(q.scale + (int64_t)(block + tile.row_in_group / SCALE_BLOCK_ROWS) * q.scale_pitch), g(q.global_value) {
+        if (q.global_scale && q.global_by != GLOBAL_BY_ROW)
+            g = q.global_scale[q.global_by == GLOBAL_BY_GROUP ? tile.group : 0];
+    }
+
+    __device__ __forceinline__ uint32_t padded() const { return (columns + 3) / 4 * 4; }
+    __device__ __forceinline__ uint8_t *scale_at(uint32_t row, uint32_t at) const {
+        return scale + at / 4 * (int64_t)SM100_ATOM_BYTES + row % 32 * 16 + row / 32 * 4 + at % 4;
+    }
+
+    /* v: rows first, first + 1, ... of the lane's column, of which `count` exist. All lanes of a warp. */
+    __device__ __forceinline__ void store(float (&v)[16], int first, int count) const {
+        transpose_16(v);
+        const int own = threadIdx.x % 16;
+        const int64_t row = (int64_t)tile.row + first + own;
+        if (own >= count || column >= padded()) return;
+        uint8_t *to = scale_at((uint32_t)(tile.row_in_group + first + own) % SCALE_BLOCK_ROWS, column);
+        if (column >= columns) {
+            *to = 0;
+            return;
+        }
+        const float by = q.global_scale && q.global_by == GLOBAL_BY_ROW ? q.global_scale[row] : g;
+        uint2 *data = (uint2 *)(q.data + row * q.data_pitch) + column;
+        quantize_floats<NVFP4_AMAX6>(v, by, by >= MIN_SCALE && by <= MAX_SCALE, data, to);
+    }
+
+    /* Zeros for the rows that the block lacks behind the group's last one, which the tile has. A lane has a row. */
+    __device__ __forceinline__ void pad_rows() const {
+        const uint32_t end = (uint32_t)(tile.row_in_group + tile.rows - 1) % SCALE_BLOCK_ROWS + 1;
+        const uint32_t first = (uint32_t)tile.column * (SM100_CTA_ROWS / 16);
+        if (threadIdx.x < end) return;
+        for (uint32_t at = first; at < min(first + SM100_CTA_ROWS / 16, padded()); at += 4)
+            *(uint32_t *)scale_at(threadIdx.x, at) = 0;
+    }
+};
+
+#endif
