@@ -1,9 +1,9 @@
 """`nvfp4 bench --set experts`: layers of experts of real models after routing, against torch's bf16 products.
 
 Ours is the whole layer in W4A16: moe_route, gated_grouped_gemm, grouped_gemm of down, moe_combine; and in W4A4, with
-quantize and gated_quantize of the rows of all experts. The baseline is the two products and the activation alone, with
-the same weights in bf16: torch._grouped_mm on a GPU, on a CPU a loop over the experts that have rows. The ratio is that
-of W4A16. With --against marlin vLLM's whole layer is another baseline.
+quantize of the rows of all experts and gated_grouped_quantize. The baseline is the two products and the activation
+alone, with the same weights in bf16: torch._grouped_mm on a GPU, on a CPU a loop over the experts that have rows. The
+ratio is that of W4A16. With --against marlin vLLM's whole layer is another baseline.
 
 Calls rotate through routings drawn at random, and nearly all weights are read from memory: caches hold little of them.
 On a GPU they are in one CUDA graph, as the layers of a model would be, and a time is the graph's over their number.
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from nvfp4 import (
     dequantize,
     gated_grouped_gemm,
-    gated_quantize,
+    gated_grouped_quantize,
     grouped_gemm,
     moe_combine,
     moe_route,
@@ -203,10 +203,10 @@ def layer_w4a4(model: Model, weights: Weights, routing: Routing) -> Tensor:
     torch = machine.need_torch()
     rows, ends, places = moe_route(routing.ids, model.experts)
     a, scale, first = quantize(routing.x, ends=ends, rows=rows)
+    form = {"ends": ends, "scale_rows": first, "product_dtype": "bfloat16", "constant_b": True}
+    a, scale, first = gated_grouped_quantize(a, weights.data[0], scale, weights.scale[0], **form)
     form = {"ends": ends, "scale_rows": first, "out_dtype": torch.bfloat16, "constant_b": True}
-    y = grouped_gemm(a, weights.data[0], scale, weights.scale[0], **form)
-    a, scale, first = gated_quantize(y[:, : model.inner], y[:, model.inner :], ends=ends)
-    y = grouped_gemm(a, weights.data[1], scale, weights.scale[1], **form | {"scale_rows": first})
+    y = grouped_gemm(a, weights.data[1], scale, weights.scale[1], **form)
     return moe_combine(y, places, routing.weights)
 
 

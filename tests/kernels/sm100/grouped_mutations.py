@@ -124,7 +124,8 @@ MANY = Launch("sm100_grouped_128x64", "many groups", tuple(int(e % 37 == 5) for 
 WILD = Launch("sm100_grouped_128x64", "wild ends", (0, 5, 0, 4, 0), 8, 64, ends=(-7, 5, 2, 2**31 - 1, -(2**31)))
 BLOCKS = Launch("sm100_grouped_128x128", "two blocks of scales", (3, 140), 16, 64)
 HALVES = Launch("sm100_grouped_128x64", "a block's second half", (70,), 16, 256)
-MISSING = Launch("sm100_grouped_128x64", "groups without scales", (4, 3, 5, 2, 6, 4), 16, 256, missing=(0, 5))
+# The last group takes stages that hold scales of others.
+MISSING = Launch("sm100_grouped_128x64", "groups without scales", (4, 3, 5, 2, 6, 4), 16, 512, missing=(0, 5))
 TAIL = Launch("sm100_grouped_128x64", "K of 5 blocks", (5, 3), 16, 320)
 WIDE = Launch("sm100_grouped_128x128", "two ranges of columns, all rows", (128, 40), 250, 256)
 PAIRS = Launch("sm100_grouped_128x64", "column pairs", (21, 3), 130, 64, out_type=BF16)
