@@ -67,6 +67,27 @@ __device__ __forceinline__ void store_scale_rows(const group_table &table, int g
     }
 }
 
+/* A block by the definition, with any global scale, as quantize_any of block.cuh, which keeps it in local memory. Here
+ * the values move up, so that one place in registers serves all. */
+__device__ __forceinline__ void quantize_by_definition(float (&v)[16], float g, uint2 *data, uint8_t *scale) {
+    float amax = 0.0f;
+    bool nan = false;
+#pragma unroll
+    for (int i = 0; i < 16; i++) nan |= isnan(v[i]), amax = fmaxf(amax, fabsf(v[i]));
+    const uint32_t code = plain_scale(nan, amax, 6.0f, g);
+    const float unit = __fmul_rn(decode_e4m3(code), g);
+    const bool empty = code == 0 || code == 0x7F;
+    uint64_t codes = 0;
+#pragma unroll 1
+    for (int i = 0; i < 16 && !empty; i++) {
+        codes |= (uint64_t)encode_e2m1(__fdiv_rn(v[0], unit)) << 4 * i;
+#pragma unroll
+        for (int j = 1; j < 16; j++) v[j - 1] = v[j];
+    }
+    *scale = (uint8_t)code;
+    *data = make_uint2((uint32_t)codes, (uint32_t)(codes >> 32));
+}
+
 /* The results of a tile. A warp has 32 columns, two blocks of 16. */
 struct quantized_tile {
     const sm100_quantized &q;
@@ -102,7 +123,10 @@ struct quantized_tile {
         }
         const float by = q.global_scale && q.global_by == GLOBAL_BY_ROW ? q.global_scale[row] : g;
         uint2 *data = (uint2 *)(q.data + row * q.data_pitch) + column;
-        quantize_floats<NVFP4_AMAX6>(v, by, by >= MIN_SCALE && by <= MAX_SCALE, data, to);
+        if (by >= MIN_SCALE && by <= MAX_SCALE)
+            quantize_block<NVFP4_AMAX6>(block_of(v), by, reciprocal_of(by), data, to);
+        else
+            quantize_by_definition(v, by, data, to);
     }
 
     /* Zeros for the rows that the block lacks behind the group's last one, which the tile has. A lane has a row. */
