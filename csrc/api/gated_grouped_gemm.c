@@ -50,29 +50,30 @@ nvfp4_status check_gated_grouped_gemm(const checked_call *c, prepared_call *call
 
 /* ---- the two steps ---- */
 
-static int64_t part_bytes(const grouped_problem *p) {
-    return p->g.n * dtype_bytes(p->g.out_type);
+int64_t products_of_parts_bytes(const call_problem *problem) {
+    const grouped_problem *p = &problem->grouped;
+    return ceil_div(p->g.m * p->parts * p->g.n * dtype_bytes(p->g.out_type), 16) * 16;
 }
 
-/* The results of all parts, side by side. */
-static int64_t intermediate_bytes(const call_problem *problem) {
-    const grouped_problem *p = &problem->grouped;
-    return ceil_div(p->g.m * p->parts * part_bytes(p), 16) * 16;
+const void *fill_products_of_parts(const grouped_problem *p, void *memory, grouped_problem *product) {
+    const int64_t part = p->g.n * dtype_bytes(p->g.out_type);
+    *product = *p;
+    product->has_activation = 0;
+    product->g.out = memory;
+    product->g.out_pitch = p->parts * part;
+    product->g.out_batch = part;
+    return p->parts == 2 && memory ? (const char *)memory + part : NULL;
 }
 
 static int32_t fill_steps(const call_problem *problem, void *memory, product_problem *product, row_op_problem *row_op) {
     const grouped_problem *p = &problem->grouped;
-    const int64_t part = part_bytes(p), pitch = p->parts * part;
-    product->grouped = *p;
-    product->grouped.has_activation = 0;
-    product->gemm.out = memory;
-    product->gemm.out_pitch = pitch;
-    product->gemm.out_batch = part;
+    const void *up = fill_products_of_parts(p, memory, &product->grouped);
+    const int64_t pitch = product->gemm.out_pitch;
     row_op->gated = (gated_problem){.rows = p->g.m,
                                     .columns = p->g.n,
                                     .l = 1,
                                     .gate = memory,
-                                    .up = p->parts == 2 && memory ? (const char *)memory + part : NULL,
+                                    .up = up,
                                     .out = p->g.out,
                                     .gate_pitch = pitch,
                                     .up_pitch = pitch,
@@ -92,7 +93,7 @@ static int32_t fuse(const gemm_planner *planner, const device_props *props, cons
 
 const composite gated_grouped_gemm_composite = {.row_op = PLANNERS(gated),
                                                 .product_is_first = 1,
-                                                .intermediate_bytes = intermediate_bytes,
+                                                .intermediate_bytes = products_of_parts_bytes,
                                                 .fill_steps = fill_steps,
                                                 .fuse = fuse,
                                                 .argument = "b",

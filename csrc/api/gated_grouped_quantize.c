@@ -9,7 +9,6 @@
 #include "api/row_op.h"
 #include "common/error.h"
 #include "common/gated_grouped_quantize_problem.h"
-#include "common/math.h"
 #include "plan/gemm_backend.h"
 
 /* ---- rules ---- */
@@ -97,26 +96,11 @@ static void bind_gated_grouped_quantize(const checked_call *c, prepared_call *ca
 
 /* ---- the two steps ---- */
 
-static int64_t part_bytes(const grouped_problem *p) {
-    return p->g.n * dtype_bytes(p->g.out_type);
-}
-
-static int64_t intermediate_bytes(const call_problem *problem) {
-    const grouped_problem *p = &problem->grouped;
-    return ceil_div(p->g.m * p->parts * part_bytes(p), 16) * 16;
-}
-
 static int32_t fill_steps(const call_problem *problem, void *memory, product_problem *product, row_op_problem *row_op) {
     const gated_grouped_quantize_problem *both = &problem->product.gated_grouped_quantize;
-    const int64_t part = part_bytes(&both->p), pitch = both->p.parts * part;
-    product->grouped = both->p;
-    product->grouped.has_activation = 0;
-    product->gemm.out = memory;
-    product->gemm.out_pitch = pitch;
-    product->gemm.out_batch = part;
     row_op->grouped_quantize = both->q;
     row_op->grouped_quantize.q.x = memory;
-    row_op->grouped_quantize.up = both->p.parts == 2 && memory ? (const char *)memory + part : NULL;
+    row_op->grouped_quantize.up = fill_products_of_parts(&both->p, memory, &product->grouped);
     return 1;
 }
 
@@ -128,7 +112,7 @@ static int32_t fuse(const gemm_planner *planner, const device_props *props, cons
 
 static const composite steps = {.row_op = PLANNERS(gated_quantize),
                                 .product_is_first = 1,
-                                .intermediate_bytes = intermediate_bytes,
+                                .intermediate_bytes = products_of_parts_bytes,
                                 .fill_steps = fill_steps,
                                 .fuse = fuse,
                                 .argument = "b",
@@ -158,35 +142,21 @@ static nvfp4_status gated_grouped_quantize_run(nvfp4_context *context, const che
 
 /* ---- its row ---- */
 
-enum { Q_A, Q_ALPHA = 8, Q_GLOBAL = 10, Q_DATA, Q_SCALE, Q_SCALE_ROWS };
+enum { Q_GLOBAL = GROUPED_INPUT_COUNT, Q_DATA, Q_SCALE, Q_SCALE_ROWS };
 
-#define OWN(field)        offsetof(nvfp4_gated_grouped_quantize_args, field)
-#define OF_GROUPED(field) OWN(gated.grouped.field)
+#define OWN(field) offsetof(nvfp4_gated_grouped_quantize_args, field)
 static const operation_tensor tensors[] = {
-    [Q_A] = {"a", OF_GROUPED(a), INPUT, HOLDS_VALUES_16, 0, 0},
-    {"b", OF_GROUPED(b), INPUT, HOLDS_VALUES, 0, 0},
-    {"scale_a", OF_GROUPED(scale_a), INPUT, HOLDS_SCALES, 1, 0},
-    {"scale_b", OF_GROUPED(scale_b), INPUT, HOLDS_SCALES, 0, 0},
-    {"ends", OF_GROUPED(ends), INPUT, HOLDS_INT32, 0, 0},
-    {"rows", OF_GROUPED(rows), INPUT, HOLDS_INT32, 1, 0},
-    {"scale_rows", OF_GROUPED(scale_rows), INPUT, HOLDS_INT32, 1, 0},
-    {"row_scale", OF_GROUPED(row_scale), INPUT, HOLDS_FLOAT32, 1, 0},
-    [Q_ALPHA] = {"alpha", OF_GROUPED(alpha), INPUT, HOLDS_FLOAT32, 1, 0},
-    {"bias", OF_GROUPED(bias), INPUT, HOLDS_ANY, 1, 0},
+    GROUPED_INPUTS,
     [Q_GLOBAL] = {"global_scale", OWN(global_scale), INPUT, HOLDS_FLOAT32, 1, 0},
     [Q_DATA] = {"data", OWN(data), OUTPUT, HOLDS_VALUES, 0, 0},
     [Q_SCALE] = {"scale", OWN(scale), OUTPUT, HOLDS_SCALES, 0, 0},
     [Q_SCALE_ROWS] = {"new_scale_rows", OWN(new_scale_rows), OUTPUT, HOLDS_INT32, 0, 0},
 };
 static const operation_scalar scalars[] = {
-    {"alpha_value", SCALAR_FLOAT, OF_GROUPED(alpha_value), 1 + Q_ALPHA, NULL},
-    {"activation", SCALAR_ACTIVATION, OWN(gated.activation), 0, NULL},
-    {"limit", SCALAR_FLOAT, OWN(gated.limit), 0, NULL},
-    {"activation_alpha", SCALAR_FLOAT, OWN(gated.activation_alpha), 0, NULL},
+    GROUPED_FACTOR,
+    GATED_SCALARS,
     {"global_value", SCALAR_FLOAT, OWN(global_value), 1 + Q_GLOBAL, NULL},
-    {"scale_layout", SCALAR_LAYOUT, OF_GROUPED(scale_layout), 0, NULL},
-    {"backend", SCALAR_BACKEND, OF_GROUPED(backend), 0, NULL},
-    {"flags", SCALAR_FLAGS, OF_GROUPED(flags), 0, NULL},
+    GROUPED_SCALARS,
 };
 static const operation_result results[] = {
     {.tensor = Q_DATA, .dtype = NVFP4_UINT8, .shape = {"[sorted_rows(rows, a), rows_of_part(b) // 2]", 8}},
@@ -194,11 +164,10 @@ static const operation_result results[] = {
      .dtype = NVFP4_E4M3,
      .shape = {"[128 * group_blocks(sorted_rows(rows, a), ends), round_up(rows_of_part(b) // 16, 4)]", 16},
      .flag_shape = {"[sorted_rows(rows, a), rows_of_part(b) // 16]", 0},
-     .flags_offset = OF_GROUPED(scale_layout),
+     .flags_offset = GROUPED_AT(scale_layout),
      .flags_mask = NVFP4_LINEAR},
     {.tensor = Q_SCALE_ROWS, .dtype = NVFP4_INT32, .shape = {"[count_of(ends)]", 0}},
 };
-#undef OF_GROUPED
 #undef OWN
 const operation operation_gated_grouped_quantize = {
     .name = OPERATION(gated_grouped_quantize),

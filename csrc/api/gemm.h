@@ -31,6 +31,36 @@ nvfp4_status check_groups(const checked_call *c, const nvfp4_grouped_gemm_args *
 nvfp4_status join_parts(operation_args *args);
 nvfp4_status grouped_gemm_plan(nvfp4_context *context, const checked_call *c, prepared_call *call);
 
+/* The rows of tensors that the operations of groups read, and of their scalars: the arguments of all begin with those
+ * of grouped_gemm, of gated ones with those of gated_grouped_gemm. */
+#define GROUPED_AT(field) offsetof(nvfp4_grouped_gemm_args, field)
+#define GATED_AT(field)   offsetof(nvfp4_gated_grouped_gemm_args, field)
+enum { GROUPED_B = 1, GROUPED_SCALE_B = 3, GROUPED_ALPHA = 8, GROUPED_INPUT_COUNT = 10 };
+#define GROUPED_INPUTS                                                                                                 \
+    {"a", GROUPED_AT(a), INPUT, HOLDS_VALUES_16, 0, 0}, {"b", GROUPED_AT(b), INPUT, HOLDS_VALUES, 0, 0},               \
+        {"scale_a", GROUPED_AT(scale_a), INPUT, HOLDS_SCALES, 1, 0},                                                   \
+        {"scale_b", GROUPED_AT(scale_b), INPUT, HOLDS_SCALES, 0, 0},                                                   \
+        {"ends", GROUPED_AT(ends), INPUT, HOLDS_INT32, 0, 0}, {"rows", GROUPED_AT(rows), INPUT, HOLDS_INT32, 1, 0},    \
+        {"scale_rows", GROUPED_AT(scale_rows), INPUT, HOLDS_INT32, 1, 0},                                              \
+        {"row_scale", GROUPED_AT(row_scale), INPUT, HOLDS_FLOAT32, 1, 0},                                              \
+        {"alpha", GROUPED_AT(alpha), INPUT, HOLDS_FLOAT32, 1, 0}, {"bias", GROUPED_AT(bias), INPUT, HOLDS_ANY, 1, 0}
+#define GROUPED_FACTOR {"alpha_value", SCALAR_FLOAT, GROUPED_AT(alpha_value), 1 + GROUPED_ALPHA, NULL}
+#define GROUPED_SCALARS                                                                                                \
+    {"scale_layout", SCALAR_LAYOUT, GROUPED_AT(scale_layout), 0, NULL},                                                \
+        {"backend", SCALAR_BACKEND, GROUPED_AT(backend), 0, NULL}, {                                                   \
+        "flags", SCALAR_FLAGS, GROUPED_AT(flags), 0, NULL                                                              \
+    }
+#define GATED_SCALARS                                                                                                  \
+    {"activation", SCALAR_ACTIVATION, GATED_AT(activation), 0, NULL},                                                  \
+        {"limit", SCALAR_FLOAT, GATED_AT(limit), 0, NULL}, {                                                           \
+        "activation_alpha", SCALAR_FLOAT, GATED_AT(activation_alpha), 0, NULL                                          \
+    }
+
+/* What a product with an activation writes for it, where another launch reads it: the results of all parts side by
+ * side, and their bytes, a multiple of 16. The former returns the place of up's; NULL: there is none, or no memory. */
+const void *fill_products_of_parts(const grouped_problem *p, void *memory, grouped_problem *product);
+int64_t products_of_parts_bytes(const call_problem *problem);
+
 /* Products of groups and their activation (gated_grouped_gemm.c). */
 extern const composite gated_grouped_gemm_composite;
 nvfp4_status check_gated_grouped_gemm(const checked_call *c, prepared_call *call);

@@ -252,30 +252,15 @@ static void bind_grouped_gemm(const checked_call *c, prepared_call *call) {
 
 /* ---- the rows ---- */
 
-enum { GROUPED_A, GROUPED_B, GROUPED_SCALE_B = 3, GROUPED_ROWS = 5, GROUPED_ALPHA = 8, GROUPED_OUT = 10 };
+enum { GROUPED_OUT = GROUPED_INPUT_COUNT };
 
-#define AT(field) offsetof(nvfp4_grouped_gemm_args, field)
 static const operation_tensor grouped_tensors[] = {
-    [GROUPED_A] = {"a", AT(a), INPUT, HOLDS_VALUES_16, 0, 0},
-    [GROUPED_B] = {"b", AT(b), INPUT, HOLDS_VALUES, 0, 0},
-    {"scale_a", AT(scale_a), INPUT, HOLDS_SCALES, 1, 0},
-    [GROUPED_SCALE_B] = {"scale_b", AT(scale_b), INPUT, HOLDS_SCALES, 0, 0},
-    {"ends", AT(ends), INPUT, HOLDS_INT32, 0, 0},
-    [GROUPED_ROWS] = {"rows", AT(rows), INPUT, HOLDS_INT32, 1, 0},
-    {"scale_rows", AT(scale_rows), INPUT, HOLDS_INT32, 1, 0},
-    {"row_scale", AT(row_scale), INPUT, HOLDS_FLOAT32, 1, 0},
-    [GROUPED_ALPHA] = {"alpha", AT(alpha), INPUT, HOLDS_FLOAT32, 1, 0},
-    {"bias", AT(bias), INPUT, HOLDS_ANY, 1, 0},
-    [GROUPED_OUT] = {"out", AT(out), OUTPUT, HOLDS_FLOATS, 0, 0},
+    GROUPED_INPUTS,
+    [GROUPED_OUT] = {"out", GROUPED_AT(out), OUTPUT, HOLDS_FLOATS, 0, 0},
 };
-#define GROUPED_FACTOR {"alpha_value", SCALAR_FLOAT, AT(alpha_value), 1 + GROUPED_ALPHA, NULL}
-#define GROUPED_SCALARS                                                                                                \
-    {"scale_layout", SCALAR_LAYOUT, AT(scale_layout), 0, NULL}, {"backend", SCALAR_BACKEND, AT(backend), 0, NULL}, {   \
-        "flags", SCALAR_FLAGS, AT(flags), 0, NULL                                                                      \
-    }
 static const operation_list grouped_lists[] = {
-    {GROUPED_B, AT(b_list), AT(groups)},
-    {GROUPED_SCALE_B, AT(scale_b_list), AT(groups)},
+    {GROUPED_B, GROUPED_AT(b_list), GROUPED_AT(groups)},
+    {GROUPED_SCALE_B, GROUPED_AT(scale_b_list), GROUPED_AT(groups)},
 };
 static const operation_scalar grouped_scalars[] = {GROUPED_FACTOR, GROUPED_SCALARS};
 static const operation_result grouped_results[] = {{
@@ -284,7 +269,7 @@ static const operation_result grouped_results[] = {{
     .default_dtype = NVFP4_FP16,
     .shape = {"[sorted_rows(rows, a), rows_of_parts(b)]", 0},
     .flag_shape = {"[sorted_rows(rows, a), 2 * columns_of_part(b)]", 0},
-    .flags_offset = AT(flags),
+    .flags_offset = GROUPED_AT(flags),
     .flags_mask = NVFP4_NO_TRANSPOSE_B,
 }};
 const operation operation_grouped_gemm = {
@@ -301,15 +286,7 @@ const operation operation_grouped_gemm = {
     .run = gemm_run,
 };
 
-#define GATED_AT(field) offsetof(nvfp4_gated_grouped_gemm_args, field)
-static const operation_scalar gated_grouped_scalars[] = {
-    GROUPED_FACTOR,
-    {"activation", SCALAR_ACTIVATION, GATED_AT(activation), 0, NULL},
-    {"limit", SCALAR_FLOAT, GATED_AT(limit), 0, NULL},
-    {"activation_alpha", SCALAR_FLOAT, GATED_AT(activation_alpha), 0, NULL},
-    GROUPED_SCALARS,
-};
-#undef GATED_AT
+static const operation_scalar gated_grouped_scalars[] = {GROUPED_FACTOR, GATED_SCALARS, GROUPED_SCALARS};
 static const operation_result gated_grouped_results[] = {{
     .tensor = GROUPED_OUT,
     .dtype = DTYPE_OF_CALLER,
@@ -329,4 +306,3 @@ const operation operation_gated_grouped_gemm = {
     .bind = bind_grouped_gemm,
     .run = gated_grouped_gemm_run,
 };
-#undef AT

@@ -13,8 +13,8 @@
 typedef struct sm100_grouped_input {
     int64_t columns, rows, k; /* columns of a part, rows of all groups; k at least 1 */
     int32_t groups, parts;
-    int32_t matrices, mma_tile_n, stages, accumulators; /* of the instantiation */
-    int32_t output_bytes;                               /* of an element */
+    int32_t matrices, mma_tile_n, accumulators; /* of the instantiation */
+    int32_t output_bytes;                       /* of an element */
 } sm100_grouped_input;
 
 /* The tiles of all groups in one range of 128 columns: how many, their clocks, and the bytes they load. */
@@ -28,9 +28,13 @@ static inline double sm100_grouped_store_clk(const sm100_model *m, const sm100_g
     return m->tcgen05_ld_cycles + columns * rows * in->output_bytes / m->column_store_b_clk;
 }
 
+/* Clocks of the copies of a stage's scales. */
+static inline double sm100_grouped_cp_clk(const sm100_model *m, const sm100_grouped_input *in) {
+    return SM100_STAGE_ATOMS * (in->matrices + 1) * m->tcgen05_cp_cycles;
+}
+
 static inline double sm100_grouped_last_stage_clk(const sm100_model *m, const sm100_grouped_input *in) {
-    const double cp = SM100_STAGE_ATOMS * (in->matrices + 1) * m->tcgen05_cp_cycles;
-    return 2 * m->barrier_cycles + m->commit_cycles + cp + m->mma_fill_1;
+    return 2 * m->barrier_cycles + m->commit_cycles + sm100_grouped_cp_clk(m, in) + m->mma_fill_1;
 }
 
 /* Adds `weight` tiles of so many rows. */
@@ -43,8 +47,8 @@ static inline void sm100_add_tile(const sm100_model *m, const sm100_grouped_inpu
     const double bytes = of_weights + loaded_rows * SM100_STAGE_K / 2 + atom;
     const double read = (SM100_CTA_ROWS + mma_rows) * (SM100_MMA_K / 2.0) / m->shared_b_clk; /* by the tensor core */
     const double mma = in->matrices * SM100_STAGE_ATOMS * max_double(mma_rows * m->mma_column_cycles, read);
-    const double cp = SM100_STAGE_ATOMS * (in->matrices + 1) * m->tcgen05_cp_cycles;
-    const double loop = max_double(max_double(mma, cp) * stages, bytes * whole / m->ingress_b_clk);
+    const double loop =
+        max_double(max_double(mma, sm100_grouped_cp_clk(m, in)) * stages, bytes * whole / m->ingress_b_clk);
     const double store = sm100_grouped_store_clk(m, in, rows);
     const double exposed = loop + sm100_grouped_last_stage_clk(m, in) + store;
     sums->tiles += weight;
@@ -92,7 +96,7 @@ static inline double sm100_grouped_time_us(const sm100_model *m, const device_pr
     const double across = (double)(ceil_div(in->columns, SM100_CTA_ROWS) * (in->parts / in->matrices));
     const sm100_tile_sums of_column = sm100_tiles_of_groups(m, in);
     const double tiles = of_column.tiles * across, each = of_column.clocks / of_column.tiles;
-    /* Where SMs have several tiles, some have one more than others. */
+    /* Some SMs have a tile more than others, where all have several. */
     const double rounds = tiles > sms ? tiles / sms + 0.5 : 1.0;
     const double hit = in->groups * (1.0 - exp(-(double)in->rows / in->groups));
     const double stored = (double)in->rows * (double)in->columns * (in->parts / in->matrices) * in->output_bytes;

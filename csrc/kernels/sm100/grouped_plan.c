@@ -45,7 +45,6 @@ static sm100_grouped_input model_input(const gemm_traits *t, const grouped_confi
         .parts = (int32_t)(t->l / t->groups),
         .matrices = c->matrices,
         .mma_tile_n = c->mma_tile_n,
-        .stages = c->stages,
         .accumulators = c->accumulators,
         .output_bytes = t->output_bytes,
     };

@@ -69,9 +69,9 @@ def activated(
 def quantizes_products(gate_up: Stack, down: Stack, dtype: torch.dtype) -> bool:
     """Whether `quantized_products` takes experts with results of this dtype: their products are rounded to 16 bits, and
     where rows have global scales of their own, a bias would be multiplied by them."""
-    whole = gate_up.kept is None and down.kept is None and dtype != torch.float32
-    stored = [stack.input_scales()[0] is not None for stack in (gate_up, down)] if whole else [False, False]
-    return stored[1] and (stored[0] or gate_up.bias is None)
+    if gate_up.kept is not None or down.kept is not None or dtype == torch.float32 or down.input_global_scale is None:
+        return False
+    return gate_up.input_global_scale is not None or gate_up.bias is None
 
 
 def quantized_products(

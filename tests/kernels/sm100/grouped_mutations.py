@@ -288,7 +288,7 @@ EDITS: list[tuple[Any, ...]] = [
     ("quantized: no places", QUANTIZED, "    if (quantizes && blockIdx.x == 0 && threadIdx.x < 32) store",
      "    if (false) store"),
 ]  # fmt: skip
-# What the verifier finds too; the rest is the emulator's.
+# The verifier finds these too; the emulator alone finds the rest.
 BOTH = {
     "groups: no wait on empty",
     "groups: phase of empty inverted",

@@ -36,7 +36,7 @@ def activation_of(config: Config, random: Generator) -> dict[str, str | float | 
 
 
 def simplest(config: Config) -> dict[str, str | int]:
-    """What the instantiation needs."""
+    """Returns the form that the instantiation needs."""
     return {"parts": 2, "activation": "silu"} if config.matrices == 2 else {}
 
 
