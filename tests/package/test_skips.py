@@ -64,7 +64,7 @@ def test_only_allowed_skips_pass(tmp_path: Path, workers: tuple[str, ...]) -> No
         "test_module.py: could not import 'no_such_module': No module named 'no_such_module'",
         "test_longer.py::test: there is no gpu here",
     ):
-        assert f"\n{line}\n" in named
+        assert f"\nERROR {line}\n" in named
     assert "test_allowed" not in named
 
 

@@ -73,7 +73,7 @@ class Skips:
         if self.unlisted:
             terminalreporter.section(f"skips that {FILE.name} does not allow in the job {self.job}", red=True)
             for line in self.unlisted:
-                terminalreporter.write_line(line)
+                terminalreporter.write_line(f"ERROR {line}")
         if unseen:
             terminalreporter.section(f"entries of {FILE.name} without a skip in the job {self.job}", yellow=True)
             for line in unseen:
