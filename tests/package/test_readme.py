@@ -255,6 +255,7 @@ NOT_OURS = {
     *("submission.py", "kernel.ptx", "run.json", "run.csv", "run.svg", "gemv.json", "reverse.cu"),
     *("from_config", "from_pretrained"),
     "benchmarks/contest.py",  # of 0.2, in the changelog
+    "CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION",  # CUDA's
     "apply_fp4_marlin_linear",  # vLLM's
     "ddp_broadcast_buffers=False",  # transformers'
     *("cli_evaluate", 'cli_evaluate()"', "--model_args", "softmax_dtype"),  # lm_eval's
