@@ -60,11 +60,11 @@
     printf("sm100 | %s | %d | %d | %d | %d x %d | %d x %d | %d of %d |\n", NAME(id) + 1, group, stages,                \
            KIB(SM100_SHARED_BYTES(group, y, stages)), accumulators, y, stages, SM100_SCALE_COLUMNS(y),                 \
            SM100_USED_COLUMNS(y, stages, accumulators), SM100_TMEM_COLUMNS(y, stages, accumulators));
-#define GROUPED100(id, matrices, y, stages, accumulators)                                                              \
-    printf("grouped100 | %s | %d | %d | %d x %d | %d x %d | %d of %d |\n", #id + sizeof "sm100_grouped", stages,       \
-           KIB(SM100_GROUPED_SHARED_BYTES(matrices, y, stages, accumulators)), accumulators, matrices * (y), stages,   \
-           SM100_GROUPED_SCALE_COLUMNS(matrices), SM100_GROUPED_USED_COLUMNS(matrices, y, stages, accumulators),       \
-           SM100_GROUPED_TMEM_COLUMNS);
+#define GROUPED100(id, group, matrices, y, stages, accumulators)                                                       \
+    printf("grouped100 | %s | %d | %d | %d | %d x %d | %d x %d | %d of %d |\n", #id + sizeof "sm100_grouped", group,   \
+           stages, KIB(SM100_GROUPED_SHARED_BYTES(group, matrices, y, stages, accumulators)), accumulators,            \
+           SM100_GROUPED_SUMS(group, matrices, y), stages, SM100_GROUPED_SCALE_COLUMNS(group, matrices, y),            \
+           SM100_GROUPED_USED_COLUMNS(group, matrices, y, stages, accumulators), SM100_GROUPED_TMEM_COLUMNS);
 #define SM120(id, m, n, k, stages, warps_m, warps_n)                                                                   \
     printf("sm120 | %s | %d | %d | %d | %d |\n", NAME(id) + 1, SM120_WARPS(warps_m, warps_n), k, stages,               \
            KIB(SM120_SHARED_BYTES(m, n, k, stages, warps_m, warps_n)));

@@ -21,15 +21,66 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
     return index == 0 ? sizeof(grouped_problem) : index == 1 ? sizeof(sm100_grouped_schedule) : 0;
 }
 
-static void check_map(const gemm_problem *p, const launch_plan *plan, int is_b, const mma_operand *o) {
+static int is_pair(const gemm_candidate *c) {
+    return strstr(c->name, "_256x256") || strstr(c->name, "_128x256");
+}
+
+static int is_gated(const gemm_candidate *c) {
+    return strstr(c->name, "_gated_") != NULL;
+}
+
+static void check_map(const gemm_problem *p, const launch_plan *plan, int is_b, int interleaved, const mma_operand *o) {
     const tensor_layout *t = &plan->tensor_map[!is_b].layout;
     const int64_t rows = is_b ? p->n : p->m, batches = is_b ? p->l : 1;
     expect((const unsigned char *)&o->values == plan->params + plan->tensor_map[!is_b].offset && t->data == o->data,
            "a map for each, in its place");
-    expect((int64_t)t->dims[0] == p->k / 2 && (int64_t)t->dims[1] == rows && (int64_t)t->dims[2] == batches,
-           "all is there, one A for all groups");
-    expect(t->box[0] == SM100_STAGE_K / 2 && t->swizzle == 128 && t->box[2] == 1, "a box is a stage along K");
+    expect((int64_t)t->dims[0] == p->k / 2 && (int64_t)t->dims[2] == batches, "all is there, one A for all groups");
+    expect(t->box[0] == SM100_STAGE_K / 2 && t->swizzle == 128, "a box is a stage along K");
+    if (interleaved) {
+        expect(t->rank == 4 && t->dims[1] == 32 && (int64_t)(t->dims[1] * t->dims[3]) == rows, "rows by 32");
+        expect(t->box[1] == 16 && t->box[2] == 2 && t->box[3] == 4, "16 rows of either matrix in turn");
+        expect((int64_t)t->strides[0] == p->b_pitch && (int64_t)t->strides[1] == p->b_batch &&
+                   (t->dims[3] == 1 || (int64_t)t->strides[2] == 32 * p->b_pitch),
+               "of the same columns");
+        return;
+    }
+    expect(t->rank == 3 && (int64_t)t->dims[1] == rows && t->box[2] == 1, "all rows");
     expect(t->box[1] == (is_b ? SM100_CTA_ROWS : SM100_GROUPED_BOX_ROWS), "rows of a CTA, or some of A's");
+}
+
+/* Scales of a pair: atoms of 256 elements, or with two matrices halves of one of each. */
+static void check_scale_maps(const grouped_problem *p, const launch_plan *plan, int interleaved,
+                             const sm100_grouped_schedule *s) {
+    const tensor_layout *b = &plan->tensor_map[2].layout, *a = &plan->tensor_map[3].layout;
+    const uint64_t atoms = (uint64_t)p->g.k / 64, of_n = (uint64_t)ceil_div(p->g.n, 128), l = (uint64_t)p->g.l;
+    expect((const unsigned char *)&s->mma_a_scales == plan->params + plan->tensor_map[2].offset &&
+               (const unsigned char *)&s->mma_b_scales == plan->params + plan->tensor_map[3].offset,
+           "maps of scales are in their places");
+    expect(b->data == p->g.scale_b && b->rank == 4 && b->element_bytes == 2 && b->dims[0] == 256 && b->swizzle == 0,
+           "of B");
+    if (interleaved)
+        expect(b->dims[1] == l && b->dims[2] == atoms && b->dims[3] == of_n && b->box[0] == 128 && b->box[1] == 2 &&
+                   b->box[2] == 4 && b->box[3] == 1 && (int64_t)b->strides[0] == p->g.scale_b_batch &&
+                   b->strides[1] == 512,
+               "half an atom of either matrix for each K block");
+    else
+        expect(b->dims[1] == atoms && b->dims[2] == of_n && b->dims[3] == l && b->box[0] == 256 && b->box[1] == 4 &&
+                   b->box[2] == 1 && b->box[3] == 1,
+               "a block of 128 rows");
+    expect(a->rank == 4 && a->dims[1] == atoms && (int64_t)a->dims[2] == max_int(p->scale_a_rows / 128, 1) &&
+               a->dims[3] == 1 && a->box[1] == 4 && a->box[2] == 1,
+           "of A by blocks of 128 rows");
+    expect(a->data == (p->scale_a_rows ? p->g.scale_a : p->g.scale_b), "without a block the address is any");
+}
+
+/* The grid: a CTA or a pair an SM or two, if it has a tile. */
+static void check_grid(const gpu *g, const grouped_problem *p, const gemm_candidate *c, const launch_step *step,
+                       int64_t across) {
+    const int64_t hit = min_int(p->groups, p->g.m), tiles = (hit + (p->g.m - hit) / c->tile_m) * across;
+    const int64_t ctas = is_pair(c) ? 2 : 1, at_once = sm100_clusters_that_fit(&g->props, (int32_t)ctas, 1);
+    expect(c->grid == ctas * min_int(tiles, at_once) && step->grid_x == c->grid, "as many as have a tile and fit");
+    expect(step->cluster == (is_pair(c) ? 2 : 0), "a pair is a cluster");
+    expect(tiles <= INT32_MAX - g->props.sm_count, "the number behind the last tile does not overflow");
 }
 
 static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_candidate *c, const launch_plan *plan,
@@ -42,17 +93,22 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     expect(plan->steps == 1 && c->workspace == 0, "one launch, no workspace");
     expect(!memcmp(param_of(plan, step, 0), all, sizeof *all), "the kernel gets the problem");
     expect(!strcmp(kernel->fatbin, "sm100_grouped") && kernel->pdl, "it is one of groups and may start early");
-    expect(step->cluster == 0 && step->grid_y == 1 && c->split_k == 1 && c->swap_ab, "a CTA has all of K");
-    expect(s->tiles_n == ceil_div(p->n, c->tile_n) && c->tile_n == SM100_CTA_ROWS, "tiles cover N");
+    const int pair = is_pair(c), gated = is_gated(c), interleaved = pair && gated;
+    expect(step->grid_y == 1 && c->split_k == 1 && c->swap_ab, "a CTA has all of K");
+    expect(s->tiles_n == ceil_div(p->n, c->tile_n) && c->tile_n == SM100_CTA_ROWS * (pair && !gated ? 2 : 1),
+           "tiles cover N");
+    expect(!pair || p->out_type != NVFP4_FP32, "a pair keeps results of 16 bits in registers");
+    expect(!interleaved || p->n % 32 == 0, "tensor maps have rows of two matrices by 32");
     expect(!s->column_pairs || (p->out_type != NVFP4_FP32 && p->n % 2 == 0), "pairs of columns of 16 bits");
     expect(s->mma_a.data == p->b && s->mma_a.scale == p->scale_b && s->mma_a.rows == p->n &&
                s->mma_a.scale_pitch == p->scale_b_pitch && s->mma_a.scale_batch == p->scale_b_batch,
            "B is the operand of the mma with 128 rows");
     expect(s->mma_b.data == p->a && s->mma_b.scale == p->scale_a && s->mma_b.scale_pitch == p->scale_a_pitch,
            "A the other");
-    expect(plan->tensor_maps == (p->k > 0 ? 2 : 0), "values have tensor maps");
-    if (plan->tensor_maps) check_map(p, plan, 1, &s->mma_a), check_map(p, plan, 0, &s->mma_b);
-    if (!all->has_activation) check_tiles_of_groups(g, all, c, step, s->tiles_n, 1);
+    expect(plan->tensor_maps == (p->k > 0 ? (pair ? 4 : 2) : 0), "values have tensor maps, scales of a pair too");
+    if (plan->tensor_maps) check_map(p, plan, 1, interleaved, &s->mma_a), check_map(p, plan, 0, 0, &s->mma_b);
+    if (plan->tensor_maps && pair) check_scale_maps(all, plan, interleaved, s);
+    check_grid(g, all, c, step, (int64_t)s->tiles_n * (gated ? 1 : all->parts));
 }
 
 static grouped_problem with_activation(const grouped_problem *product) {
@@ -86,7 +142,8 @@ static void check_activation(const gpu *g, const grouped_problem *product, varia
         }
         times_fused += p.parts == 2;
         planner()->with_activation(&g->props, &p, of, &again);
-        expect(c.tile_m == of->tile_m, "tiles are as wide as the product's");
+        const int no_pair = p.g.n % 32 != 0 && of->tile_m == 256 && p.parts == 2;
+        expect(c.tile_m == (no_pair ? 128 : of->tile_m), "tiles are as wide as the product's, where there are such");
         expect(p.parts == 2 || c.kernel == of->kernel, "of one part it is the product's");
         expect(c.batch_invariant == of->batch_invariant, "it says what the product was chosen for");
         expect(!strstr(of->reason, "activation") && strstr(c.reason, "activation"), "it says that it computes both");
@@ -94,9 +151,6 @@ static void check_activation(const gpu *g, const grouped_problem *product, varia
         if (!step) continue;
         check(g, &p.g, v, &c, &plan, step);
         const sm100_grouped_schedule *s = param_of(&plan, step, 1);
-        const int64_t hit = min_int(p.groups, p.g.m);
-        const int64_t tiles = (hit + (p.g.m - hit) / c.tile_m) * s->tiles_n;
-        expect(c.grid == min_int(tiles, g->props.sm_count), "a CTA an SM, if it has a tile of both parts");
         expect(s->numbers.limit == 7.0f && s->numbers.up_limit == (p.parts == 2 ? 7.0f : INFINITY) &&
                    s->numbers.alpha == 3.0f && s->numbers.min_gate == -86.0f / 3.0f,
                "the numbers of the activation");
@@ -187,8 +241,16 @@ static void check_choices(void) {
     snprintf(about, sizeof about, "choices");
     for (int activation = 0; activation < 2; activation++) {
         expect(first_tile(8, activation) == 64, "a token has a row in each of its groups");
-        expect(first_tile(65536, activation) == 128, "many rows a group have a wide tile");
+        expect(first_tile(11000, activation) == 128, "rows of about a block have a wide tile");
+        expect(first_tile(65536, activation) == 256, "many rows a group have a pair's");
     }
+}
+
+/* Groups may all be without scales: no load takes what the map then describes. */
+static void check_no_scales(void) {
+    grouped_problem p = grouped(PRODUCT_GROUPED, 65536, 768, 2048, 128, 1, PLAIN);
+    p.scale_a_rows = 0, p.g.scale_a = NULL;
+    expect(one(&gpus[B200], &p, PLAIN, 1) > 0, "it has candidates");
 }
 
 static void check_limits(void) {
@@ -206,6 +268,7 @@ static void check_limits(void) {
 
 int main(void) {
     check_limits();
+    check_no_scales();
     check_choices();
     for (size_t m = 0; m < COUNT(rows_of_result); m++)
         for (size_t n = 0; n < COUNT(columns); n++)

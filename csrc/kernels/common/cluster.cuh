@@ -36,6 +36,11 @@ __device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
+/* Stores to shared memory of any CTA of the cluster (address by mapa), which must have started. */
+__device__ __forceinline__ void st_shared_cluster(uint32_t to, uint32_t word) {
+    asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
+
 /* Stores four floats to 16-byte aligned shared memory of any CTA of the cluster and completes 16 bytes on its mbarrier.
  * Both addresses by mapa. */
 __device__ __forceinline__ void st_async(uint32_t to, uint32_t barrier, float x, float y, float z, float w) {

@@ -4,8 +4,10 @@
 #ifndef NVFP4_COMMON_GROUP_TABLE_CUH
 #define NVFP4_COMMON_GROUP_TABLE_CUH
 
+#include "kernels/common/cluster.cuh"
 #include "kernels/common/group_table.h"
 #include "kernels/common/group_tile.cuh"
+#include "kernels/common/shared.cuh"
 
 template <int THREADS> struct group_table_scratch {
     int greatest[THREADS / 32], counts[THREADS / 32];
@@ -42,6 +44,16 @@ struct group_table {
         }
         if (first < last && last == groups) rows[groups] = at, tiles[groups] = count;
         __syncthreads();
+    }
+
+    /* Copies the table to the same place in another CTA of the cluster, which has started. Called by all THREADS threads
+     * behind fill; a cluster barrier must follow. */
+    template <int THREADS> __device__ __forceinline__ void copy_to(uint32_t rank, int groups) const {
+        const uint32_t to_rows = mapa(shared_address(rows), rank), to_tiles = mapa(shared_address(tiles), rank);
+        for (int e = (int)threadIdx.x; e <= groups; e += THREADS) {
+            st_shared_cluster(to_rows + 4 * e, (uint32_t)rows[e]);
+            st_shared_cluster(to_tiles + 4 * e, (uint32_t)tiles[e]);
+        }
     }
 
     /* The group with tile `number`, which one has: the last with at most so many tiles before it. Called by a converged

@@ -21,11 +21,11 @@ static const kernel_entry kernels[SM100_KERNELS] = {
      .pdl = 1},
     SM100_GEMM_CONFIGS(X)
 #undef X
-#define X(id, matrices, mma_tile_n, stages, accumulators)                                                              \
+#define X(id, cta_group, matrices, mma_tile_n, stages, accumulators)                                                   \
     {.name = "nvfp4_" #id,                                                                                             \
      .fatbin = "sm100_grouped",                                                                                        \
-     .threads = SM100_GROUPED_THREADS,                                                                                 \
-     .shared_bytes = SM100_GROUPED_SHARED_BYTES(matrices, mma_tile_n, stages, accumulators),                           \
+     .threads = SM100_GROUPED_THREADS(cta_group),                                                                      \
+     .shared_bytes = SM100_GROUPED_SHARED_BYTES(cta_group, matrices, mma_tile_n, stages, accumulators),                \
      .pdl = 1},
         SM100_GROUPED_CONFIGS(X)
 #undef X

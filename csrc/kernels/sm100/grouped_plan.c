@@ -6,25 +6,38 @@
 
 typedef struct grouped_config {
     const char *name;
-    int32_t kernel, matrices, mma_tile_n, stages, accumulators, shared_bytes;
+    int32_t kernel, cta_group, matrices, mma_tile_n, stages, accumulators, shared_bytes;
 } grouped_config;
 
 static const grouped_config configs[] = {
-#define X(id, matrices, mma_tile_n, stages, accumulators)                                                              \
-    {"nvfp4_" #id,                                                                                                     \
-     KERNEL_##id,                                                                                                      \
-     matrices,                                                                                                         \
-     mma_tile_n,                                                                                                       \
-     stages,                                                                                                           \
-     accumulators,                                                                                                     \
-     SM100_GROUPED_SHARED_BYTES(matrices, mma_tile_n, stages, accumulators)},
+#define X(id, cta_group, matrices, mma_tile_n, stages, accumulators)                                                   \
+    {"nvfp4_" #id, KERNEL_##id,                                                                                        \
+     cta_group,    matrices,                                                                                           \
+     mma_tile_n,   stages,                                                                                             \
+     accumulators, SM100_GROUPED_SHARED_BYTES(cta_group, matrices, mma_tile_n, stages, accumulators)},
     SM100_GROUPED_CONFIGS(X)
 #undef X
 };
 enum { CONFIGS = sizeof configs / sizeof *configs, BOX_BYTES = SM100_STAGE_K / 2 };
 
-#define FEW  "tcgen05, few rows a group: reading the weights takes longest"
-#define MANY "tcgen05, many rows a group, which share the weights of a tile"
+#define FEW                 "tcgen05, few rows a group: reading the weights takes longest"
+#define MANY                "tcgen05, many rows a group, which share the weights of a tile"
+#define PAIR                "tcgen05, two SMs share a tile of many rows and load half of them each"
+#define WITH_THE_ACTIVATION "; and the activation: one launch"
+#define WITH_THE_QUANTIZER  "; the activation and its quantizer: one launch"
+
+/* Reasons by the width of a tile, then by what the launch computes: the product, the activation too, its quantizer too.
+ */
+enum { PRODUCT_ALONE, WITH_ACTIVATION, WITH_QUANTIZER };
+static const char *const reasons[][3] = {
+    {FEW, FEW WITH_THE_ACTIVATION, FEW WITH_THE_QUANTIZER},
+    {MANY, MANY WITH_THE_ACTIVATION, MANY WITH_THE_QUANTIZER},
+    {PAIR, PAIR WITH_THE_ACTIVATION, PAIR WITH_THE_QUANTIZER},
+};
+
+static const char *reason_of(int32_t mma_tile_n, int32_t launch) {
+    return reasons[mma_tile_n / SM100_ATOM_ROWS][launch];
+}
 
 typedef struct IS_TILING grouped_tiling {
     int32_t tiles_n;   /* of a part */
@@ -43,6 +56,7 @@ static sm100_grouped_input model_input(const gemm_traits *t, const grouped_confi
         .k = max_int(t->k, 1), /* without products there still are tiles to write */
         .groups = t->groups,
         .parts = (int32_t)(t->l / t->groups),
+        .cta_group = c->cta_group,
         .matrices = c->matrices,
         .mma_tile_n = c->mma_tile_n,
         .accumulators = c->accumulators,
@@ -50,27 +64,39 @@ static sm100_grouped_input model_input(const gemm_traits *t, const grouped_confi
     };
 }
 
+/* Pairs keep results of 16 bits in registers, and load by tensor maps the scales of B, and with two matrices their rows
+ * by 32. */
+static int pair_reaches(const gemm_traits *t, const grouped_config *c) {
+    const int64_t scale_batch = ceil_div(t->n, SM100_ATOM_ROWS) * (t->k / SM100_MMA_K) * SM100_ATOM_BYTES;
+    const int whole = t->n % (2 * SM100_GROUPED_INTERLEAVED_ROWS) == 0;
+    return c->cta_group == 1 ||
+           (t->output_bytes == 2 && (c->matrices == 1 || whole) && scale_batch < TENSOR_STRIDE_END);
+}
+
 /* One instantiation: 1, or 0 where it cannot be. */
 static int32_t list_one(const sm100_model *model, const device_props *props, const gemm_traits *t,
                         const grouped_config *c, gemm_candidate *out) {
-    const int64_t tiles_n = ceil_div(t->n, SM100_CTA_ROWS), across = tiles_n * (t->l / t->groups / c->matrices);
+    const int32_t tile_n = SM100_GROUPED_TILE_COLUMNS(c->cta_group, c->matrices);
+    const int64_t tiles_n = ceil_div(t->n, tile_n), across = tiles_n * (t->l / t->groups / c->matrices);
     const int64_t along = max_group_tiles(t->m, t->groups, c->mma_tile_n);
     const sm100_grouped_input in = model_input(t, c);
+    const int64_t at_once = sm100_clusters_that_fit(props, c->cta_group, 1);
     if (!sm100_grouped_reaches(t) || c->shared_bytes > props->shared_per_block) return 0;
+    if (!pair_reaches(t, c) || at_once == 0) return 0;
     if (along > (INT32_MAX - props->sm_count) / across) return 0; /* a CTA's next tile must not overflow */
     const double modelled_us = sm100_grouped_time_us(model, props, &in);
     *out = (gemm_candidate){
         .modelled_us = modelled_us,
         .single_us = modelled_us + SINGLE_CALL_US,
         .name = c->name,
-        .reason = c->mma_tile_n == 64 ? FEW : MANY,
-        .grid = min_int(along * across, props->sm_count),
+        .reason = reason_of(c->mma_tile_n, PRODUCT_ALONE),
+        .grid = min_int(along * across, at_once) * c->cta_group,
         .backend = NVFP4_BACKEND_SM100,
         .kernel = c->kernel,
         .swap_ab = 1,
         .split_k = 1,
         .tile_m = c->mma_tile_n,
-        .tile_n = SM100_CTA_ROWS,
+        .tile_n = tile_n,
         .tile_k = SM100_STAGE_K,
         .stages = c->stages,
         .ctas_per_sm = 1,
@@ -88,21 +114,23 @@ int32_t sm100_grouped_candidates(const sm100_model *model, const device_props *p
     return count;
 }
 
+/* Whether the instantiation may compute an activation of a product: of one part the product's own, of two those with
+ * both matrices and no wider a tile. They are in the order of widths. */
+static int computes(const grouped_config *c, const grouped_problem *p, const gemm_candidate *of) {
+    return p->parts == 1 ? c->kernel == of->kernel : c->matrices == p->parts && c->mma_tile_n <= of->tile_m;
+}
+
 int32_t sm100_grouped_with_activation(const sm100_model *model, const device_props *props, const grouped_problem *p,
                                       const gemm_candidate *of, gemm_candidate *out) {
     gemm_traits t = traits_of(&p->g);
     t.groups = p->groups;
-    /* One part needs the product's own kernel, two the gated one with as wide a tile. */
-    const grouped_config *c = configs, *end = configs + CONFIGS;
-    while (c < end &&
-           (p->parts == 1 ? c->kernel != of->kernel : c->matrices != p->parts || c->mma_tile_n != of->tile_m))
-        c++;
     gemm_candidate fused;
-    if (c == end || !list_one(model, props, &t, c, &fused)) return 0;
-    const sm100_grouped_input in = model_input(&t, c);
+    int32_t i = CONFIGS - 1;
+    while (i >= 0 && !(computes(&configs[i], p, of) && list_one(model, props, &t, &configs[i], &fused))) i--;
+    if (i < 0) return 0;
+    const sm100_grouped_input in = model_input(&t, &configs[i]);
     if (fused.modelled_us > of->modelled_us + sm100_gated_us(model, props, &in)) return 0;
-    fused.reason =
-        fused.tile_m == 64 ? FEW "; and the activation: one launch" : MANY "; and the activation: one launch";
+    fused.reason = reason_of(fused.tile_m, WITH_ACTIVATION);
     fused.batch_invariant = of->batch_invariant;
     *out = fused;
     return 1;
@@ -113,8 +141,7 @@ int32_t sm100_grouped_with_quantized_activation(const sm100_model *model, const 
                                                 gemm_candidate *out) {
     gemm_candidate fused;
     if (!sm100_grouped_with_activation(model, props, &p->p, of, &fused)) return 0;
-    fused.reason = fused.tile_m == 64 ? FEW "; the activation and its quantizer: one launch"
-                                      : MANY "; the activation and its quantizer: one launch";
+    fused.reason = reason_of(fused.tile_m, WITH_QUANTIZER);
     TILING(grouped_tiling, &fused)->quantizes = 1;
     *out = fused;
     return 1;
@@ -137,11 +164,65 @@ static const grouped_config *config_of(const gemm_candidate *candidate) {
     return c;
 }
 
+/* Scales as sm100_grouped_schedule has them: atoms of 256 elements of 2 bytes, since a box has at most 256 along a
+ * dimension. */
+static tensor_layout scales_layout(const gemm_problem *g, int is_b, const mma_operand *o, int64_t blocks, int64_t l) {
+    tensor_layout t;
+    memset(&t, 0, sizeof t);
+    t.name = is_b ? "scale_b" : "scale_a";
+    t.data = o->scale;
+    t.element_bytes = 2;
+    t.rank = 4;
+    t.dims[0] = SM100_ATOM_BYTES / 2, t.dims[1] = (uint64_t)(g->k / SM100_MMA_K);
+    t.dims[2] = (uint64_t)blocks, t.dims[3] = (uint64_t)l;
+    t.strides[0] = SM100_ATOM_BYTES;
+    t.strides[1] = tensor_stride(blocks, o->scale_pitch), t.strides[2] = tensor_stride(l, o->scale_batch);
+    t.box[0] = SM100_ATOM_BYTES / 2, t.box[1] = SM100_STAGE_ATOMS, t.box[2] = t.box[3] = 1;
+    return t;
+}
+
+/* The same of two matrices: half an atom of either is a CTA's for a K block. Strides need not grow from dimension to
+ * dimension: CUTLASS's example 72a has maps in which they do not. */
+static tensor_layout interleaved_scales(const gemm_problem *g, const mma_operand *o) {
+    tensor_layout t = scales_layout(g, 1, o, ceil_div(g->n, SM100_ATOM_ROWS), g->l);
+    const uint64_t blocks = t.dims[2], pitch = t.strides[1], batch = t.strides[2];
+    t.dims[2] = t.dims[1], t.dims[1] = (uint64_t)g->l, t.dims[3] = blocks;
+    t.strides[0] = batch, t.strides[1] = SM100_ATOM_BYTES, t.strides[2] = pitch;
+    t.box[0] = SM100_ATOM_BYTES / 4, t.box[1] = 2, t.box[2] = SM100_STAGE_ATOMS;
+    return t;
+}
+
+/* Values of two matrices: 16 rows of one, then as many of the other, with 32 rows from one such turn to the next. */
+static tensor_layout interleaved_values(const gemm_problem *g) {
+    enum { ROWS = SM100_GROUPED_INTERLEAVED_ROWS };
+    tensor_layout t = values_layout(g, 1, g->l, BOX_BYTES, ROWS, 128);
+    t.rank = 4;
+    t.dims[1] = 2 * ROWS, t.dims[3] = (uint64_t)(g->n / (2 * ROWS));
+    t.strides[0] = (uint64_t)g->b_pitch;
+    t.strides[2] = tensor_stride(g->n / (2 * ROWS), 2 * ROWS * g->b_pitch);
+    t.box[2] = 2, t.box[3] = SM100_CTA_ROWS / (2 * ROWS);
+    return t;
+}
+
+static void add_scale_maps(const grouped_problem *p, int interleaved, sm100_grouped_schedule *s, launch_plan *out) {
+    /* Without a block the map has one, which no load takes; its address is any. */
+    const int64_t blocks = p->scale_a_rows / SM100_ATOM_ROWS;
+    const tensor_layout sfa = interleaved
+                                  ? interleaved_scales(&p->g, &s->mma_a)
+                                  : scales_layout(&p->g, 1, &s->mma_a, ceil_div(p->g.n, SM100_ATOM_ROWS), p->g.l);
+    tensor_layout sfb = scales_layout(&p->g, 0, &s->mma_b, max_int(blocks, 1), 1);
+    if (blocks == 0) sfb.data = s->mma_a.scale;
+    add_tensor_map(out, &sfa, &s->mma_a_scales);
+    add_tensor_map(out, &sfb, &s->mma_b_scales);
+}
+
 void sm100_grouped_build(const product_problem *problem, const gemm_candidate *candidate, launch_plan *out) {
     const grouped_tiling *tiling = TILING(const grouped_tiling, candidate);
     const grouped_problem *p = &problem->grouped;
     const gemm_problem *g = &p->g;
-    launch_step *step = add_step(out, candidate->kernel, candidate->grid, config_of(candidate)->shared_bytes);
+    const grouped_config *config = config_of(candidate);
+    launch_step *step = add_step(out, candidate->kernel, candidate->grid, config->shared_bytes);
+    if (config->cta_group == 2) step->cluster = 2;
     *(grouped_problem *)add_param(out, step, sizeof *p) = *p;
     sm100_grouped_schedule *s = (sm100_grouped_schedule *)add_param(out, step, sizeof *s);
     memset(s, 0, sizeof *s);
@@ -152,8 +233,11 @@ void sm100_grouped_build(const product_problem *problem, const gemm_candidate *c
     fill_operand(g, 1, tiling->read_once ? L2_EVICT_FIRST : L2_EVICT_NORMAL, &s->mma_a);
     fill_operand(g, 0, L2_EVICT_NORMAL, &s->mma_b);
     if (g->k == 0) return;
-    const tensor_layout a = values_layout(g, 1, g->l, BOX_BYTES, SM100_CTA_ROWS, 128);
+    const int interleaved = config->cta_group == 2 && config->matrices == 2;
+    const tensor_layout a =
+        interleaved ? interleaved_values(g) : values_layout(g, 1, g->l, BOX_BYTES, SM100_CTA_ROWS, 128);
     const tensor_layout b = values_layout(g, 0, 1, BOX_BYTES, SM100_GROUPED_BOX_ROWS, 128);
     add_tensor_map(out, &a, &s->mma_a.values);
     add_tensor_map(out, &b, &s->mma_b.values);
+    if (config->cta_group == 2) add_scale_maps(p, interleaved, s, out);
 }

@@ -88,36 +88,40 @@ __device__ __forceinline__ void quantize_by_definition(float (&v)[16], float g, 
     *data = make_uint2((uint32_t)codes, (uint32_t)(codes >> 32));
 }
 
-/* The results of a tile. A warp has 32 columns, two blocks of 16. */
+/* The results of a tile in one block of scales. Each half of a warp has a block of 16 columns. */
 struct quantized_tile {
     const sm100_quantized &q;
     const grouped_tile &tile;
-    uint32_t columns; /* blocks of 16 in a row */
-    uint32_t column;  /* the lane's among them */
-    uint8_t *scale;   /* of the 128-row block that the tile is in */
+    const int64_t &n; /* columns of the result */
+    uint32_t column;  /* the block of 16 columns that the lane has */
+    int block;        /* the 128-row block of scales that the tile is in */
     float g;
 
-    __device__ __forceinline__ quantized_tile(const sm100_quantized &q, const grouped_tile &tile, int64_t n, int block)
-        : q(q), tile(tile), columns((uint32_t)(n / 16)),
-          column((uint32_t)tile.column * (SM100_CTA_ROWS / 16) + threadIdx.x / 16),
-          scale(q.scale + (int64_t)(block + tile.row_in_group / SCALE_BLOCK_ROWS) * q.scale_pitch), g(q.global_value) {
+    /* column: the lane's. before: how many blocks of scales come before the group's. */
+    __device__ __forceinline__ quantized_tile(const sm100_quantized &q, const grouped_tile &tile, const int64_t &n,
+                                              int64_t column, int before)
+        : q(q), tile(tile), n(n), column((uint32_t)(column / 16)), block(before + tile.row_in_group / SCALE_BLOCK_ROWS),
+          g(q.global_value) {
         if (q.global_scale && q.global_by != GLOBAL_BY_ROW)
             g = q.global_scale[q.global_by == GLOBAL_BY_GROUP ? tile.group : 0];
     }
 
-    __device__ __forceinline__ uint32_t padded() const { return (columns + 3) / 4 * 4; }
+    __device__ __forceinline__ uint32_t columns() const { return (uint32_t)(n / 16); }
+    __device__ __forceinline__ uint32_t padded() const { return (columns() + 3) / 4 * 4; }
     __device__ __forceinline__ uint8_t *scale_at(uint32_t row, uint32_t at) const {
-        return scale + at / 4 * (int64_t)SM100_ATOM_BYTES + row % 32 * 16 + row / 32 * 4 + at % 4;
+        return q.scale + block * q.scale_pitch + at / 4 * (int64_t)SM100_ATOM_BYTES + row % 32 * 16 + row / 32 * 4 +
+               at % 4;
     }
 
-    /* v: rows first, first + 1, ... of the lane's column, of which `count` exist. All lanes of a warp. */
+    /* v: rows first, first + 1, ... of the lane's column, of which `count` exist. All lanes of a warp; first and count
+     * are those of a half. */
     __device__ __forceinline__ void store(float (&v)[16], int first, int count) const {
         transpose_16(v);
         const int own = threadIdx.x % 16;
         const int64_t row = (int64_t)tile.row + first + own;
         if (own >= count || column >= padded()) return;
         uint8_t *to = scale_at((uint32_t)(tile.row_in_group + first + own) % SCALE_BLOCK_ROWS, column);
-        if (column >= columns) {
+        if (column >= columns()) {
             *to = 0;
             return;
         }
@@ -129,13 +133,14 @@ struct quantized_tile {
             quantize_by_definition(v, by, data, to);
     }
 
-    /* Zeros for the rows that the block lacks behind the group's last one, which the tile has. A lane has a row. */
-    __device__ __forceinline__ void pad_rows() const {
+    /* Zeros for the rows that the block lacks behind the group's last one, which the tile has, in 128 columns from
+     * `from` on. Four warps; a lane has a row. */
+    __device__ __forceinline__ void pad_rows(int64_t from) const {
         const uint32_t end = (uint32_t)(tile.row_in_group + tile.rows - 1) % SCALE_BLOCK_ROWS + 1;
-        const uint32_t first = (uint32_t)tile.column * (SM100_CTA_ROWS / 16);
-        if (threadIdx.x < end) return;
+        const uint32_t first = (uint32_t)(from / 16), row = threadIdx.x % SCALE_BLOCK_ROWS;
+        if (row < end) return;
         for (uint32_t at = first; at < min(first + SM100_CTA_ROWS / 16, padded()); at += 4)
-            *(uint32_t *)scale_at(threadIdx.x, at) = 0;
+            *(uint32_t *)scale_at(row, at) = 0;
     }
 };
 

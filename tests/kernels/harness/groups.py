@@ -50,6 +50,7 @@ class Groups(launch.Product):
         behind: int = 0,  # rows behind the last group's
         missing: Sequence[int] = (),  # groups whose scales do not exist; linear: of whose rows a has none
         integer: bool = True,
+        scale_end: int = 0x48,  # of e4m3 codes that are not integers
         linear: bool = False,
         gathers: bool = False,  # rows of a in another order; linear
         pitch: int = 0,  # of values; 0: the next on 16 bytes
@@ -68,7 +69,7 @@ class Groups(launch.Product):
             self.data.append(generator.integers(0, 256, (l, rows, self.pitch), numpy.uint8))
             scales = generator.choice(INTEGER_SCALES, (l, rows, k // 16))
             if not integer:
-                scales = generator.integers(0x28, 0x48, (l, rows, k // 16), numpy.uint8)
+                scales = generator.integers(0x28, scale_end, (l, rows, k // 16), numpy.uint8)
             self.scales.append(scales)
         self.missing, self.order = set(missing), numpy.arange(self.m)
         kept = {"ends": numpy.cumsum(sizes, dtype="i4")}

@@ -1,5 +1,5 @@
 /* In place of kernels/common/grouped_tiles.cuh, for the static verifier, which does not know what is in memory: each
- * group has the rows of one tile, and its scales the block of its number (sm100/grouped_mutations.py). */
+ * group has the rows of one tile, and its scales the blocks of its number (sm100/grouped_mutations.py). */
 #include "common/grouped_problem.h"
 #include "kernels/common/group_table.h"
 
@@ -14,10 +14,12 @@ struct group_table {
     __device__ __forceinline__ void fill(const int32_t *, int, int, int, group_table_scratch<THREADS> &) {
         __syncthreads();
     }
+    template <int THREADS> __device__ __forceinline__ void copy_to(uint32_t, int) const {}
 };
 
-__device__ __forceinline__ int64_t scale_row_of(const grouped_problem &, int32_t group, int64_t row) {
-    return group * 128 + row;
+__device__ __forceinline__ int64_t scale_row_of(const grouped_problem &p, int32_t group, int64_t row) {
+    const int32_t blocks = ((int32_t)p.g.m / p.groups + 127) / 128;
+    return group * blocks * 128 + row;
 }
 
 struct grouped_tile {

@@ -25,7 +25,7 @@ EVEN_TILES = Path(__file__).with_name("even_tiles.cuh")
 
 @dataclass(frozen=True)
 class Launch(verify.Launch):
-    """One launch, with the epilogue's terms, of CTAs that share the tiles."""
+    """One launch, with the epilogue's terms, of CTAs, or pairs of them, that share the tiles."""
 
     config_name: str
     note: str
@@ -45,6 +45,7 @@ class Launch(verify.Launch):
     even: bool = False  # with the tiles that the verifier knows
     terms: bool = True  # of the epilogue
     quantized: bool = False  # results as NVFP4, by global scales of groups
+    changing: tuple[int, ...] = ()  # other ends, which alternate with those of the sizes while the kernel runs
 
     schedule, problem = Schedule, groups.Problem
     split_k = 1
@@ -91,6 +92,8 @@ class Launch(verify.Launch):
             product.set_alpha_and_bias(generator)
         if self.quantized:
             product.set_quantized(generator)
+        if self.changing:
+            product.set_changing_ends(numpy.array(self.changing, "i4"))
         if self.ends:
             product.kept["ends"] = emulator.array(numpy.array(self.ends, "i4"))
         with self.grid_before(emulator, product):
@@ -99,10 +102,14 @@ class Launch(verify.Launch):
 
 
 def even(name: str, note: str, k: int, tiles: int = 1, **form: Any) -> Launch:
-    """Groups of one tile each, for one CTA."""
+    """Groups of one tile each, for one CTA or pair."""
     config = CONFIGS[name]
-    gated = {"parts": 2, "activation": "silu"} if config.matrices == 2 else {}
-    return Launch(name, note, (config.mma_tile_n,) * tiles, 128, k, even=True, terms=False, **gated, **form)
+    if config.matrices == 2:
+        form |= {"parts": 2, "activation": "silu"}
+    if config.cta_group == 2:
+        form["out_type"] = BF16
+    sizes = (config.mma_tile_n,) * tiles
+    return Launch(name, note, sizes, config.tile_columns, k, even=True, terms=False, **form)
 
 
 # Stages of the pipeline are few in gated kernels, so that it wraps soon.
@@ -110,11 +117,18 @@ WRAP = even("sm100_grouped_gated_128x64", "wrap", 6 * 256)
 TILES = even("sm100_grouped_128x64", "tiles", 192, 5)
 GATED_TILES = even("sm100_grouped_gated_128x64", "gated tiles", 64, 5)
 ONE_SET = even("sm100_grouped_gated_128x128", "one accumulator", 64, 3)
+# A proof takes half a minute for each tile of a pair: mutations get no more than they need.
+PAIR_TILE = even("sm100_grouped_256x256", "pair, a tile", 64)
+PAIR_TWO_TILES = even("sm100_grouped_256x256", "pair, two tiles", 64, 2)
 PROVEN = [
     WRAP,
     TILES,
     GATED_TILES,
     ONE_SET,
+    even("sm100_grouped_256x256", "pair, tiles", 64, 3),
+    even("sm100_grouped_gated_128x256", "pair, gated tiles", 64, 2),
+    even("sm100_grouped_256x256", "pair, wrap", 7 * 256),
+    even("sm100_grouped_gated_128x256", "pair, gated wrap", 7 * 256),
     even("sm100_grouped_128x64", "wrap", 9 * 256),
     even("sm100_grouped_128x128", "tiles", 64, 5),
 ]
@@ -143,22 +157,54 @@ MANY_QUANTIZED = Launch(
     "sm100_grouped_128x64", "many groups as NVFP4", tuple(int(e % 7 == 5) for e in range(70)), 16, 64, grid=3,
     activation="silu", out_type=BF16, quantized=True,
 )  # fmt: skip
+PAIR = Launch(
+    "sm100_grouped_256x256", "pair, ragged", (9, 0, 300, 70), 300, 320, parts=2, grid=2, behind=3, out_type=BF16,
+)  # fmt: skip
+PAIR_FEW = Launch("sm100_grouped_256x256", "pair, few rows", (9, 3, 5, 130), 16, 64, out_type=BF16)
+PAIR_MISSING = Launch(
+    "sm100_grouped_256x256", "pair, groups without scales", (140, 3, 300, 2), 16, 512, missing=(0, 3), out_type=BF16,
+)  # fmt: skip
+PAIR_CHANGING = Launch(
+    "sm100_grouped_256x256", "pair, ends change", (300, 0, 17, 260), 128, 320, out_type=BF16,
+    changing=(0, 290, 577, 577),
+)  # fmt: skip
+PAIR_LATE = Launch(
+    "sm100_grouped_256x256", "pair, ends of many groups written late", (0,) * 90 + (5, 3), 16, 256, late="ends",
+    out_type=BF16,
+)  # fmt: skip
+GATED_PAIR = Launch(
+    "sm100_grouped_gated_128x256", "pair, swiglu", (9, 0, 300, 70), 224, 320, parts=2, grid=2, activation="swiglu",
+    limit=2.0, out_type=BF16,
+)  # fmt: skip
+PAIR_QUANTIZED = Launch(
+    "sm100_grouped_gated_128x256", "pair, as NVFP4", (9, 0, 300, 33), 160, 192, parts=2, grid=2, behind=2,
+    activation="silu", out_type=BF16, quantized=True,
+)  # fmt: skip
 LATE = Launch("sm100_grouped_128x64", "ends written late", (5, 3), 16, 256, late="ends")
 LATE_MANY = Launch("sm100_grouped_128x64", "ends of many groups written late", (0,) * 90 + (5, 3), 16, 256, late="ends")
 
 EXPECT = "        mbarrier_arrive_expect_tx(full,"
 WAIT_EMPTY = "        mbarrier_wait(cta.empty(state.index), state.phase ^ 1);\n" + EXPECT
 WAIT_FULL = "        mbarrier_wait(cta.full(state.index), state.phase);\n"
-WAIT_ACC_EMPTY = "                mbarrier_wait(cta.acc_empty(acc.index), acc.phase ^ 1);\n"
+FENCE_AFTER = "                tcgen05_fence_after_thread_sync();\n"
+WAIT_ACC_EMPTY = "                mbarrier_wait(cta.acc_empty(acc.index), acc.phase ^ 1);\n" + FENCE_AFTER
 WAIT_ACC_FULL = "            mbarrier_wait(cta.acc_full(acc.index), acc.phase);\n"
-COMMIT_STAGE = "        tcgen05_commit<1>(cta.empty(state.index), 0);\n"
-COMMIT_ACC = "                tcgen05_commit<1>(cta.acc_full(acc.index), 0);\n"
-RELEASE = "                    if (threadIdx.x % 32 == 0) mbarrier_arrive_relaxed(cta.acc_empty(acc.index));\n"
-WAIT_LD = "                for (int i = 0; i < C::MATRICES; i++) tcgen05_wait_ld(sums[i]);\n"
-DEALLOC = "    if (warp == MMA_WARP) tcgen05_dealloc<1, SM100_GROUPED_TMEM_COLUMNS>(tmem);\n"
-LAST = "first + CHUNK >= tile.rows"
+COMMIT_STAGE = "        tcgen05_commit<C::CTA_GROUP>(cta.empty(state.index), PAIR);\n"
+COMMIT_ACC = "                tcgen05_commit<C::CTA_GROUP>(cta.acc_full(acc.index), PAIR);\n"
+RELEASE = "            if (threadIdx.x % 32 == 0) mbarrier_arrive_relaxed(cta.of_leader(cta.acc_empty(acc.index)));\n"
+WAIT_LD = "                    for (int i = 0; i < C::CTA_MMAS; i++) tcgen05_wait_ld(of[i]);\n"
+ARRIVALS = "EPILOGUE_WARPS * C::EPILOGUE_GROUPS * C::CTA_GROUP)"
+DEALLOC = "    if (warp == MMA_WARP) tcgen05_dealloc<C::CTA_GROUP, SM100_GROUPED_TMEM_COLUMNS>(tmem);\n"
+LAST = "row + C::LOADED_ROWS >= tile.rows"
+CLUSTER_BARRIER = "        barrier_cluster_arrive_relaxed();\n        barrier_cluster_wait();\n"
+AT_START = "    if constexpr (C::CTA_GROUP == 2) { /* a pair allocates together, so both CTAs must have started */\n"
+AT_END = "    if constexpr (C::CTA_GROUP == 2) { /* until the other CTA's commits have completed and"
+AT_END += " its accumulators are read */\n"
+COPY = "        if (cta.rank == 0) table.copy_to<C::THREADS>(1, p.groups);\n"
+FILL = "    if (cta.rank == 0) table.fill<"
+DRAIN = "            drained_rows<C> drained(out, accumulator, has_sums);\n"
+RELEASE_DRAINED = "            if (has_sums) release();\n"
 GREATEST = "most = max(most, min(ends[e], m));"
-SCALE_COLUMN = "sfa + 4 * (j * SM100_STAGE_ATOMS + i), sfb + 4 * i + half"
 
 EDITS: list[tuple[Any, ...]] = [
     # the pipeline of stages
@@ -182,15 +228,15 @@ EDITS: list[tuple[Any, ...]] = [
     ("groups: released after the first rows", GATED_TILES, LAST, "first == 0"),
     ("groups: released before the loads have ended", ONE_SET, WAIT_LD, ""),
     ("groups: three warps release it", ONE_SET,
-     "cta.acc_empty(i), EPILOGUE_WARPS)", "cta.acc_empty(i), EPILOGUE_WARPS - 1)"),
+     ARRIVALS, ARRIVALS[:-1] + " - 1)"),
     ("groups: acc_full before the last mma", TILES, COMMIT_ACC, "", WAIT_ACC_EMPTY, WAIT_ACC_EMPTY + COMMIT_ACC),
     ("groups: both matrices into one accumulator", GATED_TILES, "d + j * C::MMA_TILE_N", "d"),
     ("groups: accumulators overlap", GATED_TILES,
-     "tmem + acc.index * C::MATRICES * C::MMA_TILE_N, state", "tmem + acc.index * C::MMA_TILE_N, state"),
+     "tmem + acc.index * C::SUMS, state", "tmem + acc.index * C::MMA_TILE_N, state"),
     # tensor memory
     ("groups: no dealloc", TILES, DEALLOC, ""),
     ("groups: dealloc before the accumulators are read", TILES,
-     "    __syncthreads();\n    tcgen05_fence_after_thread_sync();\n    if", "    if"),
+     "    __syncthreads();\n" + AT_END, AT_END),
     # the table of groups
     ("groups: read before the grid before has ended", LATE, "    griddepcontrol_wait();\n", ""),
     ("groups: one thread waits for the grid before", LATE_MANY,
@@ -199,8 +245,9 @@ EDITS: list[tuple[Any, ...]] = [
     ("groups: the group before is found", RAGGED, "tiles[group] <= number)", "tiles[group] < number)"),
     ("groups: the first 32 groups are looked at", MANY, "number, block + lane)", "number, lane)"),
     # the tiles of a CTA
-    ("tiles: all CTAs have the same", RAGGED, "s.tiles_n, blockIdx.x,", "s.tiles_n, 0,"),
-    ("tiles: of one matrix alone", GATED, "gridDim.x, C::MATRICES > 1)", "gridDim.x, false)"),
+    ("tiles: all CTAs have the same", RAGGED, "s.tiles_n, blockIdx.x / C::CTA_GROUP,", "s.tiles_n, 0,"),
+    ("tiles: of one matrix alone", GATED,
+     "gridDim.x / C::CTA_GROUP, C::MATRICES > 1)", "gridDim.x / C::CTA_GROUP, false)"),
     ("tiles: a matrix for each group alone", RAGGED, "group * p.parts + tile.part;", "group + tile.part;"),
     ("tiles: a group's first rows each time", RAGGED, "table.rows[group] + tile.row_in_group;", "table.rows[group];"),
     ("tiles: rows of the next group are stored", RAGGED,
@@ -209,7 +256,8 @@ EDITS: list[tuple[Any, ...]] = [
      "tile.column = (int32_t)(column % tiles_n);", "tile.column = (int32_t)column;"),
     # what the mma takes
     ("mma: rows of the tile before", RAGGED,
-     "instruction_descriptor(SM100_CTA_ROWS, mma_rows(tile))", "instruction_descriptor(SM100_CTA_ROWS, 16)"),
+     "instruction_descriptor(SM100_CTA_ROWS * C::CTA_GROUP, mma_rows(tile))",
+     "instruction_descriptor(SM100_CTA_ROWS * C::CTA_GROUP, 16)"),
     ("mma: rows are rounded down", PAIRS,
      "(tile.rows + SM100_GROUPED_MMA_STEP - 1) / SM100_GROUPED_MMA_STEP *",
      "max(1, tile.rows / SM100_GROUPED_MMA_STEP) *"),
@@ -224,7 +272,8 @@ EDITS: list[tuple[Any, ...]] = [
     ("mma: the first block alone is summed", RAGGED, "k > 0 || i > 0)", "k > 0)"),
     ("mma: gate's values twice", GATED, "column, tile.l + i, full,", "column, tile.l, full,"),
     ("mma: gate's scales twice", GATED, "scales_a + i * a.scale_batch +", "scales_a +"),
-    ("mma: up's scales of gate's columns", GATED, SCALE_COLUMN, "sfa + 4 * i, sfb + 4 * i + half"),
+    ("mma: up's scales of gate's columns", GATED,
+     "instruction, sfa + 4 * (j * SM100_STAGE_ATOMS + i)", "instruction, sfa + 4 * i"),
     # scales
     ("scales: of the group's first rows", BLOCKS, "(int64_t)first + row;", "first;"),
     ("scales: the first half of a block", HALVES, "tile.row_in_group / 64 % 2 * 2 : 0", "0 : 0"),
@@ -235,18 +284,19 @@ EDITS: list[tuple[Any, ...]] = [
     ("scales: the next range of columns has the first's", WIDE, "tile.column * a.scale_pitch", "0 * a.scale_pitch"),
     # results
     ("results: parts overwrite each other", RAGGED, " + tile.part * g.out_batch", ""),
-    ("results: columns behind the last", RAGGED, "exists(n < p.g.n)", "exists(true)"),
-    ("results: alpha and bias of the first matrix", RAGGED, "            take_batch(column, p.g, tile.l + i);\n", ""),
+    ("results: columns behind the last", RAGGED, "exists = n < p.g.n;", "exists = true;"),
+    ("results: alpha and bias of the first matrix", RAGGED,
+     "            take_batch(column, p.g, tile.l + (C::INTERLEAVED ? (int)is_upper() : i));\n", ""),
     ("results: alpha and bias of gate for up", GATED,
-     "take_batch(column, p.g, tile.l + i);", "take_batch(column, p.g, tile.l);"),
+     "tile.l + (C::INTERLEAVED ? (int)is_upper() : i));", "tile.l);"),
     ("results: factors of the first rows", RAGGED,
-     "factor = p.row_scale[row + i];", "factor = p.row_scale[tile.row + i];"),
+     "factor = p.row_scale[(int64_t)tile.row + row + j];", "factor = p.row_scale[tile.row + j];"),
     ("results: factors of the rows of the tile", RAGGED,
-     "factor = p.row_scale[row + i];", "factor = p.row_scale[first + i];"),
-    ("results: no bias", RAGGED, "            if (p.g.bias) v = __fadd_rn(v, bias[j]);\n", ""),
+     "factor = p.row_scale[(int64_t)tile.row + row + j];", "factor = p.row_scale[row + j];"),
+    ("results: no bias", RAGGED, "            if (p.g.bias) v[j] = __fadd_rn(v[j], bias[i]);\n", ""),
     ("results: first rows each time", WIDE,
-     "accumulator + i * C::MMA_TILE_N + first)", "accumulator + i * C::MMA_TILE_N)"),
-    ("results: lanes of the first warp", RAGGED, "tmem + (threadIdx.x / 32 << 21)", "tmem"),
+     "accumulator + i * C::MMA_TILE_N + row)", "accumulator + i * C::MMA_TILE_N)"),
+    ("results: lanes of the first warp", RAGGED, "tmem + (threadIdx.x / 32 % 4 << 21)", "tmem"),
     ("results: pairs of the other lane", PAIRS,
      "odd ? __byte_perm(other, own, 0x7632)", "odd ? __byte_perm(own, other, 0x7632)"),
     ("results: rows of pairs behind the last", PAIRS, "exists && i + odd < count", "exists && i < count"),
@@ -257,19 +307,20 @@ EDITS: list[tuple[Any, ...]] = [
      "else if (true)"),
     # the activation
     ("gated: gate and up change places", GATED,
-     "return gated(p.activation, rounded(of_matrix[0], p.g.out_type), up,",
-     "return gated(p.activation, up, rounded(of_matrix[0], p.g.out_type),"),
-    ("gated: gate is not rounded", GATED, "rounded(of_matrix[0], p.g.out_type), up", "of_matrix[0], up"),
+     "gated(p.activation, gate, up, s.numbers)", "gated(p.activation, up, gate, s.numbers)"),
+    ("gated: gate is not rounded", GATED, "gate = rounded(gate, p.g.out_type);", ";"),
     ("gated: up is not rounded", GATED,
-     "rounded(of_matrix[C::MATRICES - 1], p.g.out_type);", "of_matrix[C::MATRICES - 1];"),
-    ("gated: the one part counts as up", GATE_ALONE, "C::MATRICES == 1 ? 1.0f", "C::MATRICES == 1 ? of_matrix[0]"),
-    ("gated: of two parts alone", GATE_ALONE, "if (!p.has_activation)", "if (!p.has_activation || C::MATRICES == 1)"),
+     "up = rounded(of[OWN - 1][i], p.g.out_type);", "up = of[OWN - 1][i];"),
+    ("gated: the one part counts as up", GATE_ALONE, "up = 1.0f;", "up = of[0][i];"),
+    ("gated: of two parts alone", GATE_ALONE,
+     "v[i] = p.has_activation ?", "v[i] = p.has_activation && C::MATRICES == 2 ?"),
     # results as NVFP4
     ("quantized: values are not transposed", QUANTIZED, "        transpose_16(v);\n", ""),
     ("quantized: a step of the transposition too few", QUANTIZED, "step = 8; step > 0;", "step = 8; step > 1;"),
     ("quantized: the global scale of the first group", QUANTIZED,
      "GLOBAL_BY_GROUP ? tile.group : 0", "GLOBAL_BY_GROUP ? 0 : 0"),
-    ("quantized: the first block of a group", QUANTIZED, "block + tile.row_in_group / SCALE_BLOCK_ROWS", "block"),
+    ("quantized: the first block of a group", QUANTIZED,
+     "block(before + tile.row_in_group / SCALE_BLOCK_ROWS)", "block(before)"),
     ("quantized: rows of the first tile of a block", QUANTIZED, "(tile.row_in_group + first + own) % SCALE_BLOCK_ROWS",
      "(first + own) % SCALE_BLOCK_ROWS"),
     ("quantized: no blocks before a group's", QUANTIZED,
@@ -277,16 +328,85 @@ EDITS: list[tuple[Any, ...]] = [
     ("quantized: blocks before the tile's group once more", QUANTIZED, "        group = next;\n", ""),
     ("quantized: rows behind the last are written", QUANTIZED, "if (own >= count || column", "if (column"),
     ("quantized: padding of columns stays", QUANTIZED, "            *to = 0;\n", ""),
-    ("quantized: padding of rows stays", QUANTIZED, "is_last_of_group(table, tile)) quantized.pad_rows();",
-     "is_last_of_group(table, tile)) ;"),
+    ("quantized: padding of rows stays", QUANTIZED,
+     "            quantized.pad_rows(out.first_column(tile, cta.rank));\n", "            ;\n"),
     ("quantized: every tile pads", QUANTIZED,
-     "quantizes && is_last_of_group(table, tile)", "quantizes"),
+     "tile.rows > 0 && is_last_of_group(table, tile) &&", "tile.rows > 0 &&"),
     ("quantized: padding begins a row early", QUANTIZED, "% SCALE_BLOCK_ROWS + 1;", "% SCALE_BLOCK_ROWS;"),
     ("quantized: places of the first 32 groups", MANY_QUANTIZED,
      "        before += __shfl_sync(0xffffffff, through, 31);\n", ""),
     ("quantized: places count a group's own blocks", QUANTIZED, "(before + through - own)", "(before + through)"),
     ("quantized: no places", QUANTIZED, "    if (quantizes && blockIdx.x == 0 && threadIdx.x < 32) store",
      "    if (false) store"),
+    # pairs
+    ("pair: no cluster barrier at the start", PAIR_TILE, AT_START + CLUSTER_BARRIER, AT_START),
+    ("pair: no cluster barrier at the end", PAIR_TILE, AT_END + CLUSTER_BARRIER, AT_END),
+    ("pair: no cluster barrier behind the table", PAIR,
+     "        barrier_cluster_arrive();\n        barrier_cluster_wait();\n", "        __syncthreads();\n"),
+    ("pair: tiles of the table alone are copied", PAIR,
+     "            st_shared_cluster(to_rows + 4 * e, (uint32_t)rows[e]);\n", ""),
+    ("pair: each CTA reads the ends", PAIR_CHANGING, FILL, FILL.replace("if (cta.rank == 0) ", ""), COPY, ""),
+    ("pair: one thread waits for the grid before", PAIR_LATE,
+     "    griddepcontrol_wait();\n", "    if (threadIdx.x == 0) griddepcontrol_wait();\n"),
+    ("pair: bytes of one CTA are expected", PAIR_TILE,
+     "2 * (SM100_MMA_A_BYTES + SM100_MMA_SFA_BYTES", "1 * (SM100_MMA_A_BYTES + SM100_MMA_SFA_BYTES"),
+    ("pair: scales of one block are expected", PAIR, "atoms * SM100_MMA_SFA_BYTES)", "SM100_MMA_SFA_BYTES)"),
+    ("pair: both CTAs expect", PAIR,
+     "        if (cta.rank == 0)\n            mbarrier_arrive_expect_tx", "            mbarrier_arrive_expect_tx"),
+    ("pair: loads complete on the CTA's own barrier", PAIR_TILE,
+     "full = cta.of_leader(cta.full(state.index));", "full = cta.full(state.index);"),
+    ("pair: commits arrive in the leader alone", PAIR_TILE, "enum { PAIR = 3 }", "enum { PAIR = 1 }"),
+    ("pair: both CTAs issue", PAIR_TILE, "cta.rank == 0 && p.g.k > 0", "p.g.k > 0"),
+    ("pair: arrivals of one CTA release", PAIR_TWO_TILES, ARRIVALS, ARRIVALS.replace(" * C::CTA_GROUP", "")),
+    ("pair: arrivals of one group release", PAIR, ARRIVALS, ARRIVALS.replace(" * C::EPILOGUE_GROUPS", "")),
+    ("pair: each CTA releases its own accumulator", PAIR_TWO_TILES, RELEASE, RELEASE.replace("cta.of_leader", "")),
+    ("pair: nobody waits for the last arrivals", PAIR_TILE,
+     "                for (int i = 0; i < C::ACCUMULATORS; i++, acc.advance())\n",
+     "                for (int i = 0; i < 0; i++, acc.advance())\n"),
+    ("pair: no wait on acc_empty", PAIR_TWO_TILES, WAIT_ACC_EMPTY, ""),
+    ("pair: no wait on acc_full", PAIR_TWO_TILES, WAIT_ACC_FULL, ""),
+    ("pair: released before the rows are in registers", PAIR_TWO_TILES, DRAIN + RELEASE_DRAINED,
+     RELEASE_DRAINED + DRAIN),
+    ("pair: a group without rows does not release", PAIR_FEW,
+     RELEASE_DRAINED, RELEASE_DRAINED.replace("has_sums", "has_sums && tile.rows > 0")),
+    ("pair: both CTAs load the first rows", PAIR, "row = tile.row + (int32_t)cta.rank * rows;", "row = tile.row;"),
+    ("pair: rows of the widest mma are halved", PAIR, "rows = mma_rows(tile) / 2,", "rows = C::MMA_TILE_N / 2,"),
+    ("pair: an mma of one CTA's rows", PAIR, "instruction_descriptor(SM100_CTA_ROWS * C::CTA_GROUP,",
+     "instruction_descriptor(SM100_CTA_ROWS,"),
+    ("pair: the first block of scales twice", PAIR, "tile.row_in_group + i * SM100_ATOM_ROWS);", "tile.row_in_group);"),
+    ("pair: one block of scales is copied", PAIR, "if (j < atoms)", "if (j < 1)"),
+    ("pair: blocks of scales in one place", PAIR,
+     "tcgen05_cp_atom<C::CTA_GROUP>(sfb + 4 * (i * C::MMA_SFB_ATOMS + j),",
+     "tcgen05_cp_atom<C::CTA_GROUP>(sfb + 4 * (i * C::MMA_SFB_ATOMS),"),
+    ("pair: a block that does not exist is the first", PAIR_MISSING, "at < 0 ? -1 :", "at < 0 ? 0 :",
+     "            if (is_nan) factor = __int_as_float(0x7FFFFFFF);\n", ""),
+    ("pair: both CTAs load the first columns", PAIR, "tile.column * 2 + (int32_t)cta.rank;", "tile.column * 2;"),
+    ("pair: both CTAs store the first columns", PAIR, "(C::INTERLEAVED ? 0 : (int)rank * SM100_CTA_ROWS)", "0"),
+    ("pair: both groups read the first rows", PAIR, " + group * SM100_ATOM_ROWS;\n    const bool", ";\n    const bool"),
+    ("pair: both groups store the first rows", PAIR, "tile.row += group * SM100_ATOM_ROWS, ", ""),
+    ("pair: scales of the first rows decide on NaN", PAIR_MISSING,
+     "is_nan(scale_row_of(p, tile.group, tile.row_in_group) < 0)", "is_nan(scale_row_of(p, 1, 0) < 0)"),
+    ("pair: rows in registers do not move up", PAIR,
+     "pairs[i - C::LOADED_ROWS / 2] = pairs[i];", "pairs[i - C::LOADED_ROWS / 2] = pairs[i - C::LOADED_ROWS / 2];"),
+    ("pair: pairs of rows change places", PAIR, "pairs[i / 2] >> i % 2 * 16", "pairs[i / 2] >> (i + 1) % 2 * 16"),
+    # rows of two matrices in turn
+    ("interleaved: gate and up change places", GATED_PAIR,
+     "gate = is_upper() ? got : first, up = is_upper() ? second : got;",
+     "up = is_upper() ? got : first, gate = is_upper() ? second : got;"),
+    ("interleaved: halves pass the rows that they keep", GATED_PAIR,
+     "is_upper() ? first : second, CHUNK)", "is_upper() ? second : first, CHUNK)"),
+    ("interleaved: both halves store the same rows", GATED_PAIR,
+     "C::INTERLEAVED && is_upper() ? (int)CHUNK : 0", "false ? (int)CHUNK : 0"),
+    ("interleaved: alpha and bias of gate for up", GATED_PAIR, "? (int)is_upper() : i", "? 0 : i"),
+    ("interleaved: values of the first CTA's rows", GATED_PAIR,
+     "byte, (int32_t)cta.rank * ROWS, tile.l", "byte, 0, tile.l"),
+    ("interleaved: scales of the first CTA's rows", GATED_PAIR, "(int32_t)cta.rank * (SM100_ATOM_BYTES / 4),", "0,"),
+    ("interleaved: values of the first columns", GATED_PAIR, "tile.l, block * TURNS, full,", "tile.l, 0, full,"),
+    ("interleaved: both CTAs store the first columns", GATED_PAIR, "(int)rank * ROWS + lane % ROWS", "lane % ROWS"),
+    ("interleaved: the padding of rows stays", PAIR_QUANTIZED,
+     "(!C::INTERLEAVED || cta.rank == 0)", "!C::INTERLEAVED"),
+    ("interleaved: the second group's rows are padded in the first block", PAIR_QUANTIZED,
+     "block(before + tile.row_in_group / SCALE_BLOCK_ROWS)", "block(before)"),
 ]  # fmt: skip
 # The verifier finds these too; the emulator alone finds the rest.
 BOTH = {

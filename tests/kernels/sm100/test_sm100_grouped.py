@@ -14,7 +14,7 @@ from harness.groups import MAX_GROUPS, sizes_of
 from harness.headers import Config
 from harness.launch import Generator, Product, load, only_entry, ptx_of, timing
 from harness.predecessor import Predecessor
-from harness.values import BF16, FP16, FP32, swizzle_scales
+from harness.values import BF16, FP16, FP32, ceil_div, swizzle_scales
 from sm100 import gemm
 from sm100.grouped import CONFIGS, Groups
 
@@ -37,7 +37,13 @@ def activation_of(config: Config, random: Generator) -> dict[str, str | float | 
 
 def simplest(config: Config) -> dict[str, str | int]:
     """Returns the form that the instantiation needs."""
-    return {"parts": 2, "activation": "silu"} if config.matrices == 2 else {}
+    of_16_bits = {"out_type": BF16} if config.cta_group == 2 else {}
+    return {"parts": 2, "activation": "silu", **of_16_bits} if config.matrices == 2 else of_16_bits
+
+
+def columns_of(config: Config, n: int) -> int:
+    """At least that many columns, as the instantiation takes them: rows of two matrices alternate by 16 in a pair."""
+    return -(-n // 32) * 32 if config.cta_group == 2 and config.matrices == 2 else n
 
 
 def test_shared_memory_of_a_cta() -> None:
@@ -54,10 +60,11 @@ def test_ragged_groups(name: str, random: Generator) -> None:
         form = activation_of(config, random) if config.matrices == 2 or case % 3 == 0 else {"parts": 1 + case % 2}
         sizes, k = sizes_of(config, random), 64 * int(random.integers(1, 24))
         n = int(random.integers(1, 320)) // (1 + case % 2) * (1 + case % 2)
+        types = (FP16, BF16) if config.cta_group == 2 else (FP32, FP16, BF16)
         missing = [e for e in range(len(sizes)) if random.random() < 0.3]
         pitch = k // 2 + 16 * int(random.integers(3))
         product = Groups(
-            emulator, random, sizes, max(n, 1), k, out_type=(FP32, FP16, BF16)[case // 2 % 3],
+            emulator, random, sizes, columns_of(config, max(n, 1)), k, out_type=types[case // 2 % len(types)],
             behind=int(random.integers(0, 5)), missing=missing, pitch=pitch, out_align=int(random.choice([4, 16])),
             **form,
         )  # fmt: skip
@@ -79,6 +86,7 @@ def test_quantized(name: str, random: Generator) -> None:
     for case in range(3 * SEEDS):
         emulator, module = load(config, timing(random, case))
         sizes, k, n = sizes_of(config, random), 64 * int(random.integers(0, 9)), 16 * int(random.integers(1, 20))
+        n = columns_of(config, n)
         missing = [e for e in range(len(sizes)) if random.random() < 0.2]
         product = Groups(
             emulator, random, sizes, n, k, out_type=(FP16, BF16)[case % 2], behind=int(random.integers(0, 3)),
@@ -102,19 +110,20 @@ def test_a_pipeline_that_wraps(name: str, random: Generator) -> None:
     for case in range(SEEDS):
         emulator, module = load(config, timing(random, case))
         k = (config.stages + 2) * gemm.STAGE_K
-        product = Groups(emulator, random, [3, 0, config.mma_tile_n + 2, 17], 130, k, **simplest(config))
+        sizes, n = [3, 0, config.mma_tile_n + 2, 17], columns_of(config, 130)
+        product = Groups(emulator, random, sizes, n, k, **simplest(config))
         product.set_alpha_and_bias(random)
         product.launch(module, config, grid=1)
         product.check()
 
 
 @NAMES
-@pytest.mark.parametrize("rows", [1, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257])
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513])
 def test_rows_of_a_group(name: str, rows: int, random: Generator) -> None:
     """Rows of the mma are the tile's, rounded up, in any half of a block of scales, whatever stands behind it."""
     config = CONFIGS[name]
     emulator, module = load(config, timing(random, rows))
-    product = Groups(emulator, random, [rows, 5], 128, 128, out_type=BF16, behind=2, **simplest(config))
+    product = Groups(emulator, random, [rows, 5], 128, 128, behind=2, **simplest(config) | {"out_type": BF16})
     product.set_alpha_and_bias(random)
     product.launch(module, config, grid=2)
     product.check()
@@ -125,13 +134,16 @@ def test_nan_behind_a_group(name: str, random: Generator) -> None:
     """Scales of rows that a block of 128 has and its group has not are NaN: they reach no result."""
     config = CONFIGS[name]
     emulator, module = load(config, timing(random, 0))
-    product = Groups(emulator, random, [3, config.mma_tile_n - 1], 20, 192, **simplest(config))
+    n = columns_of(config, 20)
+    product = Groups(emulator, random, [3, config.mma_tile_n - 1], n, 192, **simplest(config))
     padded = product.memory("scale_a").numpy()
     blocks = padded.reshape(-1, 3, 32, 4, 4)  # K blocks, row % 32, row / 32 % 4, 4 scales
     for e, rows in enumerate(product.sizes):
         first = int(product.kept["scale_rows"].numpy()[e]) // 128
         row = numpy.arange(128).reshape(4, 32).T
-        blocks[first] = numpy.where((row >= rows)[None, :, :, None], 0x7F, blocks[first])
+        for i in range(ceil_div(rows, 128)):
+            behind = (row >= rows - 128 * i)[None, :, :, None]
+            blocks[first + i] = numpy.where(behind, 0x7F, blocks[first + i])
     product.launch(module, config, grid=2)
     product.check()
 
@@ -143,7 +155,7 @@ def test_many_groups(name: str, random: Generator) -> None:
     emulator, module = load(config, timing(random, 0))
     sizes = [int(random.random() < 0.02) for _ in range(MAX_GROUPS)]
     sizes[0], sizes[-1] = int(random.integers(2)), 2
-    product = Groups(emulator, random, sizes, 3, 64, **simplest(config))
+    product = Groups(emulator, random, sizes, columns_of(config, 3), 64, **simplest(config))
     product.launch(module, config, grid=7)
     product.check()
 
@@ -153,13 +165,13 @@ def test_wild_ends(name: str, random: Generator) -> None:
     """A running maximum of the ends within 0 .. T counts."""
     config = CONFIGS[name]
     emulator, module = load(config, timing(random, 0))
-    product = Groups(emulator, random, [0, 5, 0, 4, 0], 9, 64, **simplest(config))
+    product = Groups(emulator, random, [0, 5, 0, 4, 0], columns_of(config, 9), 64, **simplest(config))
     product.kept["ends"] = emulator.array(numpy.array([-7, 5, 2, 2**31 - 1, -(2**31)], "i4"))
     product.launch(module, config, grid=2)
     product.check()
 
 
-@NAMES
+@pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.cta_group == 1])
 def test_order_of_additions(name: str, random: Generator) -> None:
     """Sums that round have the bits of gemm's, whatever else a tile has."""
     k, sizes = 1024, (9, 30, 1)
@@ -188,6 +200,59 @@ def test_order_of_additions(name: str, random: Generator) -> None:
     assert (product.result()[: sizes[0]] == wanted).all()
 
 
+@NAMES
+def test_ends_that_change(name: str, random: Generator) -> None:
+    """While a CTA reads them: which rows are written is not defined, but the grid ends, and writes nothing else. CTAs
+    of a pair must not have different tiles."""
+    config = CONFIGS[name]
+    for case in range(2 * SEEDS):
+        emulator, module = load(config, timing(random, case))
+        product = Groups(emulator, random, [300, 0, 17, 260], columns_of(config, 130), 320, **simplest(config))
+        other = [numpy.array(ends, "i4") for ends in ([0, 290, 577, 577], [1, 1, 530, 577])][case % 2]
+        product.set_changing_ends(other)
+        product.launch(module, config, grid=2)
+        product.check()
+
+
+PAIRS = pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.cta_group == 2])
+
+
+def low_bits(random: Generator, config: Config, sizes: list[int], k: int, alone: bool, quantized: bool) -> list[bytes]:
+    """Results of the pair, or of a CTA alone, by products whose sums round. The bias of a column removes all but the
+    lowest bits of the sums of a group's first row, so that 16 bits show them."""
+    name = config.name if not alone else "sm100_grouped_" + ("gated_128x128" if config.matrices == 2 else "128x128")
+    emulator, module = load(CONFIGS[name], timing(random, 2))
+    form = simplest(config) | ({"activation": "silu"} if quantized else {})
+    product = Groups(emulator, random, sizes, 160, k, integer=False, scale_end=0x70, **form)
+    l, n = product.l, product.n
+    starts = numpy.cumsum([0, *sizes[:-1]])
+    a, b = product.decoded(0)[0], product.decoded(1)
+    bias = numpy.stack([-(a[starts[i // product.parts]] @ b[i].T) for i in range(l)]).astype("f4")
+    if quantized:
+        product.set_quantized(random)
+    scale = 2.0**-8 if product.activation else 1.0
+    product.keep(numpy.full(l, scale, "f4"), "alpha", alpha_stride=0)
+    product.keep((bias * numpy.float32(scale)).reshape(l, n), "bias", bias_type=FP32)
+    product.extras["by_batch"] = 3
+    product.launch(module, CONFIGS[name], grid=2)
+    assert quantized or product.result()[0].any(), "no sum rounds"
+    kept = [product.kept[f"quantized {i}"] for i in range(3)] if quantized else [product.out]
+    return [array.numpy().tobytes() for array in kept]
+
+
+@PAIRS
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_pair_has_the_bits_of_a_cta(name: str, quantized: bool, random: Generator) -> None:
+    """Sums that round too, with results as numbers and as NVFP4, in groups of one tile and of several."""
+    config = CONFIGS[name]
+    seed = int(random.integers(2**30))
+    same = [
+        low_bits(numpy.random.default_rng(seed), config, [1, 140, 0, 300], 1024, alone, quantized)
+        for alone in (False, True)
+    ]
+    assert same[0] == same[1]
+
+
 @pytest.mark.parametrize("late", ["ends", "scale_rows", "row_scale", "alpha", "a", "scale_a", "b", "scale_b"])
 def test_operands_written_late(late: str, random: Generator) -> None:
     """By the grid before: nothing is read ahead of griddepcontrol.wait, the weights of a group that is not known yet
@@ -195,7 +260,7 @@ def test_operands_written_late(late: str, random: Generator) -> None:
     config = list(CONFIGS.values())[int(random.integers(len(CONFIGS)))]
     for case in range(SEEDS):
         emulator, module = load(config, timing(random, case))
-        product = Groups(emulator, random, [3, 0, 9], 130, 320, **simplest(config))
+        product = Groups(emulator, random, [3, 0, 9], columns_of(config, 130), 320, **simplest(config))
         product.set_row_scale(random)
         product.set_alpha_and_bias(random)
         before = Predecessor(emulator, "sm100")
@@ -215,7 +280,7 @@ def test_back_to_back_calls(name: str, random: Generator) -> None:
         module_of_gemm = emulator.load(only_entry(ptx_of(dense), dense.kernel))
         calls: list[Product] = []
         for _ in range(2):
-            grouped = Groups(emulator, random, [20, 0, 70], 200, 320, **simplest(config))
+            grouped = Groups(emulator, random, [20, 0, 70], columns_of(config, 200), 320, **simplest(config))
             grouped.set_alpha_and_bias(random)
             grouped.launch(module, config, grid=3, wait=False)
             calls += [grouped, gemm.Product(emulator, random, 128, 256, 320)]
@@ -231,7 +296,8 @@ def test_no_rows_and_no_terms(name: str, random: Generator) -> None:
     emulator, module = load(config, timing(random, 1))
     for sizes, k in (([0, 0], 64), ([2, 0, 3], 0)):
         for missing in ([], [2] if k == 0 else []):
-            product = Groups(emulator, random, sizes, 5, k, behind=3, missing=missing, **simplest(config))
+            n = columns_of(config, 5)
+            product = Groups(emulator, random, sizes, n, k, behind=3, missing=missing, **simplest(config))
             if missing:
                 product.kept["scale_rows"] = emulator.array(numpy.array([0, 0, -1], "i4"))
             product.launch(module, config, grid=3)

@@ -8,7 +8,7 @@ from harness import sass
 from harness.sass import Kernel
 from sm100 import gemm
 from sm100.grouped import CONFIGS
-from sm100.test_sm100_sass import REGISTERS, SOURCE, last_constant
+from sm100.test_sm100_sass import REGISTERS, SOURCE, last_constant, of_pairs
 from sm100.test_sm100_sass import pytestmark as pytestmark
 
 PREFIX = "nvfp4_sm100_grouped_"
@@ -29,13 +29,18 @@ def test_all_kernels_are_there(kernels: dict[str, Kernel]) -> None:
 
 @NAMES
 def test_instructions(name: str, kernels: dict[str, Kernel]) -> None:
-    """mma with four scales a row (block 16), scales by tcgen05.cp, tiles by TMA and bulk copies, no pairs."""
-    kernel = kernels[name]
-    mma = kernel.all("UTCOMMA")
-    assert len(mma) == 4 * SHORT[name].matrices and all(i.opcode.endswith(".4X") for i in mma)
-    for pattern in ("UTCCP", "UTMALDG.3D", "UBLKCP", "LDTM", "UTCBAR"):
-        assert kernel.all(pattern), pattern
-    assert not kernel.all(".*2CTA|.*MULTICAST|LDGSTS|STAS|UT[A-Z]*MMA(?<!UTCOMMA)")
+    """mma with four scales a row (block 16), scales by tcgen05.cp, tiles by TMA, without a pair scales by bulk copies;
+    in a pair all are .2CTA, commits are multicast, and st.shared::cluster copies the table of groups."""
+    kernel, config = kernels[name], SHORT[name]
+    mma, pair = kernel.all("UTCOMMA"), config.cta_group == 2
+    assert len(mma) == 4 * config.cta_mmas and all(i.opcode.endswith(".4X") for i in mma)
+    for pattern in ("UTCOMMA", "UTCCP", "UTMALDG", "UTCATOMSWS.*FIND_AND_SET"):
+        assert of_pairs(kernel, pattern) == {pair}, pattern
+    assert {".MULTICAST" in i.opcode for i in kernel.all("UTCBAR")} == {pair}
+    assert bool(kernel.all("UBLKCP")) == (not pair)
+    assert bool(kernel.all("UTMALDG.4D")) == pair and kernel.all("UTMALDG.3D") and kernel.all("LDTM")
+    assert bool(kernel.all("STAS")) == pair
+    assert not kernel.all("UTMALDG.*MULTICAST|LDGSTS|UT[A-Z]*MMA(?<!UTCOMMA)")
     assert not kernel.all("(HMMA|QMMA|OMMA|IMMA|HGMMA|QGMMA)")
 
 
@@ -67,9 +72,9 @@ def test_a_stage_is_loaded_longer_than_it_is_issued(name: str, kernels: dict[str
     def count(path: list[sass.Instruction], opcode: str) -> int:
         return sum(instruction.opcode.startswith(opcode) for instruction in path)
 
-    mma, cp = 4 * config.matrices, 4 * (config.matrices + 1)
+    mma, cp = 4 * config.cta_mmas, 4 * (config.cta_mmas + config.cta_group)
     stages = [
         p for p in kernel.paths(*kernel.loop("UTCOMMA")) if count(p, "UTCOMMA") == mma and count(p, "UTCCP") == cp
     ]
-    least = config.stage_bytes - (config.mma_tile_n - 32) * gemm.STAGE_K // 2
+    least = config.stage_bytes - (config.mma_tile_n // config.cta_group - 32) * gemm.STAGE_K // 2
     assert len(min(stages, key=len)) * ISSUE < least / INGRESS
