@@ -305,6 +305,26 @@ def test_launches_of_a_quantized_activation(capability: str, fake_driver: Path, 
         assert last == "nvfp4_gated_quantize_silu" and f"nvfp4_{backend}_grouped" in products[-1]
 
 
+@pytest.mark.parametrize(("n", "kernel"), [(1280, "gated_128x256"), (1264, "gated_128x128")])
+def test_pairs_on_sm100(n: int, kernel: str, fake_driver: Path, tmp_path: Path) -> None:
+    """Many rows a group are a pair's, a cluster of two CTAs that loads by four tensor maps, where rows of gate and up
+    can be interleaved. a may be without scales."""
+    for rows in (0, 9 * 2048):
+        code = f"""{CALL.strip()}
+    t, n, k, e = 16384, {n}, 2048, 8
+    a, scale_a = np.zeros((t, k // 2), np.uint8), np.zeros({rows} // 128 * k * 8, np.uint8)
+    b, scale_b = np.zeros((e, 2, n, k // 2), np.uint8), np.zeros(e * 2 * 10 * k * 8, np.uint8)
+    form = {{"ends": hidden(e, np.int32), "scale_rows": hidden(e, np.int32), "global_scale": np.ones(e, np.float32)}}
+    nvfp4.gated_grouped_quantize(a, b, scale_a, scale_b, backend="sm100", **form)
+    """
+        found = launches(code, fake_driver, tmp_path / f"log{rows}", FAKE_CC="100")
+        (*maps, (name, *_, cluster, _)), pair = found, kernel == "gated_128x256"
+        assert name == f"nvfp4_sm100_grouped_{kernel}" and cluster == ("2" if pair else "0")
+        assert [row[1:3] for row in maps] == (
+            [["8", "4"], ["8", "3"], ["16", "4"], ["16", "4"]] if pair else [["8", "3"]] * 2
+        )
+
+
 @pytest.mark.parametrize(("k", "layout"), [(96, "128x4"), (128, "linear")])
 def test_errors_of_groups_on_sm100(k: int, layout: str, fake_driver: Path) -> None:
     """The layout of scales and K that the kernels need."""
