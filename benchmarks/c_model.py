@@ -68,7 +68,9 @@ class Library:
             rows = " ".join(f"X(config_{i}, {', '.join(map(str, row[1:]))})" for i, row in enumerate(configs))
             options.append(f"-DSM100_GEMM_CONFIGS(X)={rows}")
         else:
-            sources += [*sorted((CSRC / "kernels/sm90").glob("*.c")), CSRC / "common/error.c", CSRC / "plan/reject.c"]
+            folders = (CSRC / "kernels/sm90", CSRC / "kernels/units")
+            sources += sorted(path for folder in folders for path in folder.glob("*.c"))
+            sources += [CSRC / "common/error.c", CSRC / "plan/reject.c"]
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / "c_model.so"
             command = ["gcc", "-std=c11", "-O1", "-shared", "-fPIC", "-Wl,--no-undefined", f"-I{CSRC}", *options]

@@ -17,9 +17,9 @@ import pytest
 import sm90.gemm
 import sm90.gemv
 import sm90.prefill
-import sm90.units
 import sm100.gemm
 import sm120.gemm
+import units.gemm
 from emulate import Emulator
 from harness.headers import Config
 from harness.launch import Generator, Product, chain, check_chain, load, timing
@@ -52,6 +52,10 @@ class Form:
         product.check()
 
 
+def configs_of_units(backend: str) -> list[Config]:
+    return [config for config in units.gemm.CONFIGS.values() if config.headers.name == backend]
+
+
 def kinds() -> dict[str, list[Config]]:
     """Instantiations by what they do around griddepcontrol.wait."""
     gemm, sm100_gemm = sm90.gemm.CONFIGS.values(), sm100.gemm.CONFIGS.values()
@@ -61,7 +65,7 @@ def kinds() -> dict[str, list[Config]]:
         STREAMK: [config for config in gemm if config.streamk],
         "sm90_gemv": list(sm90.gemv.CONFIGS.values()),
         QUANTIZING: list(sm90.gemv.QUANTIZING.values()),
-        "sm90_units": list(sm90.units.CONFIGS.values()),
+        **{f"{of}_units": configs_of_units(of) for of in units.gemm.BACKENDS},
         **{name: [config] for name, config in (sm90.prefill.CONFIGS | sm90.prefill.DIVIDED).items()},
         "sm100_gemm": [config for config in sm100_gemm if not config.cp_async and config.cta_group == 1],
         "sm100_gemm pairs": [config for config in sm100_gemm if config.cta_group == 2],
@@ -73,7 +77,8 @@ def kinds() -> dict[str, list[Config]]:
 
 KINDS = kinds()
 WITH_PRE_PASS = [PRE_PASS, STREAMK, *sm90.prefill.CONFIGS]
-WITH_CONSTANT_B = ["sm90_gemm", PRE_PASS, STREAMK, "sm90_units", "sm100_gemm", "sm100_gemm pairs", "sm120_gemm"]
+UNITS = [f"{of}_units" for of in units.gemm.BACKENDS]
+WITH_CONSTANT_B = ["sm90_gemm", PRE_PASS, STREAMK, *UNITS, "sm100_gemm", "sm100_gemm pairs", "sm120_gemm"]
 
 
 def seeds(kind: str, random: Generator) -> list[int]:
@@ -102,11 +107,11 @@ def form_of(
             lambda: sm90.gemv.products_of(config)(emulator, random, config.rows, n, k, out_type=out_type),
             lambda product, _: product.launch(module, config, sms=9, wait=False),
         )
-    if kind == "sm90_units":
+    if kind in UNITS:
         n, k = int(random.integers(20, 200)), 32 * int(random.integers(20, 50))
 
         def make_units() -> Product:
-            product = sm90.units.products_of(config)(emulator, random, 8 * config.a_units, n, k, out_type=out_type)
+            product = units.gemm.products_of(config)(emulator, random, 8 * config.a_units, n, k, out_type=out_type)
             product.constant_b = constant_b
             return product
 
@@ -233,7 +238,7 @@ def test_constant_b_is_loaded_early(kind: str, operand: str, random: Generator) 
 
 @pytest.mark.parametrize("operand", [*READ_BY_EPILOGUE, "out"])
 @pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if kind not in (STREAMK, "sm90_units", QUANTIZING, *sm90.prefill.DIVIDED)]
+    "kind", [kind for kind in KINDS if kind not in (STREAMK, *UNITS, QUANTIZING, *sm90.prefill.DIVIDED)]
 )
 def test_operand_with_empty_k(kind: str, operand: str, random: Generator) -> None:
     """The epilogue then has no pre-pass before it, and waits for no main loop."""

@@ -36,7 +36,7 @@
 #define UNITS(id, a_units, a, stages, a_stages)                                                                        \
     if ((a) < 2)                                                                                                       \
         printf("units | %d | %s | %d | %d | %d |\n", 8 * a_units, a ? "16 bits" : "NVFP4", stages, a_stages,           \
-               KIB(SM90_UNITS_STAGES_BYTES(a_units, a, stages, a_stages)));
+               KIB(UNITS_STAGES_BYTES(a_units, a, stages, a_stages)));
 #define WIDTH(n) " " #n
 #define GROUPED(id, rows, stages, bf16)                                                                                \
     if (!(bf16))                                                                                                       \
@@ -52,10 +52,10 @@
         SM90_GROUPED_FEW_WIDTHS(FEW_WIDTH)                                                                             \
         printf(" | %d | %d |\n", stages, KIB(SM90_GROUPED_FEW_SHARED_BYTES(rows, stages)));                            \
     }
-#define GROUPED_UNITS(id, a_units, bf16, stages, a_stages)                                                             \
+#define GROUPED_UNITS(id, a_units, bf16, stages, a_stages, pairs)                                                      \
     if (!(bf16))                                                                                                       \
-        printf("grouped_units | %d | %d | %d | %d | %d |\n", 8 * a_units, SM90_GROUPED_UNITS_PAIRS / a_units, stages,  \
-               a_stages, KIB(SM90_GROUPED_UNITS_SHARED_BYTES(a_units, stages, a_stages)));
+        printf("grouped_units | %d | %d | %d | %d | %d |\n", 8 * a_units, (pairs) / a_units, stages, a_stages,         \
+               KIB(GROUPED_UNITS_SHARED_BYTES(a_units, stages, a_stages, pairs)));
 #define SM100(id, group, y, stages, accumulators, gather, multicast)                                                   \
     printf("sm100 | %s | %d | %d | %d | %d x %d | %d x %d | %d of %d |\n", NAME(id) + 1, group, stages,                \
            KIB(SM100_SHARED_BYTES(group, y, stages)), accumulators, y, stages, SM100_SCALE_COLUMNS(y),                 \

@@ -61,7 +61,7 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
     static const size_t second[] = {[GEMM] = sizeof(sm90_schedule),
                                     [GEMV] = sizeof(sm90_gemv_schedule),
                                     [PREFILL] = sizeof(sm90_prefill_schedule),
-                                    [UNITS] = sizeof(sm90_units_schedule),
+                                    [UNITS] = sizeof(units_schedule),
                                     [NN] = sizeof(sm90_nn_schedule)};
     if (kernel == KERNEL_SM90_DEQUANT) return index == 0 ? sizeof(sm90_dequant_schedule) : 0;
     return index == 0 ? sizeof(gemm_problem) : index == 1 ? second[kind_of(kernel)] : 0;
@@ -385,7 +385,7 @@ static void check_gemv(const gpu *g, const gemm_problem *p, const gemm_candidate
 
 static void check_units(const gpu *g, const gemm_problem *p, const gemm_candidate *c, const launch_plan *plan,
                         const launch_step *gemm) {
-    const sm90_units_schedule *s = param_of(plan, gemm, 1);
+    const units_schedule *s = param_of(plan, gemm, 1);
     const int i = c->kernel - FIRST_UNITS, a_units = units_configs[i].a_units, a = units_configs[i].a;
     const int64_t full = p->n / 128 * 16, tail = p->n % 128, most = s->cta_units + (s->larger_ctas > 0);
     const int64_t units = full + (tail == 0 ? 0 : tail >= 32 ? 16 : 2 * ceil_div(tail, 4));
@@ -397,11 +397,11 @@ static void check_units(const gpu *g, const gemm_problem *p, const gemm_candidat
            "each unit has one CTA, and each CTA a unit");
     expect(c->grid == s->ctas * p->l && gemm->cluster == 0 && gemm->grid_y == 1, "its grid");
     expect(s->ctas == units || s->ctas == max_int(1, g->props.sm_count / p->l), "a CTA an SM");
-    expect(s->steps == ceil_div(p->k, SM90_UNITS_STEP_K), "steps cover K");
-    expect(s->pass_pairs >= 1 && s->pass_pairs <= SM90_UNITS_PASS_PAIRS && s->pass_pairs <= ceil_div(most, 2),
+    expect(s->steps == ceil_div(p->k, UNITS_STEP_K), "steps cover K");
+    expect(s->pass_pairs >= 1 && s->pass_pairs <= UNITS_PASS_PAIRS && s->pass_pairs <= ceil_div(most, 2),
            "pairs of a pass");
-    const int32_t stages = SM90_UNITS_STAGES_BYTES(a_units, a, units_configs[i].stages, units_configs[i].a_stages);
-    expect(gemm->shared_bytes == stages + s->pass_pairs * SM90_UNITS_SUMS_BYTES(a_units) &&
+    const int32_t stages = UNITS_STAGES_BYTES(a_units, a, units_configs[i].stages, units_configs[i].a_stages);
+    expect(gemm->shared_bytes == stages + s->pass_pairs * UNITS_SUMS_BYTES(a_units) &&
                gemm->shared_bytes <= g->props.shared_per_block,
            "shared memory fits a CTA");
     expect(s->b_cache_policy == (p->l > 1 && p->b_batch == 0 ? s->b_cache_policy : 0x12F0000000000000),
@@ -418,22 +418,22 @@ static void check_units(const gpu *g, const gemm_problem *p, const gemm_candidat
                        (int64_t)t->dims[3] == p->l && (int64_t)t->strides[0] == p->b_pitch &&
                        (int64_t)t->strides[1] == 32 * p->b_pitch,
                    "whole blocks of B, by quarters");
-            expect(t->box[0] == SM90_UNITS_STEP_K / 2 && t->box[2] == 4 &&
+            expect(t->box[0] == UNITS_STEP_K / 2 && t->box[2] == 4 &&
                        t->box[1] == (place == (const unsigned char *)&s->b_pairs ? 4 : 2),
                    "a pair of units, or one");
         } else if (place == (const unsigned char *)&s->b_tail) {
             expect(t->data == p->b && t->rank == 3 && t->swizzle == 128 && (int64_t)t->dims[1] == p->n &&
-                       t->box[0] == SM90_UNITS_STEP_K / 2 && t->box[1] == 4,
+                       t->box[0] == UNITS_STEP_K / 2 && t->box[1] == 4,
                    "rows of the last block");
         } else if (place == (const unsigned char *)&s->b_scales) {
             expect(t->data == p->scale_b && t->rank == 4 && t->swizzle == 0 && t->dims[0] == 512 &&
                        (int64_t)t->dims[1] == ceil_div(p->k, 64) && (int64_t)t->dims[2] == ceil_div(p->n, 128) &&
-                       t->box[0] == 64 && t->box[1] == SM90_UNITS_STEP_K / 64,
+                       t->box[0] == 64 && t->box[1] == UNITS_STEP_K / 64,
                    "the scales of a pair");
         } else {
             expect(place == (const unsigned char *)&s->a && t->data == p->a && t->swizzle == 128 &&
                        t->element_bytes == (a ? 2 : 1) && (int64_t)t->dims[0] == (a ? p->k : p->k / 2) &&
-                       (int64_t)t->dims[1] == p->m && t->box[0] == (a ? 64 : SM90_UNITS_STEP_K / 2) &&
+                       (int64_t)t->dims[1] == p->m && t->box[0] == (a ? 64 : UNITS_STEP_K / 2) &&
                        t->box[1] == (uint32_t)p->m,
                    "all rows of A");
         }

@@ -15,6 +15,13 @@ enum {
     END = KERNEL_sm90_gemv_quantize_fp16_1
 };
 
+/* Units of A by pairs of units of B that a tile has at most. */
+static const int32_t max_pairs[] = {
+#define X(id, a_units, bf16, stages, a_stages, pairs) pairs,
+    SM90_GROUPED_UNITS_CONFIGS(X)
+#undef X
+};
+
 static long times_first[SM90_KERNELS], times_listed[SM90_KERNELS];
 
 static size_t param_bytes(int32_t kernel, int32_t index) {
@@ -23,8 +30,7 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
     if (kernel == KERNEL_SM90_REORDER) return index == 0 ? sizeof(sm90_reorder_schedule) : 0;
     if (kernel < FIRST_UNITS)
         return index == 0 ? sizeof(grouped_problem) : index == 1 ? sizeof(sm90_grouped_few_schedule) : 0;
-    if (kernel < FIRST)
-        return index == 0 ? sizeof(grouped_problem) : index == 1 ? sizeof(sm90_grouped_units_schedule) : 0;
+    if (kernel < FIRST) return index == 0 ? sizeof(grouped_problem) : index == 1 ? sizeof(grouped_units_schedule) : 0;
     return index == 0 ? sizeof(grouped_problem) : index == 1 ? sizeof(sm90_grouped_schedule) : 0;
 }
 
@@ -62,13 +68,14 @@ static void check_reorder_e2m1(const grouped_problem *p, const gemm_candidate *c
 static void check_units(const gpu *g, const grouped_problem *all, const gemm_candidate *c, const launch_plan *plan,
                         const launch_step *step) {
     const gemm_problem *p = &all->g;
-    const sm90_grouped_units_schedule *s = param_of(plan, step, 1);
+    const grouped_units_schedule *s = param_of(plan, step, 1);
     const int64_t blocks = p->n / 128, tail = p->n % 128, pairs = blocks * 8 + ceil_div(min_int(tail, 32), 4);
     expect(plan->steps == 1 && c->workspace == 0, "one launch");
     expect(p->k > 0 && s->steps == ceil_div(p->k, 256) && 1 << s->team_log2 <= s->steps && s->team_log2 <= 3,
            "each warp of a team has a step");
     expect(s->pairs == pairs && s->full_pairs == blocks * 8, "pairs cover N");
-    expect(s->tile_pairs >= 1 && s->tile_pairs * (c->tile_m / 8) <= SM90_GROUPED_UNITS_PAIRS, "sums have room");
+    expect(s->tile_pairs >= 1 && s->tile_pairs * (c->tile_m / 8) <= max_pairs[c->kernel - FIRST_UNITS],
+           "sums have room");
     expect((s->tiles_n - 1) * (int64_t)s->tile_pairs < pairs && s->tiles_n * (int64_t)s->tile_pairs >= pairs,
            "tiles cover the pairs");
     expect(c->tile_n == 16 * s->tile_pairs && c->tile_k == 256 << s->team_log2, "as info shows it");
@@ -183,14 +190,15 @@ static void check_with_activation(const gpu *g, const grouped_problem *p) {
         const int64_t hit = min_int(p->groups, p->g.m), tiles_m = (p->g.m + hit * (fused.tile_m - 1)) / fused.tile_m;
         expect(of->kernel < FIRST, "wgmma takes longer than two launches do");
         expect(!memcmp(param_of(&plan, step, 0), &gated, sizeof gated), "the kernel gets the activation");
-        const sm90_grouped_units_schedule *s = param_of(&plan, step, 1);
+        const grouped_units_schedule *s = param_of(&plan, step, 1);
         const sm90_grouped_few_schedule *few = param_of(&plan, step, 1);
         const int64_t tiles_n = is_few ? few->tiles_n : s->tiles_n;
         const gating numbers = is_few ? few->numbers : s->numbers;
         if (is_few) {
             expect(tiles_n == ceil_div(p->g.n, 256 / p->parts), "tiles cover the columns of a part");
         } else {
-            expect(s->tile_pairs >= 1 && s->tile_pairs * p->parts * (of->tile_m / 8) <= SM90_GROUPED_UNITS_PAIRS,
+            expect(s->tile_pairs >= 1 &&
+                       s->tile_pairs * p->parts * (of->tile_m / 8) <= max_pairs[of->kernel - FIRST_UNITS],
                    "sums of all parts have room");
             expect((tiles_n - 1) * s->tile_pairs < s->pairs && tiles_n * s->tile_pairs >= s->pairs,
                    "tiles cover the pairs of a part");

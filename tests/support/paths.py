@@ -14,7 +14,7 @@ SUPPORT, KERNELS, TOOLS = TESTS / "support", TESTS / "kernels", ROOT / "tools"
 
 def gpu_backends() -> list[str]:
     """The backends of GPU kernels, oldest architecture first: folders of csrc/kernels with a config header."""
-    names = {path.parent.name for path in (CSRC / "kernels").glob("*/*config.h")}
+    names = {path.parent.name for path in (CSRC / "kernels").glob("sm*/*config.h")}
     return sorted(names, key=lambda name: int(name.removeprefix("sm")))
 
 

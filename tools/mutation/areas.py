@@ -110,7 +110,7 @@ AREAS |= {
         ),
     ),
     "plan": Area(
-        ("plan/*", "kernels/sm*/*plan*.[ch]", "kernels/sm*/model.h", "kernels/sm100/backend.c"),
+        ("plan/*", "kernels/sm*/*plan*.[ch]", "kernels/units/*plan*", "kernels/sm*/model.h", "kernels/sm100/backend.c"),
         (
             C_CORE,
             ("plan",),

@@ -40,15 +40,15 @@ static double tile_clocks(const sm90_model *m, const few_config *c, double stage
 
 static double single_us(const sm90_model *m, const device_props *props, const gemm_traits *t, const few_config *c,
                         double across) {
-    const double rows = (double)t->m, hit = sm90_groups_with_rows(rows, t->groups), sms = props->sm_count;
+    const double rows = (double)t->m, hit = groups_with_rows(rows, t->groups), sms = props->sm_count;
     const double stages = (double)ceil_div(t->k, SM90_GROUPED_FEW_STAGE_K);
     double tiles = 0, clocks = 0; /* along the rows of a group */
-    for (int32_t i = 0; i < SM90_EIGHTHS; i++) {
-        const double here = sm90_rows_of_eighth(rows / hit, i), whole = floor(here / c->mma_tile_n);
+    for (int32_t i = 0; i < EIGHTHS; i++) {
+        const double here = rows_of_eighth(rows / hit, i), whole = floor(here / c->mma_tile_n);
         const double rest = here - whole * c->mma_tile_n;
-        tiles += (whole + (rest > 0)) / SM90_EIGHTHS;
-        clocks += whole * tile_clocks(m, c, stages, c->mma_tile_n) / SM90_EIGHTHS;
-        if (rest > 0) clocks += tile_clocks(m, c, stages, rest) / SM90_EIGHTHS;
+        tiles += (whole + (rest > 0)) / EIGHTHS;
+        clocks += whole * tile_clocks(m, c, stages, c->mma_tile_n) / EIGHTHS;
+        if (rest > 0) clocks += tile_clocks(m, c, stages, rest) / EIGHTHS;
     }
     const double of_sm = hit * tiles * across / sms;
     const double turns = max_double(1.0, of_sm < 3.0 ? ceil(of_sm - 0.05) : of_sm + 0.5);
@@ -83,7 +83,7 @@ static int32_t candidate_of(const sm90_model *model, const device_props *props, 
 
 static int32_t candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
                           gemm_candidate *out) {
-    if (!sm90_has_units(t) || t->output_bytes != 2) return 0;
+    if (!units_reach(t) || t->output_bytes != 2) return 0;
     int32_t count = 0;
     for (int32_t i = 0; i < CONFIGS; i++)
         if (configs[i].type == t->a_type && configs[i].shared_bytes <= props->shared_per_block)
@@ -124,7 +124,7 @@ static void build(const device_props *props, const product_problem *problem, con
     *s = (sm90_grouped_few_schedule){.b_cache_policy = b_cache_policy(config),
                                      .stages_k = (int32_t)ceil_div(p->g.k, SM90_GROUPED_FEW_STAGE_K),
                                      .tiles_n = tiling->tiles_n,
-                                     .numbers = sm90_gating(p)};
+                                     .numbers = gating_of(p->limit, p->activation_alpha, p->parts == 2)};
     const tensor_layout b =
         values_layout(&p->g, 1, p->g.l, SM90_GROUPED_FEW_STAGE_K / 2, SM90_GROUPED_FEW_BOX_ROWS, 128);
     add_tensor_map(out, &b, &s->b);

@@ -53,19 +53,19 @@ static double stage_clocks(const sm90_model *m, const grouped_config *c, double 
 static double group_clocks(const sm90_model *m, const gemm_traits *t, const grouped_config *c, double rows) {
     const double stages = (double)ceil_div(t->k, SM90_STAGE_K);
     double clocks = 0;
-    for (int i = 0; i < SM90_EIGHTHS; i++) {
-        const double here = sm90_rows_of_eighth(rows, i), whole = floor(here / c->mma_tile_n);
+    for (int i = 0; i < EIGHTHS; i++) {
+        const double here = rows_of_eighth(rows, i), whole = floor(here / c->mma_tile_n);
         const double rest = here - whole * c->mma_tile_n;
         clocks += whole * (m->grouped_tile_clocks + stages * stage_clocks(m, c, c->mma_tile_n));
         clocks += rest > 0 ? m->grouped_tile_clocks + stages * stage_clocks(m, c, rest) : 0;
     }
-    return clocks / SM90_EIGHTHS;
+    return clocks / EIGHTHS;
 }
 
 static double single_us(const sm90_model *model, const device_props *props, const gemm_traits *t,
                         const grouped_config *c, int64_t tiles_n) {
     const double rows = (double)t->m, k = (double)t->k, groups = t->groups, sms = props->sm_count;
-    const double hit = sm90_groups_with_rows(rows, groups), parts = (double)(t->l / t->groups);
+    const double hit = groups_with_rows(rows, groups), parts = (double)(t->l / t->groups);
     const double one = group_clocks(model, t, c, rows / hit), tiles = hit * (double)tiles_n * parts;
     const double clocks = one * max_double(1.0, tiles / sms + 0.5);
     const double stored = rows * (double)t->n * parts * t->output_bytes;

@@ -16,12 +16,14 @@
 #include "kernels/sm90/nn_config.h"
 #include "kernels/sm90/prefill_config.h"
 #include "kernels/sm90/units_config.h"
+#include "kernels/units/plan.h"
+#include "plan/even_routing.h"
 #include "plan/gemm_backend.h"
 #include "plan/operands.h"
 
 /* The kinds of kernels, in the order of their numbers in the backend's kernel_set: a name, the instantiations, and how
  * one is loaded. A new kind is a row here and the files NAME.cu, NAME_config.h and NAME_plan.c, which defines
- * sm90_NAME_kind; those of gemv_quantize are gemv's. */
+ * sm90_NAME_kind; those of gemv_quantize are gemv's. units and grouped_units are instantiations of kernels/units. */
 #define SM90_KINDS(X)                                                                                                  \
     X(gemm, SM90_GEMM_CONFIGS, SM90_GEMM_ENTRY)                                                                        \
     X(gemv, SM90_GEMV_CONFIGS, SM90_GEMV_ENTRY)                                                                        \
@@ -86,31 +88,9 @@ static inline int sm90_reaches(const gemm_traits *t) {
     return t->scale_layout == NVFP4_128X4 && t->tma_values;
 }
 
-/* Whether units of B can be counted, and there is something to multiply (sm90/units.cuh). */
-static inline int sm90_has_units(const gemm_traits *t) {
-    return sm90_reaches(t) && t->k > 0 && t->n <= INT32_MAX / 2;
-}
-
 /* Type of the wgmma operands that a product needs: bf16 for bf16 A. */
 static inline int32_t sm90_wgmma_type(const gemm_traits *t) {
     return t->a_type == NVFP4_BF16 ? NVFP4_BF16 : NVFP4_FP16;
-}
-
-/* The numbers of a problem's activation; any where it has none. */
-static inline gating sm90_gating(const grouped_problem *p) {
-    return gating_of(p->limit, p->activation_alpha, p->parts == 2);
-}
-
-/* How many groups have rows where `rows` rows fall on them by chance. */
-static inline double sm90_groups_with_rows(double rows, double groups) {
-    return groups * (1.0 - pow(1.0 - 1.0 / groups, rows));
-}
-
-/* The rows of a group in an eighth of the distribution, if it has `rows` on average: they scatter as Poisson's. */
-enum { SM90_EIGHTHS = 8 };
-static inline double sm90_rows_of_eighth(double rows, int32_t eighth) {
-    static const double deviations[SM90_EIGHTHS] = {-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534};
-    return max_double(1.0, rows + deviations[eighth] * sqrt(rows));
 }
 
 /* An operand as a kernel reads it: e2m1 with its scales, or 16-bit in the workspace, by the pre-pass. */
@@ -136,10 +116,6 @@ int64_t sm90_workspace_bytes(int64_t dequantized, int64_t more);
 sm90_dequant_schedule *sm90_add_dequant(const gemm_problem *problem, int mma_b_is_b, const sm90_operand_size *mma_b,
                                         const sm90_operand_size *mma_a, void *workspace, launch_plan *out,
                                         uint8_t **mma_b_fp16, uint8_t **behind);
-
-/* Tensor maps of B for sm90/units.cuh, as sm90_units_schedule has them; no map of lone units if `units` is NULL. */
-void sm90_units_maps(const gemm_problem *problem, launch_plan *out, tensor_map *pairs, tensor_map *units,
-                     tensor_map *tail, tensor_map *scales);
 
 /* The same for the first rows and values along K of mma_b, if one matrix of it serves all batches. */
 sm90_dequant_schedule *sm90_add_dequant_part(const gemm_problem *problem, int mma_b_is_b,

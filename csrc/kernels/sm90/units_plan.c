@@ -1,159 +1,61 @@
-/* A few rows of A, NVFP4 or 16-bit, with mma.sync: which instantiation, and how units of B are spread over CTAs
- * (sm90/units_config.h).
- *
- * The model: B passes at the rate of DRAM, while the busiest CTA takes a time in proportion to the pairs of units of
- * its steps. */
+/* A few rows of A, and groups of a few rows, by the kernels of kernels/units: their instantiations for Hopper, and the
+ * constants of the model. */
 #include "kernels/sm90/plan.h"
 
-typedef struct units_config {
-    int32_t kernel, a_units, a_type, stages, a_stages;
-} units_config;
+static const units_kernel of_gemm[] = {SM90_UNITS_CONFIGS(UNITS_ROW)};
+static const units_kernels units = {of_gemm, sizeof of_gemm / sizeof *of_gemm};
+static const grouped_units_kernel of_groups[] = {SM90_GROUPED_UNITS_CONFIGS(UNITS_ROW)};
+static const grouped_units_kernels grouped_units = {of_groups, sizeof of_groups / sizeof *of_groups};
 
-static const int32_t a_types[] = {VALUES_E2M1, NVFP4_FP16, NVFP4_BF16};
-static const units_config configs[] = {
-#define X(id, a_units, a, stages, a_stages) {KERNEL_##id, a_units, a, stages, a_stages},
-    SM90_UNITS_CONFIGS(X)
-#undef X
-};
-enum { CONFIGS = sizeof configs / sizeof *configs };
-
-typedef struct IS_TILING units_tiling {
-    int32_t ctas, cta_units, larger_ctas, steps, pass_pairs; /* as in sm90_units_schedule */
-    int32_t pairs;                                           /* of the busiest CTA */
-    int32_t shared_bytes;
-} units_tiling;
-
-/* 0: the sums of a pair have no room. A pass has few pairs: between the steps of a row its neighbouring bytes should
- * still lie in DRAM's open pages (28672x4096 on an H100, 8 rows: 34.3 us back to back with 14 pairs a pass, 33.3 with
- * 7; 57344x8192: 113.6 with 4, 110.4 with 7). */
-static int tile(const device_props *props, const gemm_traits *t, const units_config *c, units_tiling *tiling) {
-    const int64_t wanted = props->sm_count > t->l ? props->sm_count / t->l : 1, units = SM90_UNITS_ALL(t->n);
-    const int64_t ctas = min_int(units, wanted), larger = units % ctas;
-    const int32_t stages = SM90_UNITS_STAGES_BYTES(c->a_units, c->a_type, c->stages, c->a_stages);
-    const int32_t of_pair = SM90_UNITS_SUMS_BYTES(c->a_units);
-    const int64_t room = min_int((props->shared_per_block - stages) / of_pair, SM90_UNITS_PASS_PAIRS);
-    if (room < 1) return 0;
-    const int64_t pairs = ceil_div(units / ctas + (larger > 0), 2), passes = ceil_div(pairs, room);
-    *tiling = (units_tiling){.ctas = (int32_t)ctas,
-                             .cta_units = (int32_t)(units / ctas),
-                             .larger_ctas = (int32_t)larger,
-                             .steps = (int32_t)ceil_div(t->k, SM90_UNITS_STEP_K),
-                             .pass_pairs = (int32_t)ceil_div(pairs, passes),
-                             .pairs = (int32_t)pairs};
-    tiling->shared_bytes = stages + tiling->pass_pairs * of_pair;
-    return 1;
+static int32_t candidates(const sm90_model *m, const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    const units_model model = {.clock_ghz = m->clock_ghz,
+                               .dram_tb_s = m->dram_tb_s,
+                               .l2_bytes = m->l2_bytes,
+                               .overlap = m->overlap,
+                               .dirty = m->dirty,
+                               .l2_b_clk = INFINITY,
+                               .fixed_us = m->units_fixed_us,
+                               .pair_clk = m->units_pair_clk,
+                               .rows_clk = m->units_rows_clk,
+                               .rows_us = m->units_rows_us,
+                               .a16_loss = m->units_a16_loss,
+                               .unhidden = m->units_unhidden,
+                               .line_loss = m->units_line_loss,
+                               .pass_loss = m->units_pass_loss};
+    return units_candidates(&model, &units, props, t, out);
 }
 
-static double time_us(const sm90_model *model, const device_props *props, const gemm_traits *t, const units_config *c,
-                      const units_tiling *tiling) {
-    const double bytes = (double)t->l * (double)t->n * (double)t->k * SM90_RAW_BYTES;
-    const double rounds = (double)ceil_div(tiling->ctas * t->l, props->sm_count);
-    const double warp_steps = (double)ceil_div(tiling->steps, SM90_UNITS_WARPS);
-    const double pair = model->units_pair_clk * (c->a_units == 2 ? model->units_rows_clk : 1.0) *
-                        (t->a_type == VALUES_E2M1 ? 1.0 : model->units_a16_loss);
-    const double step = sm90_clocks_us(model, SM90_UNITS_WARPS * tiling->pairs * pair);
-    const double passes = (double)ceil_div(tiling->pairs, tiling->pass_pairs);
-    const double lines = t->k % SM90_UNITS_STEP_K ? model->units_line_loss : 1.0;
-    const double memory = lines * sm90_memory_us(model, bytes, 0);
-    const double busy = overlapped(memory, rounds * warp_steps * step, model->overlap);
-    return model->units_fixed_us + (c->a_units - 1) * model->units_rows_us + model->units_unhidden * step +
-           busy * (1.0 + model->units_pass_loss * (passes - 1.0));
+static grouped_units_model grouped_model_of(const sm90_model *m) {
+    return (grouped_units_model){
+        .clock_ghz = m->clock_ghz,
+        .dram_tb_s = m->dram_tb_s,
+        .fixed_us = m->group_units_fixed_us,
+        .tile_clocks = m->group_units_tile_clocks,
+        .step_clocks = m->group_units_step_clocks,
+        .pair_clocks = m->group_units_pair_clocks,
+        .pair16_clocks = m->group_units_pair16_clocks,
+        .dram = m->group_units_dram,
+        .tb_s = m->group_units_tb_s,
+        .again = m->group_units_again,
+        .hidden = m->group_units_hidden,
+        .teams = {m->group_units_teams8, m->group_units_teams4, m->group_units_teams2, m->group_units_teams1}};
 }
 
-static int32_t candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
-                          gemm_candidate *out) {
-    if (!sm90_has_units(t)) return 0;
-    int32_t count = 0;
-    for (int32_t i = 0; i < CONFIGS; i++) {
-        const units_config *c = &configs[i];
-        units_tiling tiling;
-        if (t->a_type != a_types[c->a_type] || t->m > 8 * c->a_units || !tile(props, t, c, &tiling) ||
-            tiling.ctas * t->l > INT32_MAX)
-            continue;
-        out[count] = (gemm_candidate){
-            .single_us = time_us(model, props, t, c, &tiling),
-            .reason = "A has a few rows only: each warp reads, dequantizes and multiplies a share of K by itself",
-            .grid = tiling.ctas * t->l,
-            .kernel = c->kernel,
-            .swap_ab = 1,
-            .split_k = 1,
-            .tile_m = 8 * c->a_units,
-            .tile_n = 16,
-            .tile_k = SM90_UNITS_STEP_K,
-            .stages = c->stages,
-        };
-        *TILING(units_tiling, &out[count++]) = tiling;
-    }
-    return count;
+static int32_t grouped_candidates(const sm90_model *m, const device_props *props, const gemm_traits *t,
+                                  gemm_candidate *out) {
+    const grouped_units_model model = grouped_model_of(m);
+    return grouped_units_candidates(&model, &grouped_units, props, t, out);
 }
 
-/* Whole 128-row blocks of B in boxes of `rows` rows of the four quarters. 32 rows of an existing B of 128 are less than
- * TENSOR_STRIDE_END apart. */
-static tensor_layout quarters_layout(const gemm_problem *p, uint32_t rows) {
-    tensor_layout t = values_layout(p, 1, p->l, SM90_UNITS_STEP_K / 2, (int32_t)rows, 128);
-    t.rank = 4;
-    t.dims[1] = 32, t.dims[2] = (uint64_t)p->n / 128 * 4, t.dims[3] = (uint64_t)p->l;
-    t.strides[2] = t.strides[1];
-    t.strides[0] = (uint64_t)p->b_pitch, t.strides[1] = 32 * (uint64_t)p->b_pitch;
-    t.box[2] = 4, t.box[3] = 1;
-    return t;
+static int32_t grouped_with_activation(const sm90_model *m, const device_props *props, const gemm_traits *t,
+                                       const gemm_candidate *of, gemm_candidate *out) {
+    const grouped_units_model model = grouped_model_of(m);
+    return grouped_units_with_activation(&model, &grouped_units, props, t, of, out);
 }
 
-static tensor_layout scales_layout(const gemm_problem *p) {
-    const int64_t blocks = ceil_div(p->n, 128);
-    return (tensor_layout){
-        .name = "scale_b",
-        .data = p->scale_b,
-        .element_bytes = 1,
-        .rank = 4,
-        .dims = {512, (uint64_t)ceil_div(p->k, 64), (uint64_t)blocks, (uint64_t)p->l},
-        .strides = {512, tensor_stride(blocks, p->scale_b_pitch), tensor_stride(p->l, p->scale_b_batch)},
-        .box = {64, SM90_UNITS_ATOMS, 1, 1},
-    };
-}
-
-void sm90_units_maps(const gemm_problem *p, launch_plan *out, tensor_map *pairs, tensor_map *units, tensor_map *tail,
-                     tensor_map *scales) {
-    if (p->n >= 128) {
-        const tensor_layout of_pairs = quarters_layout(p, 4), of_units = quarters_layout(p, 2);
-        add_tensor_map(out, &of_pairs, pairs);
-        if (units) add_tensor_map(out, &of_units, units);
-    }
-    if (p->n % 128) {
-        const tensor_layout of_tail = values_layout(p, 1, p->l, SM90_UNITS_STEP_K / 2, 4, 128);
-        add_tensor_map(out, &of_tail, tail);
-    }
-    const tensor_layout of_scales = scales_layout(p);
-    add_tensor_map(out, &of_scales, scales);
-}
-
-static tensor_layout a_layout(const gemm_problem *p) {
-    tensor_layout t = values_layout(p, 0, p->l, SM90_UNITS_STEP_K / 2, (int32_t)p->m, 128);
-    if (p->a_type != VALUES_E2M1) t.element_bytes = 2, t.dims[0] = (uint64_t)p->k, t.box[0] = 64;
-    return t;
-}
-
-static void build(const device_props *props, const product_problem *problem, const gemm_candidate *c, void *workspace,
-                  launch_plan *out) {
-    const gemm_problem *p = &problem->gemm;
-    (void)workspace;
-    const units_tiling *tiling = TILING(const units_tiling, c);
-    const cache_policies policies = choose_cache_policies(props, p, 1, tiling->ctas, 1, 0);
-    launch_step *step = add_step(out, c->kernel, c->grid, tiling->shared_bytes);
-    *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
-    sm90_units_schedule *s = add_param(out, step, sizeof *s);
-    *s = (sm90_units_schedule){.a_cache_policy = policies.mma_b,
-                               .b_cache_policy = policies.mma_a,
-                               .ctas = tiling->ctas,
-                               .cta_units = tiling->cta_units,
-                               .larger_ctas = tiling->larger_ctas,
-                               .full_units = SM90_UNITS_FULL((int32_t)p->n),
-                               .steps = tiling->steps,
-                               .pass_pairs = tiling->pass_pairs,
-                               .early_b = p->constant_b};
-    sm90_units_maps(p, out, &s->b_pairs, &s->b_units, &s->b_tail, &s->b_scales);
-    const tensor_layout a = a_layout(p);
-    add_tensor_map(out, &a, &s->a);
-}
-
-const sm90_kind sm90_units_kind = {.product_kind = PRODUCT_GEMM, .candidates = candidates, .build = build};
+const sm90_kind sm90_units_kind = {.product_kind = PRODUCT_GEMM, .candidates = candidates, .build = units_build};
+/* Teams of other sizes add in another order, so none serves every T: sm90/grouped.cu does. */
+const sm90_kind sm90_grouped_units_kind = {.product_kind = PRODUCT_GROUPED,
+                                           .candidates = grouped_candidates,
+                                           .with_activation = grouped_with_activation,
+                                           .build = grouped_units_build};

@@ -20,6 +20,7 @@ from elftools.dwarf.die import DIE
 from elftools.elf.elffile import ELFFile
 from paths import CSRC
 
+SHARED = "(?:GROUPED_)?UNITS"  # what macros of csrc/kernels/units begin with, whose kernels several backends have
 ENCODINGS = {  # DW_ATE_* and bytes
     (2, 1): ctypes.c_uint8,  # bool
     (4, 4): ctypes.c_float,
@@ -181,7 +182,9 @@ class Headers:
         source = f'#include "common/grouped_problem.h"\n{includes}'
         self.macros, lists = {}, {}
         for macro, parameters, body in re.findall(
-            rf"^#define ({name.upper()}_\w+)(?:\(([\w,]*)\))? (.+)$", self.gcc("-E", "-dM", source=source), re.M
+            rf"^#define ((?:{name.upper()}|{SHARED})_\w+)(?:\(([\w,]*)\))? (.+)$",
+            self.gcc("-E", "-dM", source=source),
+            re.M,
         ):
             if parameters == "X":
                 lists[macro] = body
@@ -221,7 +224,7 @@ class Headers:
             if listed and what != listed.upper():
                 continue
             columns = self.columns(macro)
-            prefixes = (f"{self.name.upper()}_{what}_", f"{self.name.upper()}_")
+            prefixes = (f"{self.name.upper()}_{what}_", f"{what}_", f"{self.name.upper()}_")
             for name, numbers in re.findall(r"X\((\w+), ([\d, ]+)\)", body):
                 found[name] = Config(
                     self, prefixes, name, dict(zip(columns, map(int, numbers.split(",")), strict=True))

@@ -90,7 +90,7 @@ def compile_ptx(source: Path, name: str, *options: str) -> str:
     built = None if options else built_ptx(source, name)
     if built is not None:
         return normalized(built)
-    shared = ("common", "kernels/common", "kernels/quantize")
+    shared = ("common", "kernels/common", "kernels/quantize", "kernels/units")
     folders = [source.parent, *(CSRC / folder for folder in shared), CSRC / "kernels" / name]
     files = [source, *(path for folder in folders for path in sorted(folder.iterdir()) if path.is_file())]
     content = b"\0".join(path.read_bytes() for path in files)
@@ -119,6 +119,11 @@ def only_entry(ptx: str, name: str) -> str:
     megabyte takes 50 ms, which a test of many launches would pay for each."""
     head, *entries = re.split(r"^(?=\.visible \.entry )", ptx, flags=re.MULTILINE)
     return head + next(text for text in entries if re.search(rf"\.entry {name}\(", text))
+
+
+def shared_limit(config: Config) -> int:
+    """Bytes of shared memory that a CTA of its GPU may have."""
+    return 99 * 1024 if config.headers.name == "sm120" else SHARED_LIMIT
 
 
 def device_of(name: str) -> str:

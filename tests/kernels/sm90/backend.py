@@ -50,7 +50,10 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
     return {
         "sm90_gemm": suites.Area(gemm, gemm_tests),
         "sm90_gemv": suites.Area(("kernels/sm90/gemv.cu", "kernels/sm90/gemv_quantize.cuh"), tests_of("gemv")),
-        "sm90_units": suites.Area(("kernels/sm90/units.cu", "kernels/sm90/units.cuh"), tests_of("units")),
+        "units": suites.Area(
+            ("kernels/units/gemm.cuh", "kernels/units/units.cuh", "kernels/sm90/units.cu"),
+            (("kernels/units/test_units.py",), *tests_of("gemm")[1:]),
+        ),
         "sm90_prefill": suites.Area(("kernels/sm90/prefill.cu",), tests_of("prefill")),
         "sm90_nn": suites.Area(("kernels/sm90/nn.cu",), nn_tests),
         "sm90_grouped": suites.Area(grouped, grouped_tests),
@@ -58,7 +61,8 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
             ("kernels/sm90/grouped_few.cu", "kernels/sm90/grouped_few.cuh"),
             (("kernels/sm90/test_sm90_grouped_few.py",), *grouped_tests),
         ),
-        "sm90_grouped_units": suites.Area(
-            ("kernels/sm90/grouped_units.cu",), (("kernels/sm90/test_sm90_grouped_units.py",), *grouped_tests)
+        "grouped_units": suites.Area(
+            ("kernels/units/grouped.cuh", "kernels/sm90/grouped_units.cu"),
+            (("kernels/units/test_grouped_units.py",), *grouped_tests),
         ),
     }

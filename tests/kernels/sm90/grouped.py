@@ -10,9 +10,9 @@ from harness.headers import Config, Struct
 from harness.launch import EVICT_FIRST, UINT8, Generator, compile_ptx
 from harness.values import NAN, ceil_div, decode, swizzle_scales
 from paths import CSRC
-from sm90 import grouped_units
+from sm90.gemm import HEADERS
+from units import grouped as grouped_units
 
-HEADERS = grouped_units.HEADERS
 CONFIGS = HEADERS.configs("grouped")
 Schedule, ReorderSchedule, E2m1Schedule = (
     HEADERS.structs[f"sm90_{name}_schedule"] for name in ("grouped", "reorder", "reorder_e2m1")

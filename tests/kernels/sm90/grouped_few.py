@@ -6,9 +6,9 @@ from emulate import Module
 from harness.headers import Config
 from harness.launch import EVICT_FIRST, SWIZZLE_128
 from harness.values import ceil_div
-from sm90 import grouped_units
+from sm90.gemm import HEADERS
+from units import grouped as grouped_units
 
-HEADERS = grouped_units.HEADERS
 CONFIGS = HEADERS.configs("grouped_few")
 Schedule = HEADERS.structs["sm90_grouped_few_schedule"]
 STAGE_K, TILE_N, BOX_ROWS = (HEADERS.value(f"SM90_GROUPED_FEW_{name}") for name in ("STAGE_K", "TILE_N", "BOX_ROWS"))

@@ -9,7 +9,7 @@ from typing import Any
 from harness.mutations import Mutation, mutation
 from sm90 import grouped_mutations
 from sm90.grouped_few import CONFIGS, Product
-from sm90.grouped_units import Activation
+from units.grouped import Activation
 
 
 @dataclass(frozen=True)

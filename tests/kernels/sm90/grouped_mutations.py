@@ -1,4 +1,4 @@
-"""Mutations of csrc/kernels/sm90/grouped_units.cu where it computes an activation. Which tiles a CTA has is in memory,
+"""Mutations of csrc/kernels/units/grouped.cuh where it computes an activation. Which tiles a CTA has is in memory,
 which the static verifier does not know: the emulator finds all of them."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from harness.headers import Config
 from harness.launch import Generator
 from harness.mutations import Mutation, mutation
 from harness.values import BF16, FP16
-from sm90.grouped_units import CONFIGS, Activation, Product, place_epilogue_of_each_matrix
+from units.grouped import CONFIGS, Activation, Product, place_epilogue_of_each_matrix
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Launch(verify.Launch):
     case: int = 0  # of place_epilogue_of_each_matrix
 
     for_verifier, split_k = False, 1  # the ends are in memory
-    inlined = ("kernels/common/grouped_tiles.cuh",)
+    inlined = ("kernels/units/grouped.cuh", "kernels/common/grouped_tiles.cuh")
     configs, product = CONFIGS, Product
 
     @property

@@ -1,5 +1,5 @@
 """Mutations of csrc/kernels/sm90/gemm.cu, mainloop.cuh, reduce.cuh, schedule.cuh and dequant.cu there, and which tool
-finds each. Those of nn.cu, prefill.cu, grouped_few.cu and grouped_units.cu are in files of their own."""
+finds each. Those of nn.cu, prefill.cu, grouped_few.cu and units/grouped.cuh are in files of their own."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from emulate import Array, Emulator, Module
 from harness.headers import Config, Struct
 from harness.launch import Generator
 from harness.values import BF16, FP16, ceil_div
-from sm90 import units
 from sm90.operands import HEADERS, STAGE_K, Dequantizing, DequantOperand
+from units.gemm import Product as A16Operands
 
 ALL_CONFIGS = HEADERS.configs("prefill")
 CONFIGS = {name: c for name, c in ALL_CONFIGS.items() if not c.bf16 and not c.divided}  # of any product of NVFP4 A
@@ -97,7 +97,7 @@ class PrefillProduct(Dequantizing):
         self.start(module, config, schedule, grid, config.shared_bytes, cluster=2, wait=wait)
 
 
-class A16Product(PrefillProduct, units.Product):
+class A16Product(PrefillProduct, A16Operands):
     """16-bit A, which is mma_b."""
 
     def __init__(self, emulator: Emulator, generator: Generator, config: Config, *sizes: int, **options: Any) -> None:

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy
 import pytest
-from harness import sass
+from harness import few_rows, sass
 from harness.launch import SHARED_LIMIT, load, timing
 from harness.values import BF16, NAN, TYPES, swizzle_scales
 from paths import CSRC
-from sm90 import few_rows
 from sm90.gemv import CONFIGS, HEADERS, QUANTIZING, Product, products_of, schedule
 
 import nvfp4

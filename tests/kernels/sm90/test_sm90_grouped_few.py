@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy
 import pytest
-from harness import sass
+from harness import few_rows, sass
 from harness.launch import SHARED_LIMIT, load, timing
 from harness.predecessor import Predecessor
 from harness.values import BF16, FP16, rounded
-from sm90 import few_rows
 from sm90.grouped_few import CONFIGS, STAGE_K, Product
-from sm90.grouped_units import (
+from units.grouped import (
     draw_activation,
     draw_ends,
     late_operand,

@@ -1,4 +1,4 @@
-"""Schedule and grid of csrc/kernels/sm90/units.cu: any number of SMs, any number of pairs a pass."""
+"""Schedule and grid of csrc/kernels/units/gemm.cuh: any number of SMs, any number of pairs a pass."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ import numpy
 from emulate import Emulator, Module
 from harness import launch
 from harness.headers import Config, Struct, headers_of
-from harness.launch import EVICT_FIRST, EVICT_LAST, SHARED_LIMIT, SWIZZLE_128, UINT8, UINT16
+from harness.launch import EVICT_FIRST, EVICT_LAST, SWIZZLE_128, UINT8, UINT16, shared_limit
 from harness.values import BF16, FP16, ceil_div, stored
+from paths import CSRC, gpu_backends
 
-HEADERS = headers_of("sm90")
-CONFIGS = HEADERS.configs("units")
-Schedule = HEADERS.structs["sm90_units_schedule"]
-STEP_K, ATOMS = HEADERS.value("SM90_UNITS_STEP_K"), HEADERS.value("SM90_UNITS_ATOMS")
-PASS_PAIRS = HEADERS.value("SM90_UNITS_PASS_PAIRS")
+BACKENDS = [name for name in gpu_backends() if (CSRC / "kernels" / name / "units.cu").exists()]
+CONFIGS = {name: config for of in BACKENDS for name, config in headers_of(of).configs("units").items()}
+HEADERS = headers_of(BACKENDS[0])  # sizes are those of csrc/kernels/units
+Schedule = HEADERS.structs["units_schedule"]
+STEP_K, ATOMS = HEADERS.value("UNITS_STEP_K"), HEADERS.value("UNITS_ATOMS")
+PASS_PAIRS = HEADERS.value("UNITS_PASS_PAIRS")
 A_TYPES = (None, FP16, BF16)  # by the column `a`
 
 
 def schedule(config: Config, n: int, k: int, l: int, sms: int, max_pairs: int = 0) -> tuple[Struct, int]:
     """Without the operands; and the bytes of shared memory. max_pairs: of a pass, fewer than have room; 0: those."""
-    units = HEADERS.value("SM90_UNITS_ALL", n)
+    units = HEADERS.value("UNITS_ALL", n)
     ctas = min(units, max(1, sms // l))
     pairs = ceil_div(units // ctas + (units % ctas > 0), 2)
-    room = min((SHARED_LIMIT - config.stages_bytes) // config.sums_bytes, max_pairs or PASS_PAIRS)
+    room = min((shared_limit(config) - config.stages_bytes) // config.sums_bytes, max_pairs or PASS_PAIRS)
     pass_pairs = ceil_div(pairs, ceil_div(pairs, room))
     made = Schedule(
-        ctas=ctas, cta_units=units // ctas, larger_ctas=units % ctas, full_units=HEADERS.value("SM90_UNITS_FULL", n),
+        ctas=ctas, cta_units=units // ctas, larger_ctas=units % ctas, full_units=HEADERS.value("UNITS_FULL", n),
         steps=ceil_div(k, STEP_K), pass_pairs=pass_pairs,
     )  # fmt: skip
     return made, config.stages_bytes + pass_pairs * config.sums_bytes
@@ -71,7 +73,7 @@ class Product(launch.Product):
 
     def launch(self, module: Module, config: Config, sms: int = 132, wait: bool = True, max_pairs: int = 0) -> None:
         made, shared = schedule(config, self.n, self.k, self.l, sms, max_pairs)
-        assert shared <= SHARED_LIMIT
+        assert shared <= shared_limit(config)
         made.a_cache_policy, made.b_cache_policy, made.early_b = EVICT_LAST, EVICT_FIRST, int(self.constant_b)
         b, sfb, l, blocks = self.arrays[2], self.arrays[3], self.l, ceil_div(self.n, 128)
         if self.n >= 128:

@@ -1,6 +1,7 @@
-"""The kernels for groups of a few rows on Hopper: every instantiation, launched on the emulated H200 with any schedule.
+"""The kernels of csrc/kernels/units for groups of a few rows: every instantiation of every backend, launched on its
+emulated GPU with any schedule.
 
-SM90_SEEDS is the number of timings of each case (1; a full proof takes 20).
+UNITS_SEEDS is the number of timings of each case (1; a full proof takes 20).
 """
 
 from __future__ import annotations
@@ -10,15 +11,14 @@ from pathlib import Path
 
 import numpy
 import pytest
-from harness import sass
-from harness.headers import Config
-from harness.launch import SHARED_LIMIT, load, timing
+from harness import few_rows, sass
+from harness.headers import Config, headers_of
+from harness.launch import load, shared_limit, timing
 from harness.predecessor import Predecessor
 from harness.values import FP16, TYPES, rounded
-from sm90 import few_rows
-from sm90.grouped_units import (
+from units.gemm import BACKENDS
+from units.grouped import (
     CONFIGS,
-    MAX_PAIRS,
     STEP_K,
     WARPS,
     Product,
@@ -34,10 +34,10 @@ import nvfp4
 
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
-SEEDS = int(os.environ.get("SM90_SEEDS", 1))
+SEEDS = int(os.environ.get("UNITS_SEEDS", 1))
 by_name = pytest.mark.parametrize("name", CONFIGS)
 of_each_kind = pytest.mark.parametrize(
-    "name", CONFIGS if SEEDS > 1 else ["sm90_grouped_units_fp16_16", "sm90_grouped_units_bf16_8"]
+    "name", [name for name in CONFIGS if SEEDS > 1 or name.endswith(("_fp16_16", "_bf16_8"))]
 )
 
 
@@ -46,7 +46,7 @@ def draw_schedule(random: numpy.random.Generator, config: Config, k: int, parts:
     steps = -(-k // STEP_K)
     return {
         "team_log2": int(random.integers(min(steps, WARPS).bit_length())),
-        "tile_pairs": int(random.integers(1, MAX_PAIRS // config.a_units // parts + 1)),
+        "tile_pairs": int(random.integers(1, config.pairs // config.a_units // parts + 1)),
         "ctas": int(random.choice([1, 2, 5])),
     }
 
@@ -113,7 +113,7 @@ def test_every_code_and_scale_of_b(name: str, random: numpy.random.Generator) ->
     m, n, k = 8 * config.a_units, 256, 16 * 256
     product = Product(emulator, random, config, [m], n, k, gathers=False)
     exact = few_rows.place_every_code_and_scale_of_b(product, (m, k), n, 7 if config.bf16 else 10, random)
-    product.launch(module, config, team_log2=2, tile_pairs=MAX_PAIRS // config.a_units)
+    product.launch(module, config, team_log2=2, tile_pairs=config.pairs // config.a_units)
     assert (product.result() == exact.astype("f4")).all()
 
 
@@ -192,7 +192,7 @@ def test_late_operands(operand: str, random: numpy.random.Generator) -> None:
     for case in range(3 * SEEDS):
         emulator, module = load(config, timing(random, case))
         product = Product(emulator, random, config, [3, 3, 20], 150, 800, parts=2)
-        before = Predecessor(emulator, "sm90")
+        before = Predecessor(emulator, config.headers.name)
         before.writes(*late_operand(product, operand, random, case))
         with before.launched():
             product.launch(module, config, 3, int(random.integers(2)), 2, wait=False)
@@ -200,16 +200,17 @@ def test_late_operands(operand: str, random: numpy.random.Generator) -> None:
 
 
 def test_shared_memory() -> None:
-    assert all(config.shared_bytes <= SHARED_LIMIT for config in CONFIGS.values())
+    assert all(config.shared_bytes <= shared_limit(config) for config in CONFIGS.values())
 
 
 @sass.needed
-def test_machine_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_machine_code(backend: str, tmp_path: Path) -> None:
     """No local memory; the loop over pairs is not unrolled: the mma and scalings of one pair, for 8 rows and, where a
     tile has 16, for those. A CTA fits the registers."""
-    cubin = sass.find_cubin(Path(nvfp4._C.__file__), tmp_path, "nvfp4_sm90_grouped_units_")
+    cubin = sass.find_cubin(Path(nvfp4._C.__file__), tmp_path, f"nvfp4_{backend}_grouped_units_")
     kernels = sass.disassemble(cubin, "nvfp4_")
-    for name, config in CONFIGS.items():
+    for name, config in headers_of(backend).configs("grouped_units").items():
         kernel = kernels[name]
         assert kernel.stack == kernel.local == 0 and not kernel.all("LDL|STL")
         assert len(kernel.all("HMMA")) == 16 * (1 if config.a_units == 1 else 3)

@@ -1,4 +1,4 @@
-"""Products of csrc/kernels/sm90/grouped_units.cu: any number of CTAs, any team, any number of pairs a tile."""
+"""Products of csrc/kernels/units/grouped.cuh: any number of CTAs, any team, any number of pairs a tile."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from harness import launch
 from harness.headers import Config, Struct, headers_of
 from harness.launch import EVICT_FIRST, SWIZZLE_128, UINT8, Generator
 from harness.values import BF16, FP16, FP32, NAN, TYPES, ceil_div, rounded, stored, swizzle_scales
+from units.gemm import ATOMS, BACKENDS, HEADERS, STEP_K
 
 import nvfp4
 
-HEADERS = headers_of("sm90")
-CONFIGS = HEADERS.configs("grouped_units")
-Schedule, GroupedProblem = HEADERS.structs["sm90_grouped_units_schedule"], HEADERS.structs["grouped_problem"]
-STEP_K, ATOMS = HEADERS.value("SM90_UNITS_STEP_K"), HEADERS.value("SM90_UNITS_ATOMS")
-WARPS, MAX_PAIRS = HEADERS.value("SM90_GROUPED_UNITS_WARPS"), HEADERS.value("SM90_GROUPED_UNITS_PAIRS")
+CONFIGS = {name: config for of in BACKENDS for name, config in headers_of(of).configs("grouped_units").items()}
+Schedule, GroupedProblem = HEADERS.structs["grouped_units_schedule"], HEADERS.structs["grouped_problem"]
+WARPS = HEADERS.value("GROUPED_UNITS_WARPS")
 DTYPES = {FP16: torch.float16, BF16: torch.bfloat16, FP32: torch.float32}
 
 
@@ -116,12 +115,12 @@ class Product(launch.Product):
         self, module: Module, config: Config, ctas: int = 132, team_log2: int = 0, tile_pairs: int = 1,
         wait: bool = True,
     ) -> None:  # fmt: skip
-        pairs, steps = HEADERS.value("SM90_UNITS_ALL", self.n) // 2, ceil_div(self.k, STEP_K)
+        pairs, steps = HEADERS.value("UNITS_ALL", self.n) // 2, ceil_div(self.k, STEP_K)
         parts = self.parts if self.activation else 1  # of a tile
-        assert 1 << team_log2 <= min(steps, WARPS) and tile_pairs * parts * config.a_units <= MAX_PAIRS
+        assert 1 << team_log2 <= min(steps, WARPS) and tile_pairs * parts * config.a_units <= config.pairs
         made = Schedule(
             a_cache_policy=EVICT_FIRST, b_cache_policy=EVICT_FIRST, team_log2=team_log2, steps=steps, pairs=pairs,
-            full_pairs=HEADERS.value("SM90_UNITS_FULL", self.n) // 2, tile_pairs=tile_pairs,
+            full_pairs=HEADERS.value("UNITS_FULL", self.n) // 2, tile_pairs=tile_pairs,
             tiles_n=ceil_div(pairs, tile_pairs),
         )  # fmt: skip
         if self.activation:

@@ -1,6 +1,7 @@
-"""The mma.sync kernels of Hopper for a few rows, every instantiation, launched on the emulated H200 by themselves.
+"""The mma.sync kernels of csrc/kernels/units for a few rows, every instantiation of every backend, launched on its
+emulated GPU by themselves.
 
-SM90_SEEDS is the number of timings of each case (1; a full proof takes 20).
+UNITS_SEEDS is the number of timings of each case (1; a full proof takes 20).
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ from pathlib import Path
 
 import numpy
 import pytest
-from harness import sass
-from harness.launch import SHARED_LIMIT, load, timing
+from harness import few_rows, sass
+from harness.headers import headers_of
+from harness.launch import load, shared_limit, timing
 from harness.values import BF16, NAN, TYPES, swizzle_scales
-from sm90 import few_rows
-from sm90.units import CONFIGS, STEP_K, products_of, schedule
+from units.gemm import BACKENDS, CONFIGS, STEP_K, products_of, schedule
 
 import nvfp4
 
 pytestmark = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
-SEEDS = int(os.environ.get("SM90_SEEDS", 1))
+SEEDS = int(os.environ.get("UNITS_SEEDS", 1))
 by_name = pytest.mark.parametrize("name", CONFIGS)
 # One of each type of A, and both numbers of units of A.
 of_each_kind = pytest.mark.parametrize(
-    "name", CONFIGS if SEEDS > 1 else ["sm90_units_8", "sm90_units_fp16_16", "sm90_units_bf16_8"]
+    "name", [name for name in CONFIGS if SEEDS > 1 or name.endswith(("_units_8", "_fp16_16", "_bf16_8"))]
 )
 
 
@@ -129,16 +130,17 @@ def test_shared_memory_of_schedules() -> None:
     """Any product fits an SM."""
     for config in CONFIGS.values():
         for n, k in ((4096, 16384), (128256, 4096), (5, 16)):
-            assert schedule(config, n, k, 1, 132)[1] <= SHARED_LIMIT
+            assert schedule(config, n, k, 1, 132)[1] <= shared_limit(config)
 
 
 @sass.needed
-def test_machine_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_machine_code(backend: str, tmp_path: Path) -> None:
     """No local memory; the loop over pairs is not unrolled, since cold instructions cost a microsecond: the mma and
     scalings of one pair and of one unit, and of a step of NVFP4 A. A CTA fits the registers."""
-    cubin = sass.find_cubin(Path(nvfp4._C.__file__), tmp_path, "nvfp4_sm90_units_")
+    cubin = sass.find_cubin(Path(nvfp4._C.__file__), tmp_path, f"nvfp4_{backend}_units_")
     kernels = sass.disassemble(cubin, "nvfp4_")
-    for name, config in CONFIGS.items():
+    for name, config in headers_of(backend).configs("units").items():
         kernel = kernels[name]
         assert kernel.stack == kernel.local == 0 and not kernel.all("LDL|STL")
         assert len(kernel.all("HMMA")) == 2 * 16 * config.a_units

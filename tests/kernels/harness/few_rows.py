@@ -1,4 +1,4 @@
-"""Tests that the kernels for a few rows of A, gemv.cu, units.cu and grouped_units.cu, have in common."""
+"""Tests that the kernels for a few rows of A, sm90/gemv.cu, those of units and sm90/grouped_few.cu, have in common."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy
+
 from harness import launch
 from harness.headers import Config
 from harness.launch import chain, check_chain, load, timing

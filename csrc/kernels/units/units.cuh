@@ -1,5 +1,5 @@
-/* Pairs of units of B times a few rows of A, on Hopper: the loads and the main loop of sm90/units.cu, for a producer
- * warp and a math warp.
+/* Pairs of units of B times a few rows of A: the loads and the main loop of units/gemm.cuh, for a producer warp and a
+ * math warp.
  *
  * A stage holds a pair of units of B: 16 rows of 256 values, 2 KB, and their scales. In shared memory the rows are
  * [quarter][4], of a lone unit [quarter][2], 128 bytes each with the 128-byte swizzle of TMA; the scales are [atom][4
@@ -10,29 +10,29 @@
  *
  * Hopper issues no instruction of the ALU pipe beside mma.sync (2 clocks for each of the former, 5.8 for each of the
  * latter). So weights are converted with as few of them as possible: 9 for 8 values. */
-#ifndef NVFP4_SM90_UNITS_CUH
-#define NVFP4_SM90_UNITS_CUH
+#ifndef NVFP4_UNITS_UNITS_CUH
+#define NVFP4_UNITS_UNITS_CUH
 
 #include "kernels/common/mbarrier.cuh"
 #include "kernels/common/tma.cuh"
 #include "kernels/common/w4a16.cuh"
-#include "kernels/sm90/units_config.h"
+#include "kernels/units/config.h"
 
 template <int A_UNITS_, int A_, int STAGES_, int A_STAGES_> struct units_config {
     static constexpr int A_UNITS = A_UNITS_, STAGES = STAGES_, A_STAGES = A_STAGES_;
     static constexpr int TYPE = A_ == 0 ? VALUES_E2M1 : A_ == 1 ? NVFP4_FP16 : NVFP4_BF16;
-    static constexpr int WARPS = SM90_UNITS_WARPS, ATOMS = SM90_UNITS_ATOMS;
-    static constexpr int UNIT_BYTES = SM90_UNITS_UNIT_BYTES, PAIR_BYTES = SM90_UNITS_PAIR_BYTES;
-    static constexpr int SCALES_BYTES = SM90_UNITS_SCALES;
-    static constexpr int A_BOX = SM90_UNITS_A_BOX(A_UNITS), A_BYTES = SM90_UNITS_A_BYTES(A_UNITS, A_);
-    static constexpr int A_SCALES_BYTES = SM90_UNITS_A_SCALES(A_UNITS, A_);
+    static constexpr int WARPS = UNITS_WARPS, ATOMS = UNITS_ATOMS;
+    static constexpr int UNIT_BYTES = UNITS_UNIT_BYTES, PAIR_BYTES = UNITS_PAIR_BYTES;
+    static constexpr int SCALES_BYTES = UNITS_SCALES;
+    static constexpr int A_BOX = UNITS_A_BOX(A_UNITS), A_BYTES = UNITS_A_BYTES(A_UNITS, A_);
+    static constexpr int A_SCALES_BYTES = UNITS_A_SCALES(A_UNITS, A_);
     /* Offsets in shared memory of the warps' stages, by kind. */
     static constexpr int A_OFFSET = WARPS * STAGES * PAIR_BYTES, SCALES_OFFSET = A_OFFSET + WARPS * A_STAGES * A_BYTES;
     static constexpr int A_SCALES_OFFSET = SCALES_OFFSET + WARPS * STAGES * SCALES_BYTES;
     static constexpr int BARRIERS_OFFSET = A_SCALES_OFFSET + WARPS * A_STAGES * A_SCALES_BYTES;
-    static constexpr int BARRIERS = SM90_UNITS_BARRIERS(STAGES, A_STAGES);
+    static constexpr int BARRIERS = UNITS_BARRIERS(STAGES, A_STAGES);
     static constexpr int SUMS_OFFSET = BARRIERS_OFFSET + WARPS * BARRIERS * 8;
-    static_assert(SUMS_OFFSET == SM90_UNITS_STAGES_BYTES(A_UNITS, A_, STAGES, A_STAGES), "the plan's");
+    static_assert(SUMS_OFFSET == UNITS_STAGES_BYTES(A_UNITS, A_, STAGES, A_STAGES), "the plan's");
     static_assert(A_BYTES % 1024 == 0 && SUMS_OFFSET % 16 == 0, "swizzled rows, vectors of sums");
     /* The factor of the sums, 2^28, 2^14 or 2^7: the powers of two that the conversions leave. */
     static constexpr float UNIT = TYPE == VALUES_E2M1 ? 268435456.0f : TYPE == NVFP4_FP16 ? 16384.0f : 128.0f;
@@ -169,9 +169,9 @@ __device__ __forceinline__ void tma_load_4d(uint32_t to, const tensor_map *map, 
 
 /* The units of B that the warps of a CTA multiply by the rows of A. */
 struct units_work {
-    const sm90_units_schedule *s; /* tensor maps and cache policies */
-    const uint8_t *scale_a;       /* of an NVFP4 A */
-    int batch, rows;              /* of A and B; rows of A */
+    const units_schedule *s; /* tensor maps and cache policies */
+    const uint8_t *scale_a;  /* of an NVFP4 A */
+    int batch, rows;         /* of A and B; rows of A */
     int first_unit, end_unit;
     int full_units; /* those from here on lie in the last, partial block of B */
     int blocks;     /* of 16 along K */
@@ -187,7 +187,7 @@ struct units_work {
     }
     /* 0x7F for each of the lane's four blocks of a step that is within K: others may be NaN. */
     __device__ __forceinline__ uint32_t scale_mask(int step) const {
-        const int left = blocks - step * (SM90_UNITS_STEP_K / 16) - threadIdx.x % 4 * 4;
+        const int left = blocks - step * (UNITS_STEP_K / 16) - threadIdx.x % 4 * 4;
         return left >= 4 ? 0x7F7F7F7F : left <= 0 ? 0 : 0x7F7F7F7F >> (32 - 8 * left);
     }
 };
@@ -221,7 +221,7 @@ struct units_position {
         pair = begin, step = warp;
     }
     __device__ __forceinline__ void next_step(const units_work &work) {
-        pair = begin, step += SM90_UNITS_WARPS;
+        pair = begin, step += UNITS_WARPS;
         if (step >= work.s->steps) next_pass(work);
     }
 };
@@ -268,10 +268,10 @@ template <class C> struct units_loader {
 
   private:
     __device__ __forceinline__ void load_b() const {
-        const sm90_units_schedule &s = *work.s;
+        const units_schedule &s = *work.s;
         const uint32_t full = to.full + stage.index * 8, values = to.values + stage.index * C::PAIR_BYTES;
         const bool is_pair = work.is_pair(b.pair);
-        const int x = b.step * (SM90_UNITS_STEP_K / 2), block = b.pair / 8, row = b.pair % 8 * 4;
+        const int x = b.step * (UNITS_STEP_K / 2), block = b.pair / 8, row = b.pair % 8 * 4;
         mbarrier_arrive_expect_tx(full, (is_pair ? C::PAIR_BYTES : C::UNIT_BYTES) + C::SCALES_BYTES);
         if (2 * b.pair >= work.full_units) {
             for (int quarter = 0; quarter < 4; quarter++)
@@ -287,20 +287,20 @@ template <class C> struct units_loader {
                     work.batch, full, s.b_cache_policy);
     }
     __device__ __forceinline__ void load_a() const {
-        const sm90_units_schedule &s = *work.s;
+        const units_schedule &s = *work.s;
         const uint32_t full = to.a_full + a_stage.index * 8, values = to.a + a_stage.index * C::A_BYTES;
         if constexpr (C::TYPE == VALUES_E2M1) {
             const int atoms = min(C::ATOMS, (work.blocks + 3) / 4 - a.step * C::ATOMS);
-            mbarrier_arrive_expect_tx(full, work.rows * (SM90_UNITS_STEP_K / 2) + atoms * (C::A_UNITS * 128));
-            tma_load_3d<1>(values, &s.a, a.step * (SM90_UNITS_STEP_K / 2), 0, work.batch, full, s.a_cache_policy);
+            mbarrier_arrive_expect_tx(full, work.rows * (UNITS_STEP_K / 2) + atoms * (C::A_UNITS * 128));
+            tma_load_3d<1>(values, &s.a, a.step * (UNITS_STEP_K / 2), 0, work.batch, full, s.a_cache_policy);
             for (int i = 0; i < atoms; i++)
                 cp_async_bulk(to.a_scales + a_stage.index * C::A_SCALES_BYTES + i * (C::A_UNITS * 128),
                               work.scale_a + ((int64_t)a.step * C::ATOMS + i) * 512, C::A_UNITS * 128, full,
                               s.a_cache_policy);
         } else {
-            mbarrier_arrive_expect_tx(full, work.rows * (SM90_UNITS_STEP_K * 2));
+            mbarrier_arrive_expect_tx(full, work.rows * (UNITS_STEP_K * 2));
             for (int t = 0; t < 4; t++)
-                tma_load_3d<1>(values + t * C::A_BOX, &s.a, a.step * SM90_UNITS_STEP_K + t * 64, 0, work.batch, full,
+                tma_load_3d<1>(values + t * C::A_BOX, &s.a, a.step * UNITS_STEP_K + t * 64, 0, work.batch, full,
                                s.a_cache_policy);
         }
     }
