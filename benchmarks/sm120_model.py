@@ -83,7 +83,8 @@ class Modelled:
 def modelled(cases: list[tuple[int, ...]]) -> list[Modelled]:
     """For (GPU, M, N, K), or of groups (GPU, M, N, K, groups, parts)."""
     sources = [HERE / "sm120_model.c", CSRC / "common/error.c", CSRC / "plan/reject.c"]
-    sources += sorted(path for name in ("sm100", "sm120", "sm80") for path in (CSRC / "kernels" / name).glob("*.c"))
+    folders = ("sm100", "sm120", "sm80", "units")
+    sources += sorted(path for name in folders for path in (CSRC / "kernels" / name).glob("*.c"))
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, "model")
         subprocess.run(["gcc", "-std=gnu11", "-O1", f"-I{CSRC}", "-o", made, *sources, "-lm"], check=True)

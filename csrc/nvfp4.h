@@ -230,9 +230,9 @@ NVFP4_DEFAULTS(gemm, args->alpha_value = 1.0f;)
  *   flags    as of nvfp4_gemm_args. With NVFP4_NO_TRANSPOSE_B a is fp16 or bf16 [R, N], out [T, K], bias [E, K], parts
  *            is 1, and alpha has 1 element or E.
  *
- * The bits of a row depend on E, N, K, parts, types and at most on the size of its group and, where there are two
- * backends to choose from (Hopper), on T; with NVFP4_BATCH_INVARIANT on neither. The number of launches does
- * not depend on E. */
+ * The bits of a row depend on E, N, K, parts, types and at most on the size of its group and, where there are several
+ * orders to choose from (Hopper; with a 16-bit A the GPUs after it too), on T; with NVFP4_BATCH_INVARIANT on neither. The
+ * number of launches does not depend on E. */
 #define NVFP4_MAX_GROUPS 1024
 typedef struct nvfp4_grouped_gemm_args {
     nvfp4_call call;

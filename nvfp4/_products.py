@@ -87,8 +87,9 @@ def gemm(
             The call is slower, most of all with few rows.
         constant_b (bool, optional): a promise that no kernel still running writes b or scale_b. Default: False.
             A kernel that may run when this call starts counts. The promise is true of a layer's weights.
-            `sm90_gemm_*`, `sm90_units_*`, `sm100_gemm_*` and `sm120_gemm_*` then load the first weights while the
-            kernel just before this call on the stream still runs. That kernel may write everything else.
+            `sm90_gemm_*`, `sm100_gemm_*`, `sm120_gemm_*` and the `units` kernels of all three then load the first
+            weights while the kernel just before this call on the stream still runs. That kernel may write everything
+            else.
             A broken promise is undefined behaviour: nothing detects it, and the result may be wrong.
             A kernel that lets its successor start early, by `griddepcontrol`, counts together with the kernels that it
             does not wait for itself. nvfp4's kernels wait for all earlier ones first.
@@ -265,8 +266,9 @@ def grouped_gemm(
         transpose_b (bool, optional): whether the matrices are transposed. Default: True.
             False computes [T, K] from a 16-bit a of [R, N], the gradient with respect to a. b has no parts, alpha has
             one element or [E], and bias is [E, K].
-        backend (str, optional): "cpu", "sm80" (every GPU since Ampere) or "sm90" (Hopper; a 16-bit a, 128x4 scales,
-            rows of a and b on 16 bytes, transpose_b), or None, which chooses by rule. Default: None.
+        backend (str, optional): "cpu", "sm80" (every GPU since Ampere), or "sm90", "sm100" or "sm120" (one
+            architecture; a 16-bit a needs 128x4 scales, rows of a and b on 16 bytes and transpose_b), or None, which
+            chooses by rule. Default: None.
         batch_invariant (bool, optional): makes the bits of a row independent of T and of its group's size.
             Default: False.
         constant_b (bool, optional): a promise that no kernel still running writes b or scale_b, as of `gemm`.
@@ -277,7 +279,8 @@ def grouped_gemm(
 
     Products are exact and summed in fp32. alpha, bias and row_scale are applied in fp32 in this order, and the result
     is rounded once. The bits of a row depend on E, N, K, P, the types and at most on the size of its group: neither on
-    the other groups nor on the row's place. On a Hopper GPU, without backend="sm80", they depend on T.
+    the other groups nor on the row's place. On a Hopper GPU, and with a 16-bit a on the GPUs after it, they depend on T
+    unless the backend is "sm80".
 
     Raises:
         nvfp4.Error: an argument breaks a rule, or the device cannot run the call. Nothing has been written.

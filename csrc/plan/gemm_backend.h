@@ -25,6 +25,7 @@ typedef union product_problem {
 typedef struct gemm_planner {
     uint32_t a_types;       /* bit d: A may have nvfp4_dtype d; bit VALUES_E2M1: A may be in the format */
     int32_t takes_by_batch; /* 1: alpha and bias may be those of a batch */
+    int32_t a16_rows;       /* that a 16-bit A may have at most; 0: any number */
     uint32_t tma_a_types;   /* those of them for which scales must be 128x4, and tensor maps reach values of A and B */
 
     /* Writes the candidates of a product, in any order, and returns how many; at most MAX_CANDIDATES. Depends
@@ -73,7 +74,7 @@ typedef struct gemm_backend {
     const char *name, *runs_on, *architectures;  /* BACKEND_ROW: of its row in backends.def */
     const kernel_set *kernels;                   /* NULL: a backend of the host */
     const gemm_planner *planners[PRODUCT_KINDS]; /* by product_kind; NULL: the backend does not take it */
-    rounding_bound roundings;
+    rounding_bound roundings, a16_roundings;     /* the latter with a 16-bit A; all 0: the same */
 } gemm_backend;
 
 /* The parts of K of a batch-invariant product, for kernels in which each CTA of a cluster keeps some columns of a tile.

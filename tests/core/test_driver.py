@@ -13,7 +13,7 @@ import call_cost
 import exact_products
 import pytest
 import sanitize
-from backend_table import LISTED, ON_GPU, OWN, ROWS, runs_on
+from backend_table import LISTED, ON_GPU, OWN, ROWS, max_rows, runs_on
 from fake_driver_calls import called, launches, run
 from harness.headers import headers_of
 from paths import CSRC, TESTS
@@ -214,9 +214,14 @@ def test_no_batch_invariant_plan(fake_driver: Path) -> None:
     ("call", "message"),
     [
         (
-            "nvfp4.info(16, 64, 64, device=0, backend='sm100', a_dtype='float16')",
-            "a: dtype is float16, which the sm100 kernels do not take; must be uint8 or float4_e2m1fn_x2, or the "
-            "backend sm80",
+            "nvfp4.info(17, 64, 64, device=0, backend='sm100', a_dtype='float16')",
+            "a: dtype is float16 and M is 17, where the sm100 kernels multiply up to 16 rows of that type; must be "
+            "uint8 or float4_e2m1fn_x2, or the backend sm80",
+        ),
+        (
+            "nvfp4.info(16, 64, 0, device=0, backend='sm100', a_dtype='bfloat16')",
+            "a: dtype is bfloat16, which the sm100 kernels multiply by b with 128x4 scales and rows and batches on 16 "
+            "bytes alone, and with K above 0; must be uint8 or float4_e2m1fn_x2, or the backend sm80",
         ),
         (
             "nvfp4.info(16, 64, 64, device=0, backend='sm100', a_dtype='bfloat16', transpose_b=False)",
@@ -430,7 +435,7 @@ def test_a_backend_takes_what_the_table_says(name: str, fake_driver: Path) -> No
     """Types of A by kind of product, dense with 128x4 scales."""
     cases = [(kind, dtype) for kind in ("gemm", "gemm_nn") for dtype in A_DTYPES]
     calls = [
-        f"nvfp4.info(64, 512, 512, device=0, backend={name!r}, a_dtype={A_DTYPES[dtype]!r}, "
+        f"nvfp4.info({max_rows(name, dtype) or 64}, 512, 512, device=0, backend={name!r}, a_dtype={A_DTYPES[dtype]!r}, "
         f"transpose_b={kind == 'gemm'})['plan']['backend']"
         for kind, dtype in cases
     ]

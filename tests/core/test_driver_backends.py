@@ -89,7 +89,7 @@ def test_the_device_is_asked_once(fake_driver: Path, tmp_path: Path) -> None:
     code = "call(128, 256, 256, backend='sm100'); call(128, 512, 256, backend='sm100')"
     _, entries = called(code, fake_driver, tmp_path / "log", FAKE_CC="100")
     asked = [i for i, entry in enumerate(entries) if entry == "cuOccupancyMaxActiveClusters"]
-    kernels = len(headers_of("sm100").configs())
+    kernels = sum(len(headers_of("sm100").configs(name)) for name in ("gemm", "grouped"))
     assert 3 * kernels < len(asked) < 6 * kernels and asked[-1] < entries.index("cuTensorMapEncodeTiled")
     _, entries = called("call(128, 256, 256, backend='sm90')", fake_driver, tmp_path / "90", FAKE_CC="90")
     assert "cuOccupancyMaxActiveClusters" not in entries
@@ -148,10 +148,10 @@ def test_tensor_maps_of_sm120(fake_driver: Path, tmp_path: Path) -> None:
 def test_errors_of_sm120(fake_driver: Path) -> None:
     said = run("call(16, 16, 64, backend='sm120')", fake_driver, FAKE_CC="100")
     assert all(word in said for word in ["backend: is sm120", "12.0", "RTX 50", "Fake GPU 0", "10.0", "sm80"]), said
-    code = "nvfp4.info(16, 64, 64, device=0, backend='sm120', a_dtype='float16')"
+    code = "nvfp4.info(33, 64, 64, device=0, backend='sm120', a_dtype='float16')"
     assert run(code, fake_driver, FAKE_CC="120") == (
-        "a: dtype is float16, which the sm120 kernels do not take; must be uint8 or float4_e2m1fn_x2, or the backend "
-        "sm80"
+        "a: dtype is float16 and M is 33, where the sm120 kernels multiply up to 16 rows of that type; must be uint8 "
+        "or float4_e2m1fn_x2, or the backend sm80"
     )
 
 

@@ -69,6 +69,25 @@ def test_every_value_under_every_scale(backend: Backend, position: int, scale_la
         assert got == wanted or (math.isnan(got) and math.isnan(wanted)), divmod(row, 16)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("position", [*range(8), 63])
+def test_every_value_under_every_scale_in_w4a16(backend: Backend, position: int, dtype: torch.dtype) -> None:
+    """The same of B against a 1 of 16 bits, at every position of a word, by the kernels for few rows of A."""
+    k = 64
+    rows = torch.arange(4096)
+    data = torch.zeros(4096, k // 2, dtype=torch.uint8)
+    data[:, position // 2] = ((rows % 16) << (position % 2 * 4)).to(torch.uint8)
+    scale = torch.zeros(4096, k // 16, dtype=torch.uint8)
+    scale[:, position // 16] = (rows // 16).to(torch.uint8)
+    one = torch.zeros(1, k, dtype=dtype)
+    one[0, position] = 1.0
+    operands = [x.to(backend.device) for x in (one, data, layout(scale, "128x4"))]
+    a, b, scale_b = operands
+    out = nvfp4.gemm(a, b, None, scale_b, out_dtype=torch.float32, backend=backend.name).flatten().tolist()
+    for row, (got, wanted) in enumerate(zip(out, products(), strict=True)):
+        assert got == wanted or (math.isnan(got) and math.isnan(wanted)), divmod(row, 16)
+
+
 @pytest.mark.parametrize("scale_layout", LAYOUTS)
 def test_every_pair_of_scales(backend: Backend, scale_layout: str, generator: torch.Generator) -> None:
     """One block of 16 random values: its sum is exact in fp32 under any two scales (at most 12 + 8 bits)."""

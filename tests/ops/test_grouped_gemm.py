@@ -133,7 +133,7 @@ def own_of(case: Grouped, target: str) -> str | None:
     reached = "b" not in case.at and (case.n > 1 or case.k % 32 == 0)  # or can be put there
     if case.a == "nvfp4":
         reached = reached and case.layout == "128x4" and (case.t > 1 or case.k % 32 == 0)
-    return own_backend(target, case.a, anywhere=not reached)
+    return own_backend(target, case.a, not reached, case.k > 0 and not case.batch_invariant)
 
 
 def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
@@ -143,7 +143,7 @@ def drawn(case: Grouped, target: str, generator: torch.Generator) -> Grouped:
     moved = own is not None and not own_backend(target, case.a, anywhere=True)
     if moved:
         case = replace(case, layout="128x4")
-    if own == "sm100":
+    if own == "sm100" and case.a == "nvfp4":
         case = replace(case, k=up(case.k, 64))  # whole blocks of its scales
     seed = int(torch.randint(2**20, (), generator=generator))
     names = ("a", "b", "scale_b", "ends", "rows", "row_scale", "alpha", "bias", "out", "result")

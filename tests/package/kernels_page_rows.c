@@ -2,7 +2,11 @@
  * KIB rounds up. */
 #include "kernels/sm100/config.h"
 #include "kernels/sm100/grouped_config.h"
+#include "kernels/sm100/grouped_units_config.h"
+#include "kernels/sm100/units_config.h"
 #include "kernels/sm120/grouped_config.h"
+#include "kernels/sm120/grouped_units_config.h"
+#include "kernels/sm120/units_config.h"
 #include "kernels/sm80/config.h"
 #include "kernels/sm80/w4a16_config.h"
 #include "kernels/sm90/gemm_config.h"
@@ -13,9 +17,11 @@
 #include "kernels/sm90/prefill_config.h"
 #include "kernels/sm90/units_config.h"
 #include <stdio.h>
+#include <string.h>
 
-#define KIB(bytes) (((bytes) + 1023) / 1024)
-#define NAME(id)   (#id + sizeof "smNN_gemm_" - 1)
+#define KIB(bytes)  (((bytes) + 1023) / 1024)
+#define NAME(id)    (#id + sizeof "smNN_gemm_" - 1)
+#define BACKEND(id) (int)strcspn(#id, "_"), #id
 #define SM80(id, m, n, k, stages, warps, weights_first, ctas)                                                          \
     printf("sm80 | %s | %d | %d | %d | %d | %d |\n", NAME(id), warps, k / warps, stages,                               \
            KIB(SM80_SHARED_BYTES(m, n, k, stages, warps)), ctas);
@@ -35,8 +41,8 @@
     printf("gemv | %d | %d | %d | %d |\n", rows, warps, stages, KIB(SM90_GEMV_STAGES_BYTES(warps, stages)));
 #define UNITS(id, a_units, a, stages, a_stages)                                                                        \
     if ((a) < 2)                                                                                                       \
-        printf("units | %d | %s | %d | %d | %d |\n", 8 * a_units, a ? "16 bits" : "NVFP4", stages, a_stages,           \
-               KIB(UNITS_STAGES_BYTES(a_units, a, stages, a_stages)));
+        printf("units | %.*s | %d | %s | %d | %d | %d |\n", BACKEND(id), 8 * a_units, a ? "16 bits" : "NVFP4", stages, \
+               a_stages, KIB(UNITS_STAGES_BYTES(a_units, a, stages, a_stages)));
 #define WIDTH(n) " " #n
 #define GROUPED(id, rows, stages, bf16)                                                                                \
     if (!(bf16))                                                                                                       \
@@ -54,8 +60,8 @@
     }
 #define GROUPED_UNITS(id, a_units, bf16, stages, a_stages, pairs)                                                      \
     if (!(bf16))                                                                                                       \
-        printf("grouped_units | %d | %d | %d | %d | %d |\n", 8 * a_units, (pairs) / a_units, stages, a_stages,         \
-               KIB(GROUPED_UNITS_SHARED_BYTES(a_units, stages, a_stages, pairs)));
+        printf("grouped_units | %.*s | %d | %d | %d | %d | %d |\n", BACKEND(id), 8 * a_units, (pairs) / a_units,       \
+               stages, a_stages, KIB(GROUPED_UNITS_SHARED_BYTES(a_units, stages, a_stages, pairs)));
 #define SM100(id, group, y, stages, accumulators, gather, multicast)                                                   \
     printf("sm100 | %s | %d | %d | %d | %d x %d | %d x %d | %d of %d |\n", NAME(id) + 1, group, stages,                \
            KIB(SM100_SHARED_BYTES(group, y, stages)), accumulators, y, stages, SM100_SCALE_COLUMNS(y),                 \
@@ -77,8 +83,12 @@ int main(void) {
     SM80_W4A16_CONFIGS(W4A16)
     SM90_GEMV_CONFIGS(GEMV)
     SM90_UNITS_CONFIGS(UNITS)
+    SM100_UNITS_CONFIGS(UNITS)
+    SM120_UNITS_CONFIGS(UNITS)
     SM90_GROUPED_CONFIGS(GROUPED)
     SM90_GROUPED_UNITS_CONFIGS(GROUPED_UNITS)
+    SM100_GROUPED_UNITS_CONFIGS(GROUPED_UNITS)
+    SM120_GROUPED_UNITS_CONFIGS(GROUPED_UNITS)
     SM90_GROUPED_FEW_CONFIGS(GROUPED_FEW)
     SM90_GEMM_CONFIGS(SM90)
     SM90_PREFILL_CONFIGS(PREFILL)

@@ -4,7 +4,7 @@
 #define NVFP4_TESTS_SM90_PLAN_CHECKS_H
 
 #include "kernels/sm90/plan.h"
-#include "plan_checks.h"
+#include "units_plan_checks.h"
 
 typedef struct config {
     int type; /* of the wgmma operands */
@@ -31,13 +31,7 @@ static const struct {
 #undef X
 };
 
-static const struct {
-    int a_units, a, stages, a_stages;
-} units_configs[] = {
-#define X(id, ...) {__VA_ARGS__},
-    SM90_UNITS_CONFIGS(X)
-#undef X
-};
+static const units_kernel units_configs[] = {SM90_UNITS_CONFIGS(UNITS_ROW)};
 
 typedef enum kind { GEMM, GEMV, PREFILL, UNITS, NN } kind;
 
@@ -78,10 +72,6 @@ static const sm90_dequant_schedule *dequant_of(const launch_plan *plan) {
     expect(step == &plan->step[0] && plan->steps == 2, "the pre-pass is launched first");
     expect(step->cluster == 0 && step->shared_bytes == 0 && step->grid_y == 1, "its launch");
     return param_of(plan, step, 0);
-}
-
-static int needs_tma(const gemm_problem *p) {
-    return p->aligned16 && !is_far(p);
 }
 
 static void check_cache_policies(const gpu *g, const gemm_problem *p, const sm90_schedule *s) {
@@ -381,63 +371,6 @@ static void check_gemv(const gpu *g, const gemm_problem *p, const gemm_candidate
     expect(gemm->shared_bytes == bytes && bytes <= g->props.shared_per_block, "shared memory fits a CTA");
     expect(c->workspace == 0 && plan->steps == 1, "no workspace");
     expect(plan->tensor_maps == 0, "no tensor maps");
-}
-
-static void check_units(const gpu *g, const gemm_problem *p, const gemm_candidate *c, const launch_plan *plan,
-                        const launch_step *gemm) {
-    const units_schedule *s = param_of(plan, gemm, 1);
-    const int i = c->kernel - FIRST_UNITS, a_units = units_configs[i].a_units, a = units_configs[i].a;
-    const int64_t full = p->n / 128 * 16, tail = p->n % 128, most = s->cta_units + (s->larger_ctas > 0);
-    const int64_t units = full + (tail == 0 ? 0 : tail >= 32 ? 16 : 2 * ceil_div(tail, 4));
-    const int32_t type = a == 0 ? VALUES_E2M1 : a == 1 ? NVFP4_FP16 : NVFP4_BF16;
-    expect(p->a_type == type && p->scale_layout == NVFP4_128X4 && needs_tma(p) && p->k > 0, "operands that TMA loads");
-    expect(c->swap_ab && p->m <= 8 * a_units && c->tile_m == 8 * a_units && c->tile_n == 16, "it holds all of A");
-    expect(s->full_units == full && s->cta_units >= 1 && s->larger_ctas >= 0 && s->larger_ctas < s->ctas &&
-               (int64_t)s->ctas * s->cta_units + s->larger_ctas == units,
-           "each unit has one CTA, and each CTA a unit");
-    expect(c->grid == s->ctas * p->l && gemm->cluster == 0 && gemm->grid_y == 1, "its grid");
-    expect(s->ctas == units || s->ctas == max_int(1, g->props.sm_count / p->l), "a CTA an SM");
-    expect(s->steps == ceil_div(p->k, UNITS_STEP_K), "steps cover K");
-    expect(s->pass_pairs >= 1 && s->pass_pairs <= UNITS_PASS_PAIRS && s->pass_pairs <= ceil_div(most, 2),
-           "pairs of a pass");
-    const int32_t stages = UNITS_STAGES_BYTES(a_units, a, units_configs[i].stages, units_configs[i].a_stages);
-    expect(gemm->shared_bytes == stages + s->pass_pairs * UNITS_SUMS_BYTES(a_units) &&
-               gemm->shared_bytes <= g->props.shared_per_block,
-           "shared memory fits a CTA");
-    expect(s->b_cache_policy == (p->l > 1 && p->b_batch == 0 ? s->b_cache_policy : 0x12F0000000000000),
-           "B leaves L2 first if it is read once");
-    expect(s->early_b == p->constant_b, "a constant B is loaded early");
-    expect(c->workspace == 0 && plan->steps == 1, "no workspace");
-    expect(plan->tensor_maps == 2 * (full > 0) + (tail > 0) + 2, "a tensor map for each kind of load");
-    for (int32_t j = 0; j < plan->tensor_maps; j++) {
-        const tensor_layout *t = &plan->tensor_map[j].layout;
-        const unsigned char *place = plan->params + plan->tensor_map[j].offset;
-        if (place == (const unsigned char *)&s->b_pairs || place == (const unsigned char *)&s->b_units) {
-            expect(t->data == p->b && t->rank == 4 && t->swizzle == 128 && (int64_t)t->dims[0] == p->k / 2 &&
-                       t->dims[1] == 32 && (int64_t)t->dims[2] * 32 == p->n / 128 * 128 &&
-                       (int64_t)t->dims[3] == p->l && (int64_t)t->strides[0] == p->b_pitch &&
-                       (int64_t)t->strides[1] == 32 * p->b_pitch,
-                   "whole blocks of B, by quarters");
-            expect(t->box[0] == UNITS_STEP_K / 2 && t->box[2] == 4 &&
-                       t->box[1] == (place == (const unsigned char *)&s->b_pairs ? 4 : 2),
-                   "a pair of units, or one");
-        } else if (place == (const unsigned char *)&s->b_tail) {
-            expect(t->data == p->b && t->rank == 3 && t->swizzle == 128 && (int64_t)t->dims[1] == p->n &&
-                       t->box[0] == UNITS_STEP_K / 2 && t->box[1] == 4,
-                   "rows of the last block");
-        } else if (place == (const unsigned char *)&s->b_scales) {
-            expect(t->data == p->scale_b && t->rank == 4 && t->swizzle == 0 && t->dims[0] == 512 &&
-                       (int64_t)t->dims[1] == ceil_div(p->k, 64) && (int64_t)t->dims[2] == ceil_div(p->n, 128) &&
-                       t->box[0] == 64 && t->box[1] == UNITS_STEP_K / 64,
-                   "the scales of a pair");
-        } else {
-            expect(place == (const unsigned char *)&s->a && t->data == p->a && t->swizzle == 128 &&
-                       t->element_bytes == (a ? 2 : 1) && (int64_t)t->dims[0] == (a ? p->k : p->k / 2) &&
-                       (int64_t)t->dims[1] == p->m && t->box[0] == (a ? 64 : UNITS_STEP_K / 2) &&
-                       t->box[1] == (uint32_t)p->m,
-                   "all rows of A");
-        }
-    }
 }
 
 static void check_prefill(const gpu *g, const gemm_problem *p, const gemm_candidate *c, const launch_plan *plan,

@@ -160,7 +160,8 @@ def test_plan_takes_what_the_model_calls_fastest(tmp_path: Path) -> None:
     ranks = [draw.choice((0, draw.randrange(len(times)))) for times in modelled]
     csrc = ROOT / "csrc"
     names = ["plan/choose.c", "plan/reject.c", "common/error.c"]
-    names += [f"kernels/sm100/{name}.c" for name in ("backend", "grouped_plan")]
+    names += [f"kernels/sm100/{name}.c" for name in ("backend", "grouped_plan", "units_plan")]
+    names += ["kernels/units/plan.c", "kernels/units/grouped_plan.c"]
     sources = [csrc / name for name in names]
     sources += [ROOT / "tests/plan/b200_planner.c", ROOT / "benchmarks/c_model.c"]
     binary = tmp_path / "planner"

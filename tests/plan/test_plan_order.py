@@ -12,7 +12,7 @@ from paths import CSRC, TESTS
 
 SOURCES = (
     TESTS / "plan/h200_planner.c",
-    *sorted(CSRC.glob("kernels/sm*/*.c")),
+    *sorted([*CSRC.glob("kernels/sm*/*.c"), *CSRC.glob("kernels/units/*.c")]),
     CSRC / "plan/choose.c",
     CSRC / "plan/reject.c",
     CSRC / "common/error.c",

@@ -10,7 +10,7 @@ static const int64_t depths[] = {0, 32, 64, 96, 2048, 7168};
 static const int32_t groups_of[] = {1, 2, 60, 256, 1024};
 static const int on[] = {B200, B200_SLICE, B300_ODD, THOR};
 
-static long times_first[SM100_KERNELS], times_listed[SM100_KERNELS];
+static long times_first[SM100_GROUPED_END], times_listed[SM100_GROUPED_END];
 
 static const gemm_planner *planner(void) {
     return planner_of(NVFP4_BACKEND_SM100, PRODUCT_GROUPED, VALUES_E2M1);
@@ -286,7 +286,7 @@ int main(void) {
                     if (parts <= 2) check_quantized(g, &p);
                 }
     snprintf(about, sizeof about, "what there is");
-    for (int32_t k = SM100_CONFIGS; k < SM100_KERNELS; k++) {
+    for (int32_t k = SM100_CONFIGS; k < SM100_GROUPED_END; k++) {
         const char *name = gemm_backends[NVFP4_BACKEND_SM100]->kernels->kernels[k].name;
         expect(times_listed[k] > 0, name);
         printf("%-32s first %6ld times, listed %7ld\n", name, times_first[k], times_listed[k]);

@@ -195,7 +195,7 @@ static void check_limits(void) {
     const grouped_problem many = grouped(PRODUCT_GROUPED, INT32_MAX, INT32_MAX / 16 * 16, 64, 8, 2, PLAIN);
     snprintf(about, sizeof about, "limits");
     expect(one(&on[0], &many, PLAIN, 1) == 0, "too many tiles are an error");
-    for (int32_t k = SM120_CONFIGS; k < SM120_KERNELS; k++) {
+    for (int32_t k = SM120_CONFIGS; k < SM120_GROUPED_END; k++) {
         const grouped_problem p = grouped(PRODUCT_GROUPED, 64, 64, 512, 4, 1, PLAIN);
         check_min_shared_memory(NVFP4_BACKEND_SM120, gpus[RTX_5090], &p.g, k);
     }
@@ -228,7 +228,7 @@ int main(void) {
                     if (parts <= 2) check_activation(g, &p, v);
                 }
     snprintf(about, sizeof about, "what there is");
-    for (int32_t k = SM120_CONFIGS; k < SM120_KERNELS; k++) {
+    for (int32_t k = SM120_CONFIGS; k < SM120_GROUPED_END; k++) {
         const char *name = gemm_backends[NVFP4_BACKEND_SM120]->kernels->kernels[k].name;
         expect(times_listed[k] > 0 && times_first[k] > 0, name);
         printf("%-32s first %6ld times, listed %7ld\n", name, times_first[k], times_listed[k]);

@@ -1,7 +1,7 @@
 /* Products of groups of the sm90 backend on the properties of real GPUs: every candidate can be launched, its pre-pass
  * fills what the kernel reads, and the plan follows from the number of rows a group. Prints "N passed, N failed". */
 #include "kernels/sm90/plan.h"
-#include "plan_checks.h"
+#include "units_plan_checks.h"
 
 static const int64_t rows_of_result[] = {1, 7, 16, 33, 64, 300, 4096, 100000};
 static const int64_t columns[] = {1, 7, 128, 130, 704, 1856, 7168};
@@ -15,12 +15,7 @@ enum {
     END = KERNEL_sm90_gemv_quantize_fp16_1
 };
 
-/* Units of A by pairs of units of B that a tile has at most. */
-static const int32_t max_pairs[] = {
-#define X(id, a_units, bf16, stages, a_stages, pairs) pairs,
-    SM90_GROUPED_UNITS_CONFIGS(X)
-#undef X
-};
+static const grouped_units_kernel units_configs[] = {SM90_GROUPED_UNITS_CONFIGS(UNITS_ROW)};
 
 static long times_first[SM90_KERNELS], times_listed[SM90_KERNELS];
 
@@ -64,38 +59,6 @@ static void check_reorder_e2m1(const grouped_problem *p, const gemm_candidate *c
            "by a CTA for each tile of any ends");
 }
 
-/* What few rows a group have: one launch, teams that share K, tiles of pairs of units. */
-static void check_units(const gpu *g, const grouped_problem *all, const gemm_candidate *c, const launch_plan *plan,
-                        const launch_step *step) {
-    const gemm_problem *p = &all->g;
-    const grouped_units_schedule *s = param_of(plan, step, 1);
-    const int64_t blocks = p->n / 128, tail = p->n % 128, pairs = blocks * 8 + ceil_div(min_int(tail, 32), 4);
-    expect(plan->steps == 1 && c->workspace == 0, "one launch");
-    expect(p->k > 0 && s->steps == ceil_div(p->k, 256) && 1 << s->team_log2 <= s->steps && s->team_log2 <= 3,
-           "each warp of a team has a step");
-    expect(s->pairs == pairs && s->full_pairs == blocks * 8, "pairs cover N");
-    expect(s->tile_pairs >= 1 && s->tile_pairs * (c->tile_m / 8) <= max_pairs[c->kernel - FIRST_UNITS],
-           "sums have room");
-    expect((s->tiles_n - 1) * (int64_t)s->tile_pairs < pairs && s->tiles_n * (int64_t)s->tile_pairs >= pairs,
-           "tiles cover the pairs");
-    expect(c->tile_n == 16 * s->tile_pairs && c->tile_k == 256 << s->team_log2, "as info shows it");
-    check_tiles_of_groups(g, all, c, step, s->tiles_n, 8 >> s->team_log2);
-    int32_t maps = 0;
-    if (blocks) {
-        const tensor_layout *b = &plan->tensor_map[maps++].layout;
-        expect(b->data == p->b && b->rank == 4 && (int64_t)b->dims[2] == blocks * 4 && (int64_t)b->dims[3] == p->l,
-               "a tensor map of whole blocks of B");
-        expect(b->box[0] == 128 && b->box[1] == 4 && b->box[2] == 4, "by pairs");
-    }
-    if (tail) {
-        const tensor_layout *b = &plan->tensor_map[maps++].layout;
-        expect(b->data == p->b && (int64_t)b->dims[1] == p->n && b->box[1] == 4, "one of the rest");
-    }
-    const tensor_layout *scales = &plan->tensor_map[maps++].layout;
-    expect(scales->data == p->scale_b && (int64_t)scales->dims[3] == p->l && scales->box[0] == 64, "one of the scales");
-    expect(plan->tensor_maps == maps, "and no other");
-}
-
 /* What up to some 48 rows a group have: one launch without a workspace, deep stages of whole lines of B. */
 static void check_few(const gpu *g, const grouped_problem *all, const gemm_candidate *c, const launch_plan *plan,
                       const launch_step *step) {
@@ -134,7 +97,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
         return;
     }
     if (c->kernel < FIRST) {
-        check_units(g, all, c, plan, step);
+        check_grouped_units(g, all, &units_configs[c->kernel - FIRST_UNITS], c, plan, step);
         return;
     }
     expect(c->split_k == 1 && c->tile_n == 128 && c->tile_k == 128 && c->swap_ab, "a CTA has all of K");
@@ -198,7 +161,7 @@ static void check_with_activation(const gpu *g, const grouped_problem *p) {
             expect(tiles_n == ceil_div(p->g.n, 256 / p->parts), "tiles cover the columns of a part");
         } else {
             expect(s->tile_pairs >= 1 &&
-                       s->tile_pairs * p->parts * (of->tile_m / 8) <= max_pairs[of->kernel - FIRST_UNITS],
+                       s->tile_pairs * p->parts * (of->tile_m / 8) <= units_configs[of->kernel - FIRST_UNITS].pairs,
                    "sums of all parts have room");
             expect((tiles_n - 1) * s->tile_pairs < s->pairs && tiles_n * s->tile_pairs >= s->pairs,
                    "tiles cover the pairs of a part");

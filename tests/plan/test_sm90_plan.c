@@ -31,7 +31,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
         check_prefill(g, p, c, plan, gemm);
         break;
     case UNITS:
-        check_units(g, p, c, plan, gemm);
+        check_units(g, p, &units_configs[c->kernel - FIRST_UNITS], c, plan, gemm);
         break;
     case NN:
         check_nn(p, c, plan, gemm);

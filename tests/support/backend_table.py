@@ -33,7 +33,14 @@ def backends_of(device: str) -> tuple[str, ...]:
     return tuple(name for name in reversed(ON_GPU) if runs_on(name, capability(device)))
 
 
-def takes(backend: str, a: str = "uint8", transpose_b: bool = True, linear: bool = False) -> bool:
-    """Whether it multiplies an A of this dtype by B; linear: with linear scales, and wherever rows lie."""
+def max_rows(backend: str, a: str) -> int | None:
+    """The most rows that an A of this dtype may have in gemm; None: any number."""
+    rows: int | None = ROWS[backend]["a16_rows"]
+    return rows if a in ("float16", "bfloat16") else None
+
+
+def takes(backend: str, a: str = "uint8", transpose_b: bool = True, linear: bool = False, m: int = 1) -> bool:
+    """Whether it multiplies M rows of an A of this dtype by B; linear: with linear scales, and wherever rows lie."""
     kinds = ROWS[backend]["linear_scales" if linear else "product_kinds"]
-    return a in kinds.get("gemm" if transpose_b else "gemm_nn", [])
+    most = max_rows(backend, a)
+    return a in kinds.get("gemm" if transpose_b else "gemm_nn", []) and (most is None or m <= most)

@@ -17,7 +17,7 @@ def roundings(kernel: str, k: int, a_16_bit: bool = False, ranks: int = 1) -> in
     added in fp32, in any order: ranks - 1 additions at most for one of them."""
     k, more = k // ranks, ranks - 1
     if kernel in ROWS:  # a backend of the GPU
-        bound = ROWS[kernel]["roundings"]
+        bound = ROWS[kernel]["a16_roundings" if a_16_bit else "roundings"]
         return bound["per_block"] * (k // bound["block_k"]) + bound["constant"] + more
     return (k + 8 if kernel == "amx" or a_16_bit else k // 16 + 8) + more
 

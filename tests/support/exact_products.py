@@ -144,7 +144,7 @@ def takes(case: Case, backend: str) -> bool:
     """Whether the backend has kernels for the type of A, and for how B lies."""
     linear = case.layout == "linear" or not (case.pitched or case.k % 32 == 0)
     a = str(A_TYPES[case.a]).removeprefix("torch.") if case.a else "uint8"
-    return backend_table.takes(backend, a, linear=linear)
+    return backend_table.takes(backend, a, linear=linear, m=case.m)
 
 
 def run(case: Case, backend: str, device: str) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from backend_table import ON_GPU, backends_of, device_of, takes
+from backend_table import ON_GPU, OWN, backends_of, device_of, max_rows, takes
 from error_bounds import Bounded, roundings
 from guarded_memory import Memory
 from hypothesis import strategies as st
@@ -195,9 +195,12 @@ def gemms(draw: Draw, target: str, volume: float) -> Gemm:
     backend = one_of(draw, *backends(target))
     both = backend is None or takes(backend, "float16")
     a = one_of(draw, "nvfp4", "nvfp4", "float16", "bfloat16") if both else "nvfp4"
-    if a != "nvfp4" and backend == "sm90":  # of which sm90 takes what TMA reaches
+    by_tma = a != "nvfp4" and backend is not None and not takes(backend, a, linear=True)
+    if by_tma:
         layout, k = "128x4", up(k, 32)
-    transpose_b = a == "nvfp4" or one_of(draw, True, False)
+    if backend and (most := max_rows(backend, a)):
+        m, k = min(m, most), max(k, 32)
+    transpose_b = a == "nvfp4" or not takes(backend or "sm80", a, transpose_b=False) or one_of(draw, True, False)
     n = up(n, 8) if not transpose_b and backend == "sm90" else n
     by_batch = backend in (None, "cpu", "sm80") and one_of(draw, False, False, True)
     if by_batch and alpha in ("one", "vector"):
@@ -218,7 +221,7 @@ def gemms(draw: Draw, target: str, volume: float) -> Gemm:
         matrices |= {"scale_a": (m, k // 16, 1)} if a == "nvfp4" else {}
         matrices |= {"scale_b": (n, k // 16, 1)}
     # Most kernels have a path for data on 16 bytes, which one operand on 8 is enough to forbid.
-    odd = one_of(draw, "", "", "a", "b", "both") if a == "nvfp4" or backend != "sm90" else ""
+    odd = one_of(draw, "", "", "a", "b", "both") if not by_tma else ""
     for name, (rows, row, unit) in matrices.items():
         align = 16 if name not in (odd, "scale_a", "scale_b", "c") and odd != "both" else unit
         at[name] = draw_at(draw, l, rows, row, unit, align, name == "out")
@@ -449,7 +452,9 @@ NO_ORDER = "batch_invariant: no kernel of this backend is batch invariant for "
 
 
 def has_no_order(case: Gemm, args: dict[str, Any]) -> bool:
-    """Whether sm90 has no order of additions that serves every M; sm80 has one for everything."""
+    """Whether the backend has no order of additions that serves every M; sm80 has one for everything."""
+    if case.a != "nvfp4" and case.backend in OWN and case.backend != "sm90":
+        return True
     on_16 = all(
         x.data_ptr() % 16 == 0
         and x.stride(-2) * x.element_size() % 16 == 0

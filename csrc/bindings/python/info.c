@@ -95,23 +95,28 @@ static PyObject *number_or_none(int has, int32_t number) {
     return has ? PyLong_FromLong(number) : Py_NewRef(Py_None);
 }
 
+static PyObject *roundings_of(const rounding_bound *r) {
+    if (!r->block_k) return Py_NewRef(Py_None);
+    return Py_BuildValue("{si,si,si}", "per_block", r->per_block, "block_k", r->block_k, "constant", r->constant);
+}
+
 static PyObject *describe_backend(int32_t number) {
     const gemm_backend *backend = gemm_backends[number];
     const kernel_set *kernels = backend->kernels;
-    const rounding_bound *r = &backend->roundings;
+    const gemm_planner *gemm = backend->planners[PRODUCT_GEMM];
     PyObject *architectures = PyUnicode_FromString(backend->architectures);
     PyObject *split = architectures ? PyUnicode_Split(architectures, NULL, -1) : NULL;
     Py_XDECREF(architectures);
     if (!split) return NULL;
-    PyObject *roundings = r->block_k ? Py_BuildValue("{si,si,si}", "per_block", r->per_block, "block_k", r->block_k,
-                                                     "constant", r->constant)
-                                     : Py_NewRef(Py_None);
+    const rounding_bound *of_a16 = backend->a16_roundings.block_k ? &backend->a16_roundings : &backend->roundings;
     return Py_BuildValue(
-        "{ss,si,ss,sN,sN,sN,sN,sN,sN}", "name", backend->name, "number", number, "runs_on", backend->runs_on,
+        "{ss,si,ss,sN,sN,sN,sN,sN,sN,sN,sN}", "name", backend->name, "number", number, "runs_on", backend->runs_on,
         "architectures", split, "min_capability",
         number_or_none(kernels != NULL, kernels ? kernels->min_capability : 0), "max_capability",
         number_or_none(kernels && kernels->max_capability < INT32_MAX, kernels ? kernels->max_capability : 0),
-        "product_kinds", kinds_of(backend, 0), "linear_scales", kinds_of(backend, 1), "roundings", roundings);
+        "product_kinds", kinds_of(backend, 0), "linear_scales", kinds_of(backend, 1), "a16_rows",
+        number_or_none(gemm && gemm->a16_rows, gemm ? gemm->a16_rows : 0), "roundings",
+        roundings_of(&backend->roundings), "a16_roundings", roundings_of(of_a16));
 }
 
 /* Every backend as a dict, by number. */

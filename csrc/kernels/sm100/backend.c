@@ -1,6 +1,6 @@
 /* The sm100 backend's row in the table of backends: its kernels, and plan.c with the constants of a B200. */
 #include "common/error.h"
-#include "kernels/sm100/grouped_plan.h"
+#include "kernels/sm100/units_plan.h"
 #include "plan/reject.h"
 
 /* One, or, where a CTA leaves room for the next call, three. */
@@ -29,7 +29,7 @@ static const kernel_entry kernels[SM100_KERNELS] = {
      .pdl = 1},
         SM100_GROUPED_CONFIGS(X)
 #undef X
-};
+            SM100_UNITS_CONFIGS(SM100_UNITS_ENTRY) SM100_GROUPED_UNITS_CONFIGS(SM100_GROUPED_UNITS_ENTRY)};
 static const kernel_set set = {
     .kernels = kernels, .count = SM100_KERNELS, .min_capability = 100, .max_capability = 119, .optional = 1};
 
@@ -46,31 +46,42 @@ static sm100_model model_of(const device_props *props) {
     return m;
 }
 
+static int32_t of_units(gemm_candidate *all, int32_t count) {
+    return units_of_backend(NVFP4_BACKEND_SM100, kernels, all, count);
+}
+
 static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     const sm100_model model = model_of(props);
+    if (t->a_type != VALUES_E2M1) return of_units(out, sm100_units_candidates(&model, props, t, out));
     const int32_t count = sm100_candidates(&model, props, t, out);
     for (int32_t i = 0; i < count; i++) out[i].backend = NVFP4_BACKEND_SM100;
     return count;
 }
 
-/* Every kernel adds K in the same order, 64 values at a time. */
+/* Every kernel for an NVFP4 A adds K in the same order, 64 values at a time. Those for 16 bits do not serve every M. */
 static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    if (t->a_type != VALUES_E2M1) return -1;
     const int32_t split_k = batch_invariant_split_k(props, t, SM100_CTA_ROWS, SM100_STAGE_K);
     return keep_split_k(out, candidates(props, t, out), split_k);
 }
 
 static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
+    if (t->a_type != VALUES_E2M1) return reject_units(sm100_name, t);
     const nvfp4_status status = reject_shared_memory(sm100_name, kernels, SM100_CONFIGS, props);
     return status ? status : reject_tiles(sm100_name, t);
 }
 
 static void build(const device_props *props, const product_problem *problem, const gemm_candidate *c, void *workspace,
                   launch_plan *out) {
-    (void)workspace; /* partial sums of split-K stay in the cluster */
-    sm100_build(props, &problem->gemm, c, out);
+    if (c->kernel >= SM100_CONFIGS)
+        units_build(props, problem, c, workspace, out);
+    else /* partial sums of split-K stay in the cluster */
+        sm100_build(props, &problem->gemm, c, out);
 }
 
-static const gemm_planner gemm = {.a_types = TAKES_E2M1,
+static const gemm_planner gemm = {.a_types = TAKES_E2M1 | TAKES_16_BIT,
+                                  .tma_a_types = TAKES_16_BIT,
+                                  .a16_rows = UNITS_MAX_M,
                                   .candidates = candidates,
                                   .batch_invariant = batch_invariant,
                                   .reject = reject,
@@ -78,28 +89,33 @@ static const gemm_planner gemm = {.a_types = TAKES_E2M1,
 
 static int32_t grouped_candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     const sm100_model model = model_of(props);
+    if (t->a_type != VALUES_E2M1) return of_units(out, sm100_grouped_units_candidates(&model, props, t, out));
     return sm100_grouped_candidates(&model, props, t, out);
 }
 
 static int32_t grouped_batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    return sm100_grouped_reaches(t) ? grouped_candidates(props, t, out) : -1;
+    return t->a_type == VALUES_E2M1 && sm100_grouped_reaches(t) ? grouped_candidates(props, t, out) : -1;
 }
 
 static int32_t grouped_with_activation(const device_props *props, const grouped_problem *p, const gemm_candidate *of,
                                        gemm_candidate *out) {
     const sm100_model model = model_of(props);
+    if (p->g.a_type != VALUES_E2M1)
+        return of_units(out, sm100_grouped_units_with_activation(&model, props, p, of, out));
     return sm100_grouped_with_activation(&model, props, p, of, out);
 }
 
 static int32_t grouped_with_quantized_activation(const device_props *props, const gated_grouped_quantize_problem *p,
                                                  const gemm_candidate *of, gemm_candidate *out) {
     const sm100_model model = model_of(props);
+    if (of->kernel >= SM100_GROUPED_END) return 0;
     return sm100_grouped_with_quantized_activation(&model, props, p, of, out);
 }
 
 static nvfp4_status reject_grouped(const device_props *props, const gemm_traits *t) {
+    if (t->a_type != VALUES_E2M1) return reject_units(sm100_name, t);
     const nvfp4_status status =
-        reject_shared_memory(sm100_name, &kernels[SM100_CONFIGS], SM100_KERNELS - SM100_CONFIGS, props);
+        reject_shared_memory(sm100_name, &kernels[SM100_CONFIGS], SM100_GROUPED_END - SM100_CONFIGS, props);
     if (status) return status;
     if (t->scale_layout != NVFP4_128X4)
         return REJECT_AS(NVFP4_UNSUPPORTED, "scale_layout",
@@ -119,13 +135,15 @@ static nvfp4_status reject_grouped(const device_props *props, const gemm_traits 
 
 static void build_grouped(const device_props *props, const product_problem *problem, const gemm_candidate *c,
                           void *workspace, launch_plan *out) {
-    (void)props, (void)workspace;
-    sm100_grouped_build(problem, c, out);
+    if (c->kernel >= SM100_GROUPED_END)
+        grouped_units_build(props, problem, c, workspace, out);
+    else
+        sm100_grouped_build(problem, c, out);
 }
 
-static const gemm_planner grouped = {.a_types = TAKES_E2M1,
+static const gemm_planner grouped = {.a_types = TAKES_E2M1 | TAKES_16_BIT,
                                      .takes_by_batch = 1,
-                                     .tma_a_types = TAKES_E2M1,
+                                     .tma_a_types = TAKES_E2M1 | TAKES_16_BIT,
                                      .candidates = grouped_candidates,
                                      .batch_invariant = grouped_batch_invariant,
                                      .with_activation = grouped_with_activation,
@@ -138,4 +156,5 @@ const gemm_backend sm100_backend = {
     .kernels = &set,
     .planners = {[PRODUCT_GEMM] = &gemm, [PRODUCT_GROUPED] = &grouped},
     .roundings = {.per_block = 3, .block_k = 64, .constant = 19},
+    .a16_roundings = UNITS_ROUNDINGS,
 };

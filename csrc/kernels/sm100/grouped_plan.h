@@ -12,7 +12,7 @@ enum {
 #define X(id, ...) KERNEL_##id,
     SM100_GROUPED_CONFIGS(X)
 #undef X
-        SM100_KERNELS
+        SM100_GROUPED_END
 };
 
 /* Whether the kernels reach the operands: 128x4 scales, K of whole blocks of 64, values that tensor maps describe. */

@@ -158,17 +158,6 @@ int32_t sm120_candidates(const sm120_model *model, const device_props *props, co
     return set_modelled_us(out, count);
 }
 
-static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    return sm120_candidates(&sm120_published, props, t, out);
-}
-
-/* Every kernel adds K in the same order, 64 values at a time, and splits it at the same places. */
-static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    const int fits = sm120_clusters_that_fit(props, 2) > 0;
-    const int32_t split_k = fits ? batch_invariant_split_k(props, t, SM120_ATOM_ROWS, SM120_PART_K) : 1;
-    return keep_split_k(out, candidates(props, t, out), split_k);
-}
-
 /* ---- the launch ---- */
 
 void sm120_add_values_map(const gemm_problem *p, int is_b, int64_t batches, int32_t stage_k, int32_t rows,
@@ -178,10 +167,7 @@ void sm120_add_values_map(const gemm_problem *p, int is_b, int64_t batches, int3
     add_tensor_map(out, &layout, &o->values);
 }
 
-static void build(const device_props *props, const product_problem *problem, const gemm_candidate *c, void *workspace,
-                  launch_plan *out) {
-    const gemm_problem *p = &problem->gemm;
-    (void)workspace; /* partial sums of split-K stay in the cluster */
+static void build_gemm(const device_props *props, const gemm_problem *p, const gemm_candidate *c, launch_plan *out) {
     const sm120_config *config = &configs[c->kernel];
     const sm120_tiling *tiling = TILING(const sm120_tiling, c);
     const cache_policies policies =
@@ -230,37 +216,92 @@ static const kernel_entry kernels[SM120_KERNELS] = {
         SM120_GROUPED_CONFIGS(X)
 #undef X
 #undef ENTRY
-};
+            SM120_UNITS_CONFIGS(SM120_UNITS_ENTRY) SM120_GROUPED_UNITS_CONFIGS(SM120_GROUPED_UNITS_ENTRY)};
 static const kernel_set set = {
     .kernels = kernels, .count = SM120_KERNELS, .min_capability = 120, .max_capability = 129, .optional = 1};
 
+static int32_t of_units(gemm_candidate *all, int32_t count) {
+    return units_of_backend(NVFP4_BACKEND_SM120, kernels, all, count);
+}
+
+static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    if (t->a_type != VALUES_E2M1) return of_units(out, sm120_units_candidates(props, t, out));
+    return sm120_candidates(&sm120_published, props, t, out);
+}
+
+/* Every kernel for an NVFP4 A adds K in the same order, 64 values at a time, and splits it at the same places. Those for
+ * 16 bits do not serve every M. */
+static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    if (t->a_type != VALUES_E2M1) return -1;
+    const int fits = sm120_clusters_that_fit(props, 2) > 0;
+    const int32_t split_k = fits ? batch_invariant_split_k(props, t, SM120_ATOM_ROWS, SM120_PART_K) : 1;
+    return keep_split_k(out, candidates(props, t, out), split_k);
+}
+
+static void build(const device_props *props, const product_problem *problem, const gemm_candidate *c, void *workspace,
+                  launch_plan *out) {
+    if (c->kernel >= SM120_CONFIGS)
+        units_build(props, problem, c, workspace, out);
+    else /* partial sums of split-K stay in the cluster */
+        build_gemm(props, &problem->gemm, c, out);
+}
+
+static int32_t grouped_candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    if (t->a_type != VALUES_E2M1) return of_units(out, sm120_grouped_units_candidates(props, t, out));
+    return sm120_grouped_candidates(props, t, out);
+}
+
+static int32_t grouped_batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    return t->a_type == VALUES_E2M1 ? sm120_grouped_candidates(props, t, out) : -1;
+}
+
+static int32_t grouped_with_activation(const device_props *props, const grouped_problem *p, const gemm_candidate *of,
+                                       gemm_candidate *out) {
+    if (p->g.a_type != VALUES_E2M1) return of_units(out, sm120_grouped_units_with_activation(props, p, of, out));
+    return sm120_grouped_with_activation(props, p, of, out);
+}
+
+static void build_grouped(const device_props *props, const product_problem *problem, const gemm_candidate *c,
+                          void *workspace, launch_plan *out) {
+    if (c->kernel >= SM120_GROUPED_END)
+        grouped_units_build(props, problem, c, workspace, out);
+    else
+        sm120_grouped_build(props, problem, c, workspace, out);
+}
+
 static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
+    if (t->a_type != VALUES_E2M1) return reject_units(sm120_name, t);
     const nvfp4_status status = reject_shared_memory(sm120_name, kernels, SM120_CONFIGS, props);
     return status ? status : reject_tiles(sm120_name, t);
 }
 
 static nvfp4_status reject_grouped(const device_props *props, const gemm_traits *t) {
+    if (t->a_type != VALUES_E2M1) return reject_units(sm120_name, t);
     const nvfp4_status status =
-        reject_shared_memory(sm120_name, &kernels[SM120_CONFIGS], SM120_KERNELS - SM120_CONFIGS, props);
+        reject_shared_memory(sm120_name, &kernels[SM120_CONFIGS], SM120_GROUPED_END - SM120_CONFIGS, props);
     return status ? status : reject_tiles(sm120_name, t);
 }
 
-static const gemm_planner gemm = {.a_types = TAKES_E2M1,
+static const gemm_planner gemm = {.a_types = TAKES_E2M1 | TAKES_16_BIT,
+                                  .tma_a_types = TAKES_16_BIT,
+                                  .a16_rows = UNITS_MAX_M,
                                   .candidates = candidates,
                                   .batch_invariant = batch_invariant,
                                   .reject = reject,
                                   .build = build};
-static const gemm_planner grouped = {.a_types = TAKES_E2M1,
+static const gemm_planner grouped = {.a_types = TAKES_E2M1 | TAKES_16_BIT,
                                      .takes_by_batch = 1,
-                                     .candidates = sm120_grouped_candidates,
-                                     .batch_invariant = sm120_grouped_candidates,
-                                     .with_activation = sm120_grouped_with_activation,
+                                     .tma_a_types = TAKES_16_BIT,
+                                     .candidates = grouped_candidates,
+                                     .batch_invariant = grouped_batch_invariant,
+                                     .with_activation = grouped_with_activation,
                                      .reject = reject_grouped,
-                                     .build = sm120_grouped_build};
+                                     .build = build_grouped};
 
 const gemm_backend sm120_backend = {
     BACKEND_ROW(sm120),
     .kernels = &set,
     .planners = {[PRODUCT_GEMM] = &gemm, [PRODUCT_GROUPED] = &grouped},
     .roundings = {.per_block = 3, .block_k = 64, .constant = 19},
+    .a16_roundings = UNITS_ROUNDINGS,
 };

@@ -3,18 +3,21 @@
 #define NVFP4_SM120_PLAN_H
 
 #include "kernels/sm120/grouped_config.h"
+#include "kernels/sm120/grouped_units_config.h"
 #include "kernels/sm120/model.h"
+#include "kernels/sm120/units_config.h"
+#include "kernels/units/plan.h"
 #include "plan/gemm_backend.h"
 #include "plan/operands.h"
 
 enum {
 #define X(id, ...) KERNEL_##id,
-    SM120_GEMM_CONFIGS(X) SM120_GROUPED_CONFIGS(X)
+    SM120_GEMM_CONFIGS(X) SM120_GROUPED_CONFIGS(X) SM120_UNITS_CONFIGS(X) SM120_GROUPED_UNITS_CONFIGS(X)
 #undef X
         SM120_KERNELS,
-    SM120_CONFIGS = 0 /* those of gemm.cu, which come first */
 #define X(...) +1
-    SM120_GEMM_CONFIGS(X)
+    SM120_CONFIGS = 0 SM120_GEMM_CONFIGS(X), /* those of gemm.cu, which come first */
+    SM120_GROUPED_END = SM120_CONFIGS SM120_GROUPED_CONFIGS(X)
 #undef X
 };
 
@@ -31,6 +34,12 @@ int32_t sm120_grouped_with_activation(const device_props *props, const grouped_p
                                       const gemm_candidate *of, gemm_candidate *out);
 void sm120_grouped_build(const device_props *props, const product_problem *problem, const gemm_candidate *candidate,
                          void *workspace, launch_plan *out);
+
+/* The kernels of kernels/units, for the gemm_planners, where A has 16 bits. Candidates have single_us. */
+int32_t sm120_units_candidates(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
+int32_t sm120_grouped_units_candidates(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
+int32_t sm120_grouped_units_with_activation(const device_props *props, const grouped_problem *problem,
+                                            const gemm_candidate *of, gemm_candidate *out);
 
 /* Adds the tensor map of an operand's values, whose boxes are a stage along K by `rows` rows. */
 void sm120_add_values_map(const gemm_problem *problem, int is_b, int64_t batches, int32_t stage_k, int32_t rows,

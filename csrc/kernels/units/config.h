@@ -15,6 +15,7 @@
 #include "common/tensor_map.h"
 #include "kernels/common/ceil_div.h"
 
+#define UNITS_MAX_M      16 /* rows of A: two units */
 #define UNITS_STEP_K     256
 #define UNITS_ATOMS      (UNITS_STEP_K / 64) /* of a step: 512-byte blocks of the 128x4 scale layout */
 #define UNITS_UNIT_BYTES (8 * UNITS_STEP_K / 2)

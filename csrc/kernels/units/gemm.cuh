@@ -76,7 +76,7 @@ __device__ __forceinline__ void store_pass(const gemm_problem &p, const units_wo
             const float2 add = sums[w * of_warp + index];
             v[0] = __fadd_rn(v[0], add.x), v[1] = __fadd_rn(v[1], add.y);
         }
-        v[0] *= C::UNIT, v[1] *= C::UNIT;
+        v[0] *= units_unit<C::TYPE>, v[1] *= units_unit<C::TYPE>;
         if (p.c || p.bias)
             one_column_epilogue(p, n).store<false>(p, work.batch, m, v, (int)p.m - m);
         else
@@ -106,7 +106,8 @@ template <class C> __device__ __forceinline__ void units(const gemm_problem &p, 
          * since A's stages are free for that alone. */
         if (s.early_b)
 #pragma unroll 1
-            for (int i = min(C::STAGES / 2, loader.b.end - loader.b.begin); i > 0; i--) loader.next_b();
+            for (int i = min((C::STAGES > 1 ? C::STAGES / 2 : 1), loader.b.end - loader.b.begin); i > 0; i--)
+                loader.next_b();
         griddepcontrol_wait();
         griddepcontrol_launch_dependents();
 #pragma unroll 1

@@ -50,7 +50,6 @@ template <int A_UNITS_, int BF16_, int STAGES_, int A_STAGES_, int PAIRS_> struc
     static constexpr int SUMS_OFFSET = HEADERS_OFFSET + WARPS * A_STAGES * GROUPED_UNITS_HEADER;
     static constexpr int TABLE_OFFSET = SUMS_OFFSET + GROUPED_UNITS_SUMS(PAIRS_);
     static constexpr int WARP_SUMS = PAIRS_ * 32; /* float4 */
-    static constexpr float UNIT = units_config < 1, BF16_ ? 2 : 1, 1, 1 > ::UNIT;
 
     static_assert(TABLE_OFFSET + GROUP_TABLE_BYTES == GROUPED_UNITS_SHARED_BYTES(A_UNITS, STAGES, A_STAGES, PAIRS_),
                   "as the host reserves it");
@@ -279,7 +278,7 @@ __device__ __forceinline__ void results_of(const gemm_problem &g, int l, float a
 #pragma unroll
         for (int i = 0; i < 4; i++) v[i] = __fadd_rn(v[i], sums[i * 16]);
 #pragma unroll
-    for (int i = 0; i < 4; i++) v[i] = __fmul_rn(v[i], C::UNIT);
+    for (int i = 0; i < 4; i++) v[i] = __fmul_rn(v[i], units_unit<C::TYPE>);
     if (has_one_alpha(g) && !g.bias) {
 #pragma unroll
         for (int i = 0; i < 4; i++) v[i] = __fmul_rn(__fmul_rn(alpha, v[i]), factor);

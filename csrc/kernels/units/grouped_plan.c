@@ -155,6 +155,36 @@ int32_t grouped_units_with_activation(const grouped_units_model *model, const gr
     return 1;
 }
 
+/* The times are those of sm90/model.h, rounded; clocks and bytes are those of an SM of an H200. */
+grouped_units_model grouped_units_model_by_data_sheet(const units_data_sheet *sheet) {
+    return (grouped_units_model){.clock_ghz = sheet->clock_ghz,
+                                 .dram_tb_s = sheet->dram_tb_s,
+                                 .fixed_us = 9.0,
+                                 .tile_clocks = 2030,
+                                 .step_clocks = 436,
+                                 .pair_clocks = 492,
+                                 .pair16_clocks = 2500,
+                                 .dram = 0.945,
+                                 .tb_s = 11.9e-3 * sheet->sm_count * sheet->clock_ghz, /* bytes a clock and SM */
+                                 .again = 0.9,
+                                 .hidden = 0.26,
+                                 .teams = {1.11, 0.975, 0.95, 1.0},
+                                 .gated_us = 2.2};
+}
+
+int32_t grouped_units_in_one_launch(const grouped_units_model *model, const grouped_units_kernels *kernels,
+                                    const device_props *props, const grouped_problem *p, const gemm_candidate *of,
+                                    gemm_candidate *out) {
+    gemm_traits t = traits_of(&p->g);
+    gemm_candidate fused;
+    t.groups = p->groups;
+    if (!grouped_units_with_activation(model, kernels, props, &t, of, &fused)) return 0;
+    const double bytes = (double)(t.m * t.n) * (p->parts + 1) * t.output_bytes;
+    if (fused.single_us > of->single_us + model->gated_us + bytes / model->dram_tb_s * 1e-6) return 0;
+    *out = fused;
+    return 1;
+}
+
 void grouped_units_build(const device_props *props, const product_problem *problem, const gemm_candidate *c,
                          void *workspace, launch_plan *out) {
     (void)props, (void)workspace;

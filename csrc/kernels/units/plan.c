@@ -5,6 +5,9 @@
  * its steps. */
 #include "kernels/units/plan.h"
 
+#include "common/error.h"
+#include "plan/reject.h"
+
 static const int32_t a_types[] = {VALUES_E2M1, NVFP4_FP16, NVFP4_BF16};
 
 typedef struct IS_TILING units_tiling {
@@ -87,6 +90,50 @@ int32_t units_candidates(const units_model *model, const units_kernels *kernels,
         *TILING(units_tiling, &out[count++]) = tiling;
     }
     return count;
+}
+
+/* The clocks are those of sm90/model.h, rounded; of a pair, those that its 4096 values take at 35 a clock
+ * (docs/lessons.md), since the fit is of an H200 whose memory brings no more. */
+units_model units_model_by_data_sheet(const units_data_sheet *sheet) {
+    return (units_model){.clock_ghz = sheet->clock_ghz,
+                         .dram_tb_s = sheet->dram_tb_s,
+                         .l2_bytes = (double)sheet->l2_bytes,
+                         .overlap = 6.0,
+                         .dirty = 0.34,
+                         .l2_b_clk = sheet->l2_b_clk,
+                         .fixed_us = 3.8,
+                         .pair_clk = 4096 / 35.0,
+                         .rows_clk = 1.33,
+                         .rows_us = 0.66,
+                         .a16_loss = 1.0,
+                         .unhidden = 0.77,
+                         .line_loss = 1.12,
+                         .pass_loss = 0.01};
+}
+
+int32_t units_of_backend(int32_t backend, const kernel_entry *kernels, gemm_candidate *candidates, int32_t count) {
+    for (int32_t i = 0; i < count; i++) {
+        candidates[i].backend = backend;
+        candidates[i].name = kernels[candidates[i].kernel].name;
+    }
+    return set_modelled_us(candidates, count);
+}
+
+nvfp4_status reject_units(const char *backend, const gemm_traits *t) {
+    const char *type = t->a_type == NVFP4_FP16 ? "float16" : "bfloat16";
+    if (!units_reach(t))
+        return REJECT_AS(
+            NVFP4_UNSUPPORTED, "a",
+            ("dtype is %s, which the %s kernels multiply by b with 128x4 scales and rows and batches on 16 "
+             "bytes alone, and with K above 0",
+             type, backend),
+            ("must be uint8 or float4_e2m1fn_x2, or the backend sm80"));
+    if (t->product_kind == PRODUCT_GEMM && t->m > UNITS_MAX_M)
+        return REJECT_AS(NVFP4_UNSUPPORTED, "a",
+                         ("dtype is %s and M is %lld, where the %s kernels multiply up to %d rows of that type", type,
+                          (long long)t->m, backend, UNITS_MAX_M),
+                         ("must be uint8 or float4_e2m1fn_x2, or the backend sm80"));
+    return reject_tiles(backend, t);
 }
 
 /* Whole 128-row blocks of B in boxes of `rows` rows of the four quarters. 32 rows of an existing B of 128 are less than

@@ -56,7 +56,20 @@ typedef struct grouped_units_model {
     double again;         /* share of that time to read B again for further rows of a group */
     double hidden;        /* share of the shorter of memory and warps that the longer does not hide */
     double teams[4];      /* factors of the time by teams a CTA: 8, 4, 2, 1 */
+    double gated_us;      /* a launch of `gated` around its bytes, back to back */
 } grouped_units_model;
+
+/* What a data sheet says of a GPU on which nothing was measured. */
+typedef struct units_data_sheet {
+    double clock_ghz, dram_tb_s; /* dram_tb_s: that reads reach */
+    double l2_b_clk;             /* as in units_model */
+    int32_t sm_count;
+    int64_t l2_bytes;
+} units_data_sheet;
+
+/* The constants by such rates: an SM takes as many clocks as was measured on an H200 and an H100. */
+units_model units_model_by_data_sheet(const units_data_sheet *sheet);
+grouped_units_model grouped_units_model_by_data_sheet(const units_data_sheet *sheet);
 
 /* Whether units of B can be counted and loaded, and there is something to multiply: 128x4 scales, operands that tensor
  * maps describe. */
@@ -77,8 +90,21 @@ int32_t grouped_units_candidates(const grouped_units_model *model, const grouped
 int32_t grouped_units_with_activation(const grouped_units_model *model, const grouped_units_kernels *kernels,
                                       const device_props *props, const gemm_traits *traits, const gemm_candidate *of,
                                       gemm_candidate *out);
+/* The same for a gemm_planner: only if it takes no longer than the product and a launch for the activation. */
+int32_t grouped_units_in_one_launch(const grouped_units_model *model, const grouped_units_kernels *kernels,
+                                    const device_props *props, const grouped_problem *problem, const gemm_candidate *of,
+                                    gemm_candidate *out);
 void grouped_units_build(const device_props *props, const product_problem *problem, const gemm_candidate *candidate,
                          void *workspace, launch_plan *out);
+
+/* Completes candidates of a backend: its number, the names of its kernels, modelled_us. Returns their count. */
+int32_t units_of_backend(int32_t backend, const kernel_entry *kernels, gemm_candidate *candidates, int32_t count);
+
+/* Says why a backend that multiplies a 16-bit A by these kernels alone has no candidates. */
+nvfp4_status reject_units(const char *backend, const gemm_traits *traits);
+
+/* The a16_roundings of a backend whose 16-bit A takes these kernels alone: an mma adds 16 products to a running sum. */
+#define UNITS_ROUNDINGS {.per_block = 72, .block_k = 16, .constant = 64}
 
 /* Bytes of a value of B, its share of the scales included. */
 #define UNITS_VALUE_BYTES (0.5 + 1.0 / 16)

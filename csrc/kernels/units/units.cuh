@@ -9,7 +9,8 @@
  * The fragments of A are made once a step, for all of the CTA's units.
  *
  * Hopper issues no instruction of the ALU pipe beside mma.sync (2 clocks for each of the former, 5.8 for each of the
- * latter). So weights are converted with as few of them as possible: 9 for 8 values. */
+ * latter). So weights are converted with as few of them as possible: for 8 values 9 on Hopper, and 6 with the
+ * conversion of e2m1 codes, if it is one of that pipe. */
 #ifndef NVFP4_UNITS_UNITS_CUH
 #define NVFP4_UNITS_UNITS_CUH
 
@@ -34,25 +35,62 @@ template <int A_UNITS_, int A_, int STAGES_, int A_STAGES_> struct units_config 
     static constexpr int SUMS_OFFSET = BARRIERS_OFFSET + WARPS * BARRIERS * 8;
     static_assert(SUMS_OFFSET == UNITS_STAGES_BYTES(A_UNITS, A_, STAGES, A_STAGES), "the plan's");
     static_assert(A_BYTES % 1024 == 0 && SUMS_OFFSET % 16 == 0, "swizzled rows, vectors of sums");
-    /* The factor of the sums, 2^28, 2^14 or 2^7: the powers of two that the conversions leave. */
-    static constexpr float UNIT = TYPE == VALUES_E2M1 ? 268435456.0f : TYPE == NVFP4_FP16 ? 16384.0f : 128.0f;
 };
 
 /* Fragments of A for a step: of each 8 rows, the lane's 8 words of B's order. */
 template <class C> using units_a = uint32_t[C::A_UNITS][8][4];
 
-/* The 8 values of a word times one half of `scales`, as 4 pairs, in A's type. For an fp16 or NVFP4 A: the upper bytes
- * of fp16 are e5m2, and an e2m1 code with its lower bits at the exponent's low end is value * 2^-14. Products with a
- * scale are multiples of 2^-24, exact in fp16. The pairs are values 0 and 2, 4 and 6, 1 and 3, 5 and 7. */
+#if defined(__CUDA_ARCH_FAMILY_SPECIFIC__) && __CUDA_ARCH_FAMILY_SPECIFIC__ >= 1000
+#define UNITS_HAS_CVT_E2M1 1
+#else
+#define UNITS_HAS_CVT_E2M1 0
+#endif
+
+#if UNITS_HAS_CVT_E2M1
+/* The bytes 1 and 3 of a word, two e2m1 codes each, to fp16 pairs. */
+__device__ __forceinline__ void e2m1x2_to_half2(uint32_t word, uint32_t &low, uint32_t &high) {
+    asm("{.reg .b8 x, y, unused; mov.b32 {unused, x, unused, y}, %2;"
+        " cvt.rn.f16x2.e2m1x2 %0, x; cvt.rn.f16x2.e2m1x2 %1, y;}"
+        : "=r"(low), "=r"(high)
+        : "r"(word));
+}
+
+/* The low nibbles of x and the high nibbles of y, in one lop3. */
+__device__ __forceinline__ uint32_t nibbles_of(uint32_t x, uint32_t y) {
+    uint32_t result;
+    asm("lop3.b32 %0, %1, %2, %3, 0xE4;" : "=r"(result) : "r"(x), "r"(y), "r"(0x0F0F0F0F));
+    return result;
+}
+#endif
+
+/* What is left to multiply a sum by, for the powers of two that units_decode leaves in a value of B, and, if A is
+ * NVFP4, of A. */
+template <int TYPE>
+constexpr float units_unit = TYPE == NVFP4_BF16    ? 128.0f
+                             : UNITS_HAS_CVT_E2M1  ? 1.0f
+                             : TYPE == VALUES_E2M1 ? 268435456.0f
+                                                   : 16384.0f;
+
+/* The 8 values of a word times one half of `scales`, as 4 pairs, in A's type. The pairs are values 0 and 2, 4 and 6, 1
+ * and 3, 5 and 7, on every GPU: an mma adds those of two pairs at once, so its roundings depend on which they are.
+ *
+ * For an fp16 or NVFP4 A: sm_100f and later have a conversion of two codes in a byte; 8 values then take 12
+ * instructions, with the scales. Before, the upper bytes of fp16 are e5m2, and an e2m1 code with its lower bits at the
+ * exponent's low end is value * 2^-14; 15 instructions. Products with a scale are multiples of 2^-24, exact in fp16. */
 template <int TYPE, int half>
 __device__ __forceinline__ void units_decode(uint32_t word, uint32_t scales, uint32_t (&pairs)[4]) {
     if constexpr (TYPE == NVFP4_BF16) {
         w4a16<NVFP4_BF16>::word<half>(word, scales, pairs);
     } else {
+#if UNITS_HAS_CVT_E2M1
+        e2m1x2_to_half2(nibbles_of(word << 8, word << 4), pairs[0], pairs[1]);
+        e2m1x2_to_half2(nibbles_of(word << 4, word), pairs[2], pairs[3]);
+#else
         const uint32_t even = and_or(word << 4, 0x80808080, (word << 1) & 0x0E0E0E0E);
         const uint32_t odd = and_or(word, 0x80808080, (word >> 3) & 0x0E0E0E0E);
         pairs[0] = __byte_perm(even, 0, 0x1404), pairs[1] = __byte_perm(even, 0, 0x3424);
         pairs[2] = __byte_perm(odd, 0, 0x1404), pairs[3] = __byte_perm(odd, 0, 0x3424);
+#endif
 #pragma unroll
         for (int i = 0; i < 4; i++) pairs[i] = half2_multiply(pairs[i], both_halves<half>(scales));
     }

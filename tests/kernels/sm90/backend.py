@@ -51,7 +51,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
         "sm90_gemm": suites.Area(gemm, gemm_tests),
         "sm90_gemv": suites.Area(("kernels/sm90/gemv.cu", "kernels/sm90/gemv_quantize.cuh"), tests_of("gemv")),
         "units": suites.Area(
-            ("kernels/units/gemm.cuh", "kernels/units/units.cuh", "kernels/sm90/units.cu"),
+            ("kernels/units/gemm.cuh", "kernels/units/units.cuh", "kernels/sm*/units.cu"),
             (("kernels/units/test_units.py",), *tests_of("gemm")[1:]),
         ),
         "sm90_prefill": suites.Area(("kernels/sm90/prefill.cu",), tests_of("prefill")),
@@ -62,7 +62,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
             (("kernels/sm90/test_sm90_grouped_few.py",), *grouped_tests),
         ),
         "grouped_units": suites.Area(
-            ("kernels/units/grouped.cuh", "kernels/sm90/grouped_units.cu"),
+            ("kernels/units/grouped.cuh", "kernels/sm*/grouped_units.cu"),
             (("kernels/units/test_grouped_units.py",), *grouped_tests),
         ),
     }
