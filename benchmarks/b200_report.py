@@ -511,6 +511,7 @@ MIXTURES = {
 }
 TOKENS = (1, 16, 64, 128, 1024, 8192)
 B200 = sm120_model.Gpu("B200", 8184, 9000)  # the memory's peak and NVIDIA's figure for dense FP4
+B200_16_BIT = sm120_model.Gpu("B200", 8184, 2250)  # the same for dense bf16
 
 
 def experts_table() -> list[str]:
@@ -530,6 +531,31 @@ def experts_table() -> list[str]:
     return lines
 
 
+def experts_a16_table() -> list[str]:
+    """The same in W4A16, with a bf16 A, by the plan that is taken: of sm100's kernels for few rows or of sm80's. The
+    activation is left out: sm80's launches have none."""
+    gpu, cases = len(sm120_model.GPUS), []
+    for groups, choices, inner, hidden, _ in MIXTURES.values():
+        for t in TOKENS:
+            rows = t * choices
+            cases += [(gpu, rows, inner, hidden, groups, 2, 1), (gpu, rows, hidden, inner, groups, 1, 1)]
+    found, less = iter(sm120_model.modelled(cases)), sm120_model.BACK_TO_BACK_US
+    lines = header(
+        "model", "T", "taken us", "gate and up us", "down us", "loads at DRAM's rate us", "sm80 us", "floor us"
+    )
+    for name, (*sizes, _) in MIXTURES.items():
+        for t in TOKENS:
+            both = next(found), next(found)
+            taken = [min((x.own, "sm100"), (x.portable, "sm80")) for x in both]
+            portable = sum(x.portable - less for x in both)
+            unlimited = sum(min(x.unlimited, x.portable) - less for x in both)
+            floor = sm120_model.mixture_floor_us(B200_16_BIT, t, *sizes)
+            cells = (f"{us - less:.1f} ({backend})" for us, backend in taken)
+            total = sum(us - less for us, _ in taken)
+            lines.append(row(name, t, f"{total:.1f}", *cells, *(f"{us:.1f}" for us in (unlimited, portable, floor))))
+    return lines
+
+
 def tables(rows: list[Config], c: Struct) -> dict[str, list[str]]:
     """The tables of b200_model.md. model_b200.py prints the rest: more shapes, parts, --all plans, --peers,
     --sensitivity, --worst, --configurations, --constants."""
@@ -539,6 +565,7 @@ def tables(rows: list[Config], c: Struct) -> dict[str, list[str]]:
         "ranked": shape_table(RANKED, rows, c),
         "mixed": mixed_table(rows, c),
         "experts": experts_table(),
+        "experts-a16": experts_a16_table(),
         "peers": peer_summary(),
         "sensitivity": sensitivity_table(rows, c, 5),
     }

@@ -1,10 +1,12 @@
 /* The modelled times of the sm120 and sm80 kernels, and of experts on a B200, for sm120_model.py, which compiles it.
- * Reads lines "GPU M N K GROUPS PARTS", GPU an index of gpus[], the B200 behind them, and GROUPS 0 for a plain product.
+ * Reads lines "GPU M N K GROUPS PARTS A16", GPU an index of gpus[], the B200 behind them, GROUPS 0 for a plain product,
+ * and A16 1 for a bf16 A.
  * Prints for each the single-call times and the kernels that the GPU's own backend and sm80 rank first; then those of
- * the product of groups and its activation, in one launch if that is what is planned, and on sm120 in two. Nothing was
- * measured on these GPUs. */
+ * the product of groups and its activation, in one launch if that is what is planned, and on sm120 in two; and that of
+ * groups with a bf16 A on a B200 whose SMs load at the rate of its memory. Nothing was measured on these GPUs. */
 #include <stdio.h>
 
+#include "kernels/sm100/units_plan.h"
 #include "kernels/sm120/plan.h"
 #include "kernels/sm80/plan.h"
 
@@ -52,13 +54,13 @@ static gemm_candidate first_of(const gemm_backend *backend, const device_props *
 
 /* The product that these traits are of, with an activation. Rows are dense. */
 static grouped_problem gated_of(const gemm_traits *t) {
-    const int64_t row = t->k / 2;
+    const int64_t row = t->k / 2, a_row = t->a_type == VALUES_E2M1 ? row : t->k * 2;
     return (grouped_problem){.g = {.m = t->m,
                                    .n = t->n,
                                    .k = t->k,
                                    .l = t->l,
                                    .a_type = t->a_type,
-                                   .a_pitch = row,
+                                   .a_pitch = a_row,
                                    .b_pitch = row,
                                    .b_batch = t->n * row,
                                    .out_type = NVFP4_BF16,
@@ -79,17 +81,36 @@ static void gated_times(const gemm_backend *backend, const device_props *props, 
     if (backend->planners[PRODUCT_GROUPED]->with_activation(props, &p, product, &both)) us[0] = both.single_us;
 }
 
+/* The time of the units kernels of groups on a B200 if loads under way are no limit. */
+static double unlimited_us(const device_props *props, const gemm_traits *t) {
+    static const grouped_units_kernel rows[] = {SM100_GROUPED_UNITS_CONFIGS(UNITS_ROW)};
+    static gemm_candidate all[MAX_CANDIDATES];
+    const grouped_units_kernels kernels = {rows, sizeof rows / sizeof *rows};
+    const units_data_sheet sheet = {.clock_ghz = sm100_b200.clock_ghz,
+                                    .dram_tb_s = sm100_b200.dram_tb_s,
+                                    .l2_b_clk = sm100_b200.ingress_b_clk,
+                                    .sm_count = props->sm_count,
+                                    .l2_bytes = props->l2_bytes};
+    grouped_units_model model = grouped_units_model_by_data_sheet(&sheet);
+    model.tb_s = INFINITY;
+    const int32_t count = grouped_units_candidates(&model, &kernels, props, t, all);
+    double least = INFINITY;
+    for (int32_t i = 0; i < count; i++)
+        if (all[i].single_us < least) least = all[i].single_us;
+    return least;
+}
+
 int main(void) {
     long long m, n, k;
-    int gpu, groups, parts;
-    while (scanf("%d %lld %lld %lld %d %d", &gpu, &m, &n, &k, &groups, &parts) == 6) {
+    int gpu, groups, parts, a16;
+    while (scanf("%d %lld %lld %lld %d %d %d", &gpu, &m, &n, &k, &groups, &parts, &a16) == 7) {
         const gemm_traits traits = {.m = m,
                                     .n = n,
                                     .k = k,
                                     .l = groups ? (int64_t)groups * parts : 1,
                                     .output_bytes = 2,
                                     .tma_values = 1,
-                                    .a_type = VALUES_E2M1,
+                                    .a_type = a16 ? NVFP4_BF16 : VALUES_E2M1,
                                     .product_kind = groups ? PRODUCT_GROUPED : PRODUCT_GEMM,
                                     .groups = groups};
         const gemm_backend *backend = gpus[gpu].compute_capability == 100 ? &sm100_backend : &sm120_backend;
@@ -97,8 +118,9 @@ int main(void) {
         const gemm_candidate portable = first_of(&sm80_backend, &gpus[gpu], &traits);
         double gated[2] = {0, 0};
         if (groups) gated_times(backend, &gpus[gpu], &traits, &own, gated);
-        printf("%.17g %s %.17g %s %.17g %.17g\n", own.single_us, own.name, portable.single_us, portable.name, gated[0],
-               gated[1]);
+        const double unlimited = a16 && groups ? unlimited_us(&gpus[gpu], &traits) : own.single_us;
+        printf("%.17g %s %.17g %s %.17g %.17g %.17g\n", own.single_us, own.name, portable.single_us, portable.name,
+               gated[0], gated[1], unlimited);
     }
     return 0;
 }

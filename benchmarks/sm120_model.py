@@ -78,20 +78,21 @@ class Modelled:
     other: str
     gated: float  # of groups: with the activation, in as many launches as are planned
     gated_apart: float  # and in two
+    unlimited: float  # of bf16 rows of groups, if an SM of a B200 loads at the rate of memory
 
 
 def modelled(cases: list[tuple[int, ...]]) -> list[Modelled]:
-    """For (GPU, M, N, K), or of groups (GPU, M, N, K, groups, parts)."""
+    """For (GPU, M, N, K), or of groups (GPU, M, N, K, groups, parts), with a third number for those: 1: A is bf16."""
     sources = [HERE / "sm120_model.c", CSRC / "common/error.c", CSRC / "plan/reject.c"]
     folders = ("sm100", "sm120", "sm80", "units")
     sources += sorted(path for name in folders for path in (CSRC / "kernels" / name).glob("*.c"))
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, "model")
         subprocess.run(["gcc", "-std=gnu11", "-O1", f"-I{CSRC}", "-o", made, *sources, "-lm"], check=True)
-        asked = "".join(" ".join(map(str, (*case, 0, 1)[:6])) + "\n" for case in cases)
+        asked = "".join(" ".join(map(str, (*case, *(0, 1, 0)[len(case) - 4 :]))) + "\n" for case in cases)
         done = subprocess.run([made], input=asked, capture_output=True, text=True, check=True)
     lines = [line.split() for line in done.stdout.splitlines()]
-    return [Modelled(float(a), kernel, float(b), other, float(c), float(d)) for a, kernel, b, other, c, d in lines]
+    return [Modelled(float(a), kernel, float(b), other, *map(float, rest)) for a, kernel, b, other, *rest in lines]
 
 
 def experts(tokens: tuple[int, ...] = ROWS) -> list[list[tuple[float, float]]]:
