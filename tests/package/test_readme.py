@@ -34,7 +34,11 @@ def blocks(page: str, language: str) -> list[str]:
 def pages() -> list[Path]:
     found = [
         *ROOT.glob("*.md"),
-        *(path for top in (".github", "docs", "benchmarks", "emulator", "tests") for path in (ROOT / top).rglob("*.md")),
+        *(
+            path
+            for top in (".github", "docs", "benchmarks", "emulator", "tests")
+            for path in (ROOT / top).rglob("*.md")
+        ),
     ]
     assert len(found) >= 9
     return found
