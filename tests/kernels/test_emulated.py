@@ -69,7 +69,7 @@ def promises_of_groups(backend: str) -> Run:
     experts = ("models/test_experts_w4a4.py",) if "uint8" in ROWS[backend]["product_kinds"]["grouped_gemm"] else ()
     files = ("grouped_invariance", "gated_grouped_gemm", "gated_grouped_quantize")
     arguments = (*(f"ops/test_{name}.py" for name in files), *experts, "-k", chosen)
-    least = {"sm80": 17, "sm100": 7}.get(backend, 10 if experts else 3)  # sm100 takes one type of a, in one layout
+    least = {"sm80": 17, "sm100": 7}.get(backend, 10 if experts else 3)  # sm100: of an NVFP4 a, in one layout
     return Run(f"promises of groups of {backend}", device_of(backend), arguments, least)
 
 
