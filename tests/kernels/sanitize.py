@@ -65,7 +65,14 @@ PLANNED += [(30, 200, 1088, 1), (30, 2104, 4160, 1), (40, 2100, 4160, 1), (100, 
 
 
 # 16-bit A has narrow and wide tiles, every quarter of a 128-row block, stream-K, large M, K no multiple of a stage.
-A16_SHAPES = [(5, 104, 2080, 2), (70, 200, 1088, 1), (30, 2100, 4160, 1), (100, 2104, 4160, 1), (300, 280, 1152, 1)]
+A16_SHAPES = [
+    (5, 104, 2080, 2),
+    (13, 264, 1088, 2),
+    (70, 200, 1088, 1),
+    (30, 2100, 4160, 1),
+    (100, 2104, 4160, 1),
+    (300, 280, 1152, 1),
+]
 
 LAYOUTS = ("128x4", "linear")
 # Output type, whether with the full epilogue: alpha alone in 16 bits is another code path. Their number is odd, so that
@@ -227,6 +234,8 @@ def of_16_bit_a(backend: str) -> Iterator[Call]:
             continue
         linear = a_type in row["linear_scales"][kind]
         for m, n, k, batch in A16_SHAPES:
+            if row["a16_rows"] and m > row["a16_rows"]:
+                continue
             aligned = not linear and not transpose_b  # which needs rows of A on 16 bytes
             shape = (m, (n + 7) // 8 * 8 if aligned else n, k, batch)
             for place, plan in plans(shape, backend=backend, a_dtype=a_type, transpose_b=transpose_b):
