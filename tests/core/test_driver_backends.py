@@ -89,7 +89,7 @@ def test_the_device_is_asked_once(fake_driver: Path, tmp_path: Path) -> None:
     code = "call(128, 256, 256, backend='sm100'); call(128, 512, 256, backend='sm100')"
     _, entries = called(code, fake_driver, tmp_path / "log", FAKE_CC="100")
     asked = [i for i, entry in enumerate(entries) if entry == "cuOccupancyMaxActiveClusters"]
-    kernels = sum(len(headers_of("sm100").configs(name)) for name in ("gemm", "grouped"))
+    kernels = len(headers_of("sm100").configs("gemm"))  # the others take what the driver says of these
     assert 3 * kernels < len(asked) < 6 * kernels and asked[-1] < entries.index("cuTensorMapEncodeTiled")
     _, entries = called("call(128, 256, 256, backend='sm90')", fake_driver, tmp_path / "90", FAKE_CC="90")
     assert "cuOccupancyMaxActiveClusters" not in entries
