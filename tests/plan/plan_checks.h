@@ -122,6 +122,16 @@ static inline grouped_problem grouped(int32_t kind, int64_t m, int64_t n, int64_
     return p;
 }
 
+/* The same with an activation, by SwiGLU where there are gate and up. */
+static inline grouped_problem with_activation(const grouped_problem *product) {
+    grouped_problem p = *product;
+    p.has_activation = 1;
+    p.activation = p.parts == 2 ? NVFP4_SWIGLU : NVFP4_SILU;
+    p.limit = 7.0f, p.activation_alpha = 3.0f;
+    p.g.out_batch = 0;
+    return p;
+}
+
 /* Rows or batches of A further apart than a tensor map can say. */
 static inline int is_far(const gemm_problem *p) {
     const int64_t batch = max_int(p->a_batch, p->b_batch);

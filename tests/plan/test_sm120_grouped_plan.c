@@ -61,15 +61,6 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     check_map(p, plan, 0, &s->mma_b, c);
 }
 
-static grouped_problem with_activation(const grouped_problem *product) {
-    grouped_problem p = *product;
-    p.has_activation = 1;
-    p.activation = p.parts == 2 ? NVFP4_SWIGLU : NVFP4_SILU;
-    p.limit = 7.0f, p.activation_alpha = 3.0f;
-    p.g.out_batch = 0;
-    return p;
-}
-
 static long times_fused, times_apart;
 
 /* The kernel of each candidate with the activation: the launch is the product's, but for pairs of tiles. */

@@ -92,14 +92,10 @@ static void check_invariance(const gpu *g, const gemm_problem *p) {
 }
 
 static void check_activation(const gpu *g, const grouped_problem *product) {
-    grouped_problem p = *product;
+    const grouped_problem p = with_activation(product);
     const gemm_planner *planner = planner_of(backends[of].backend, PRODUCT_GROUPED, p.g.a_type);
     static candidate_list list;
     static launch_plan plan;
-    p.has_activation = 1;
-    p.activation = p.parts == 2 ? NVFP4_SWIGLU : NVFP4_SILU;
-    p.limit = 7.0f, p.activation_alpha = 3.0f;
-    p.g.out_batch = 0;
     list_candidates(backends[of].backend, g, &product->g, 0, &list);
     for (int32_t i = 0; i < list.count; i++) {
         gemm_candidate fused;

@@ -164,27 +164,10 @@ static const grouped_config *config_of(const gemm_candidate *candidate) {
     return c;
 }
 
-/* Scales as sm100_grouped_schedule has them: atoms of 256 elements of 2 bytes, since a box has at most 256 along a
- * dimension. */
-static tensor_layout scales_layout(const gemm_problem *g, int is_b, const mma_operand *o, int64_t blocks, int64_t l) {
-    tensor_layout t;
-    memset(&t, 0, sizeof t);
-    t.name = is_b ? "scale_b" : "scale_a";
-    t.data = o->scale;
-    t.element_bytes = 2;
-    t.rank = 4;
-    t.dims[0] = SM100_ATOM_BYTES / 2, t.dims[1] = (uint64_t)(g->k / SM100_MMA_K);
-    t.dims[2] = (uint64_t)blocks, t.dims[3] = (uint64_t)l;
-    t.strides[0] = SM100_ATOM_BYTES;
-    t.strides[1] = tensor_stride(blocks, o->scale_pitch), t.strides[2] = tensor_stride(l, o->scale_batch);
-    t.box[0] = SM100_ATOM_BYTES / 2, t.box[1] = SM100_STAGE_ATOMS, t.box[2] = t.box[3] = 1;
-    return t;
-}
-
-/* The same of two matrices: half an atom of either is a CTA's for a K block. Strides need not grow from dimension to
+/* Scales of two matrices: half an atom of either is a CTA's for a K block. Strides need not grow from dimension to
  * dimension: CUTLASS's example 72a has maps in which they do not. */
 static tensor_layout interleaved_scales(const gemm_problem *g, const mma_operand *o) {
-    tensor_layout t = scales_layout(g, 1, o, ceil_div(g->n, SM100_ATOM_ROWS), g->l);
+    tensor_layout t = sm100_scales_layout(g, 1, o, ceil_div(g->n, SM100_ATOM_ROWS), g->l);
     const uint64_t blocks = t.dims[2], pitch = t.strides[1], batch = t.strides[2];
     t.dims[2] = t.dims[1], t.dims[1] = (uint64_t)g->l, t.dims[3] = blocks;
     t.strides[0] = batch, t.strides[1] = SM100_ATOM_BYTES, t.strides[2] = pitch;
@@ -209,8 +192,8 @@ static void add_scale_maps(const grouped_problem *p, int interleaved, sm100_grou
     const int64_t blocks = p->scale_a_rows / SM100_ATOM_ROWS;
     const tensor_layout sfa = interleaved
                                   ? interleaved_scales(&p->g, &s->mma_a)
-                                  : scales_layout(&p->g, 1, &s->mma_a, ceil_div(p->g.n, SM100_ATOM_ROWS), p->g.l);
-    tensor_layout sfb = scales_layout(&p->g, 0, &s->mma_b, max_int(blocks, 1), 1);
+                                  : sm100_scales_layout(&p->g, 1, &s->mma_a, ceil_div(p->g.n, SM100_ATOM_ROWS), p->g.l);
+    tensor_layout sfb = sm100_scales_layout(&p->g, 0, &s->mma_b, max_int(blocks, 1), 1);
     if (blocks == 0) sfb.data = s->mma_a.scale;
     add_tensor_map(out, &sfa, &s->mma_a_scales);
     add_tensor_map(out, &sfb, &s->mma_b_scales);

@@ -250,25 +250,6 @@ int32_t sm100_candidates(const sm100_model *model, const device_props *props, co
 
 /* ---- the launch ---- */
 
-/* Scale atoms as 256 elements of 2 bytes, since a box has at most 256 along a dimension. Inlined, as is its caller: gcc
- * does not by itself, and each call takes 50 ns more. */
-static inline tensor_layout scales_layout(const gemm_problem *p, int is_b, const mma_operand *o, int32_t box_rows) {
-    const int64_t blocks = ceil_div(o->rows, SM100_ATOM_ROWS);
-    tensor_layout t;
-    memset(&t, 0, sizeof t);
-    t.name = is_b ? "scale_b" : "scale_a";
-    t.data = o->scale;
-    t.element_bytes = 2;
-    t.rank = 4;
-    t.dims[0] = SM100_ATOM_BYTES / 2, t.dims[1] = (uint64_t)p->k / SM100_MMA_K;
-    t.dims[2] = (uint64_t)blocks, t.dims[3] = (uint64_t)p->l;
-    t.strides[0] = SM100_ATOM_BYTES;
-    t.strides[1] = tensor_stride(blocks, o->scale_pitch), t.strides[2] = tensor_stride(p->l, o->scale_batch);
-    t.box[0] = SM100_ATOM_BYTES / 2, t.box[1] = SM100_STAGE_ATOMS;
-    t.box[2] = (uint32_t)ceil_div(box_rows, SM100_ATOM_ROWS), t.box[3] = 1;
-    return t;
-}
-
 /* CTA pairs load scales by tensor maps too, since no other copy can signal the mbarrier of the pair's other CTA. The
  * values of mma_b are halved between the two; either has all its scales. */
 static inline void add_tensor_maps(const gemm_problem *p, const sm100_config *config, sm100_schedule *s,
@@ -279,8 +260,10 @@ static inline void add_tensor_maps(const gemm_problem *p, const sm100_config *co
     add_tensor_map(out, &a, &s->mma_a.values);
     add_tensor_map(out, &b, &s->mma_b.values);
     if (config->cta_group == 1) return;
-    const tensor_layout sfa = scales_layout(p, mma_a_is_b, &s->mma_a, SM100_CTA_ROWS);
-    const tensor_layout sfb = scales_layout(p, !mma_a_is_b, &s->mma_b, config->mma_tile_n);
+    const tensor_layout sfa =
+        sm100_scales_layout(p, mma_a_is_b, &s->mma_a, ceil_div(s->mma_a.rows, SM100_ATOM_ROWS), p->l);
+    tensor_layout sfb = sm100_scales_layout(p, !mma_a_is_b, &s->mma_b, ceil_div(s->mma_b.rows, SM100_ATOM_ROWS), p->l);
+    sfb.box[2] = (uint32_t)ceil_div(config->mma_tile_n, SM100_ATOM_ROWS);
     add_tensor_map(out, &sfa, &s->mma_a_scales);
     add_tensor_map(out, &sfb, &s->mma_b_scales);
 }
