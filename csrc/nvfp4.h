@@ -99,8 +99,7 @@ typedef enum nvfp4_flags {
     NVFP4_BATCH_INVARIANT = 1,
     /* A promise: no kernel that may still run when the product starts writes b or scale_b. It is true of the weights of
      * a model. Such kernels are the one before the product on the stream, and all that this one does not wait for.
-     * sm90_gemm, sm100_gemm and sm120_gemm then load b early; other kernels ignore the flag. Bits of the result do not
-     * change. */
+     * Kernels of sm90, sm100 and sm120 then load b early; others ignore the flag. Bits of the result do not change. */
     NVFP4_CONSTANT_B = 2,
     /* C = alpha * (A . B) + beta * C + bias, for the gradient with respect to A: a is fp16 or bf16 [M, N] or [L, M, N],
      * b lies as for A . B^T, out and c are [M, K] or [L, M, K], bias has K elements and alpha one. N is any size; rows

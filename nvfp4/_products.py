@@ -48,8 +48,9 @@ def gemm(
             K is a multiple of 16. M, N and L may have any size, 0 included.
             Rows are contiguous. Their pitch is K/2 bytes or a multiple of 16 bytes. The data is aligned to 8 bytes.
             16-bit (W4A16): [M, K] or [L, M, K], float16 or bfloat16, with None for scale_a.
-            Data, rows and batches of a 16-bit a are aligned to 16 bytes. CPU and sm80 kernels take it. So do the sm90
-            kernels, with 128x4 scales and rows of b on 16 bytes. `info(m, n, k, a_dtype=...)` shows the plan.
+            Data, rows and batches of a 16-bit a are aligned to 16 bytes. CPU and sm80 kernels take it. With 128x4
+            scales and rows of b on 16 bytes so do the sm90 kernels, and those of sm100 and sm120 for up to 16 rows.
+            `info(m, n, k, a_dtype=...)` shows the plan.
         b (Tensor): the matrix B, [N, K/2] or [L, N, K/2]. It obeys the rules of an NVFP4 a.
         scale_a (Tensor or None): the scales of a, in `scale_layout`; None for a 16-bit a.
             There is one float8_e4m3fn (or the same as uint8) for every 16 values along K.
@@ -280,7 +281,7 @@ def grouped_gemm(
     Products are exact and summed in fp32. alpha, bias and row_scale are applied in fp32 in this order, and the result
     is rounded once. The bits of a row depend on E, N, K, P, the types and at most on the size of its group: neither on
     the other groups nor on the row's place. On a Hopper GPU, and with a 16-bit a on the GPUs after it, they depend on T
-    unless the backend is "sm80".
+    unless batch_invariant is set or the backend is "sm80".
 
     Raises:
         nvfp4.Error: an argument breaks a rule, or the device cannot run the call. Nothing has been written.

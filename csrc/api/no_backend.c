@@ -74,23 +74,42 @@ nvfp4_status reject_backends(const nvfp4_context *context, const target *where, 
                      ("must be %s, or the backend %s", list_types(types, where->backends, p->product_kind), others));
 }
 
+/* Whether a backend of the query has an order of additions for every M, of which this one may be too large. */
+static int has_order(const plan_query *query) {
+    gemm_candidate listed[MAX_CANDIDATES];
+    const gemm_traits *t = &query->traits;
+    for (int32_t b = 0; b < GEMM_BACKENDS; b++) {
+        const gemm_planner *planner = planner_taking(b, t->product_kind, t->a_type, t->by_batch);
+        if (query->backends >> b & 1 && planner && planner->batch_invariant &&
+            planner->batch_invariant(&query->props, t, listed) >= 0)
+            return 1;
+    }
+    return 0;
+}
+
 nvfp4_status reject_batch_invariant(const nvfp4_context *context, const target *where, const plan_query *query) {
     const gemm_traits *t = &query->traits;
     plan_query other = *query;
     uint32_t able = 0;
-    char names[NAMES_SIZE], hint[NAMES_SIZE + 16] = "";
+    char names[NAMES_SIZE] = "";
     const uint32_t all = device_backends(context, where->device);
     for (int32_t b = NVFP4_AUTO; b < GEMM_BACKENDS; b++) {
         other.backends = b == NVFP4_AUTO ? all : all & 1u << b;
         if (other.backends && plan_choose(&other)->candidates) able |= 1u << b;
     }
-    if (able)
-        snprintf(hint, sizeof hint, ", or the backend %s", list_backends(names, sizeof names, able, "%s", " or "));
+    if (able) list_backends(names, sizeof names, able, "%s", " or ");
+    if (able && !has_order(query))
+        return REJECT_AS(NVFP4_UNSUPPORTED, ARGUMENT_INVARIANT,
+                         ("no kernel of this backend is batch invariant for an a of %s, K = %lld and operands that "
+                          "lie so",
+                          t->a_type == VALUES_E2M1 ? "NVFP4" : nvfp4_dtype_name((nvfp4_dtype)t->a_type),
+                          (long long)t->k),
+                         ("the backend must be %s", names));
     return REJECT_AS(NVFP4_UNSUPPORTED, ARGUMENT_INVARIANT,
                      ("no kernel of this backend is batch invariant for M = %lld, N = %lld, K = %lld, L = %lld and "
                       "operands that lie so",
                       (long long)t->m, (long long)t->n, (long long)t->k, (long long)t->l),
-                     ("M * L must be smaller%s", hint));
+                     ("M * L must be smaller%s%s", able ? ", or the backend " : "", names));
 }
 
 nvfp4_status reject_product(const plan_query *query) {

@@ -205,8 +205,8 @@ def test_an_override_for_another_backend(fake_driver: Path) -> None:
 def test_no_batch_invariant_plan(fake_driver: Path) -> None:
     """sm90 has none for rows of 24 bytes."""
     assert run("nvfp4._C.plan(0, 'sm90', None, 4, 64, 48, 3, 1)", fake_driver) == (
-        "batch_invariant: no kernel of this backend is batch invariant for M = 4, N = 64, K = 48, L = 3 and "
-        "operands that lie so; M * L must be smaller, or the backend auto or sm80"
+        "batch_invariant: no kernel of this backend is batch invariant for an a of NVFP4, K = 48 and operands that "
+        "lie so; the backend must be auto or sm80"
     )
 
 
@@ -226,6 +226,11 @@ def test_no_batch_invariant_plan(fake_driver: Path) -> None:
         (
             "nvfp4.info(16, 64, 64, device=0, backend='sm100', a_dtype='bfloat16', transpose_b=False)",
             "transpose_b: is False, which the sm100 kernels do not take; must be True, or the backend must be sm80",
+        ),
+        (
+            "nvfp4._C.plan(0, 'sm100', 'float16', 1, 64, 4096, 1, 1)",
+            "batch_invariant: no kernel of this backend is batch invariant for an a of float16, K = 4096 and operands "
+            "that lie so; the backend must be auto or sm80",
         ),
         (
             "nvfp4._C.plan(0, 'sm100', None, 2**31 - 1, 64, 64, 1024, 1)",

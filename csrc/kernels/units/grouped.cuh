@@ -56,6 +56,7 @@ template <int A_UNITS_, int BF16_, int STAGES_, int A_STAGES_, int PAIRS_> struc
     static_assert(GROUPED_UNITS_SHARED_BYTES(A_UNITS, STAGES, A_STAGES, PAIRS_) <= 227 * 1024,
                   "shared memory of a CTA");
     static_assert(SUMS_OFFSET % 16 == 0 && TABLE_OFFSET % 16 == 0, "vectors of sums");
+    static_assert(STAGES >= 2, "the first two pairs are loaded before a stage is released");
 };
 
 /* What a math warp has to know of a tile, in shared memory beside each stage of A, by its producer. */

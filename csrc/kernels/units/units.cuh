@@ -71,12 +71,13 @@ constexpr float units_unit = TYPE == NVFP4_BF16    ? 128.0f
                              : TYPE == VALUES_E2M1 ? 268435456.0f
                                                    : 16384.0f;
 
-/* The 8 values of a word times one half of `scales`, as 4 pairs, in A's type. The pairs are values 0 and 2, 4 and 6, 1
- * and 3, 5 and 7, on every GPU: an mma adds those of two pairs at once, so its roundings depend on which they are.
+/* The 8 values of a word times one half of `scales`, as 4 pairs, in A's type. An mma adds the values of two pairs at
+ * once, so its roundings depend on which they are: the pairs are the same on every GPU.
  *
- * For an fp16 or NVFP4 A: sm_100f and later have a conversion of two codes in a byte; 8 values then take 12
- * instructions, with the scales. Before, the upper bytes of fp16 are e5m2, and an e2m1 code with its lower bits at the
- * exponent's low end is value * 2^-14; 15 instructions. Products with a scale are multiples of 2^-24, exact in fp16. */
+ * For an fp16 or NVFP4 A they are values 0 and 2, 4 and 6, 1 and 3, 5 and 7. sm_100f and later have a conversion of
+ * two codes in a byte; 8 values then take 12 instructions, with the scales. Before, the upper bytes of fp16 are e5m2,
+ * and an e2m1 code with its lower bits at the exponent's low end is value * 2^-14; 15 instructions. Products with a
+ * scale are multiples of 2^-24, exact in fp16. */
 template <int TYPE, int half>
 __device__ __forceinline__ void units_decode(uint32_t word, uint32_t scales, uint32_t (&pairs)[4]) {
     if constexpr (TYPE == NVFP4_BF16) {
