@@ -274,4 +274,5 @@ def test_experts_on_every_backend(
                     results.append(experts(*given))
         finally:
             _C.set_default_backend(None)
-        assert torch.equal(*results) and results[0].isfinite().all() and results[0].any()
+        is_here = (given[1] >= 0) & (given[1] < experts.num_experts)  # two tokens may choose none that is
+        assert torch.equal(*results) and results[0].isfinite().all() and results[0].any() == is_here.any()
