@@ -56,8 +56,9 @@ enum { GROUPED_B = 1, GROUPED_SCALE_B = 3, GROUPED_ALPHA = 8, GROUPED_INPUT_COUN
         "activation_alpha", SCALAR_FLOAT, GATED_AT(activation_alpha), 0, NULL                                          \
     }
 
-/* What a product with an activation writes for it, where another launch reads it: the results of all parts side by
- * side, and their bytes, a multiple of 16. The former returns the place of up's; NULL: there is none, or no memory. */
+/* A product with an activation writes the results of all parts side by side where another launch computes the
+ * activation; their bytes are a multiple of 16. The former returns the place of up's; NULL: there is none, or no
+ * memory. */
 const void *fill_products_of_parts(const grouped_problem *p, void *memory, grouped_problem *product);
 int64_t products_of_parts_bytes(const call_problem *problem);
 

@@ -77,6 +77,17 @@ typedef struct gemm_backend {
     rounding_bound roundings, a16_roundings;     /* the latter with a 16-bit A; all 0: the same */
 } gemm_backend;
 
+/* Completes candidates of a backend whose model gives single_us: its number, the names of its kernels, modelled_us.
+ * Returns their count. */
+static inline int32_t complete_candidates(int32_t backend, const kernel_entry *kernels, gemm_candidate *candidates,
+                                          int32_t count) {
+    for (int32_t i = 0; i < count; i++) {
+        candidates[i].backend = backend;
+        candidates[i].name = kernels[candidates[i].kernel].name;
+    }
+    return set_modelled_us(candidates, count);
+}
+
 /* The parts of K of a batch-invariant product, for kernels in which each CTA of a cluster keeps some columns of a tile.
  * Which CTA adds a column depends on the tile; the sum of two parts does not depend on that, the sum of three does. So
  * K has 2 parts if one row of tiles leaves half of the SMs idle and there are two stages, else 1. */

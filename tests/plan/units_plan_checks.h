@@ -67,7 +67,7 @@ static inline void check_units(const gpu *g, const gemm_problem *p, const units_
     }
 }
 
-/* What few rows a group have: one launch, teams that share K, tiles of pairs of units. */
+/* Few rows a group take one launch, teams that share K, tiles of pairs of units. */
 static inline void check_grouped_units(const gpu *g, const grouped_problem *all, const grouped_units_kernel *of,
                                        const gemm_candidate *c, const launch_plan *plan, const launch_step *step) {
     const gemm_problem *p = &all->g;

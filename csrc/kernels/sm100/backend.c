@@ -47,7 +47,7 @@ static sm100_model model_of(const device_props *props) {
 }
 
 static int32_t of_units(gemm_candidate *all, int32_t count) {
-    return units_of_backend(NVFP4_BACKEND_SM100, kernels, all, count);
+    return complete_candidates(NVFP4_BACKEND_SM100, kernels, all, count);
 }
 
 static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {

@@ -221,7 +221,7 @@ static const kernel_set set = {
     .kernels = kernels, .count = SM120_KERNELS, .min_capability = 120, .max_capability = 129, .optional = 1};
 
 static int32_t of_units(gemm_candidate *all, int32_t count) {
-    return units_of_backend(NVFP4_BACKEND_SM120, kernels, all, count);
+    return complete_candidates(NVFP4_BACKEND_SM120, kernels, all, count);
 }
 
 static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {

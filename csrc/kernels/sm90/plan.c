@@ -49,11 +49,7 @@ static const sm90_model measured = {
 };
 
 static int32_t of_this_backend(gemm_candidate *all, int32_t count) {
-    for (int32_t i = 0; i < count; i++) {
-        all[i].backend = NVFP4_BACKEND_SM90;
-        all[i].name = kernels[all[i].kernel].name;
-    }
-    return set_modelled_us(all, count);
+    return complete_candidates(NVFP4_BACKEND_SM90, kernels, all, count);
 }
 
 int32_t sm90_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t, gemm_candidate *out) {

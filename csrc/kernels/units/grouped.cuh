@@ -59,7 +59,7 @@ template <int A_UNITS_, int BF16_, int STAGES_, int A_STAGES_, int PAIRS_> struc
     static_assert(STAGES >= 2, "the first two pairs are loaded before a stage is released");
 };
 
-/* What a math warp has to know of a tile, in shared memory beside each stage of A, by its producer. */
+/* A tile, as its producer describes it to the math warps in shared memory beside each stage of A. */
 struct tile_header {
     int32_t l, part, column;
     int32_t row, rows; /* rows 0: there is no further tile */

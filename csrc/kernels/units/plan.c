@@ -111,14 +111,6 @@ units_model units_model_by_data_sheet(const units_data_sheet *sheet) {
                          .pass_loss = 0.01};
 }
 
-int32_t units_of_backend(int32_t backend, const kernel_entry *kernels, gemm_candidate *candidates, int32_t count) {
-    for (int32_t i = 0; i < count; i++) {
-        candidates[i].backend = backend;
-        candidates[i].name = kernels[candidates[i].kernel].name;
-    }
-    return set_modelled_us(candidates, count);
-}
-
 nvfp4_status reject_units(const char *backend, const gemm_traits *t) {
     const char *type = t->a_type == NVFP4_FP16 ? "float16" : "bfloat16";
     if (!units_reach(t))

@@ -59,7 +59,7 @@ typedef struct grouped_units_model {
     double gated_us;      /* a launch of `gated` around its bytes, back to back */
 } grouped_units_model;
 
-/* What a data sheet says of a GPU on which nothing was measured. */
+/* Rates of a GPU on which nothing was measured, as its data sheet has them. */
 typedef struct units_data_sheet {
     double clock_ghz, dram_tb_s; /* dram_tb_s: that reads reach */
     double l2_b_clk;             /* as in units_model */
@@ -96,9 +96,6 @@ int32_t grouped_units_in_one_launch(const grouped_units_model *model, const grou
                                     gemm_candidate *out);
 void grouped_units_build(const device_props *props, const product_problem *problem, const gemm_candidate *candidate,
                          void *workspace, launch_plan *out);
-
-/* Completes candidates of a backend: its number, the names of its kernels, modelled_us. Returns their count. */
-int32_t units_of_backend(int32_t backend, const kernel_entry *kernels, gemm_candidate *candidates, int32_t count);
 
 /* Says why a backend that multiplies a 16-bit A by these kernels alone has no candidates. */
 nvfp4_status reject_units(const char *backend, const gemm_traits *traits);

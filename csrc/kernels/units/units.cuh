@@ -63,7 +63,7 @@ __device__ __forceinline__ uint32_t nibbles_of(uint32_t x, uint32_t y) {
 }
 #endif
 
-/* What is left to multiply a sum by, for the powers of two that units_decode leaves in a value of B, and, if A is
+/* A sum has to be multiplied by this, for the powers of two that units_decode leaves in a value of B, and, if A is
  * NVFP4, of A. */
 template <int TYPE>
 constexpr float units_unit = TYPE == NVFP4_BF16    ? 128.0f
