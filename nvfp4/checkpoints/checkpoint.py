@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4._text import unwatched
+from nvfp4._text import shown, unwatched
 from nvfp4.checkpoints.kv_cache import KvCache
 from nvfp4.layers.experts.fp8_experts import Fp8Experts
 from nvfp4.layers.experts.module import Experts
@@ -18,6 +18,7 @@ from nvfp4.layers.experts.routed import RoutedExperts
 from nvfp4.layers.fp8 import Fp8Tensors
 from nvfp4.layers.packed import PackedLinear, check_block_scales
 
+LONGEST = 200  # characters of how a layer is quantized, in a reason
 SCALES = {"torchao": "_weight_scale", "GGUF": "weight"}  # the tensors of block scales that are no "weight_scale"
 
 
@@ -111,6 +112,12 @@ def check_scales(
     for name, packed in layers.items():
         step(f"check {name}")
         check_block_scales(f"{name}.{local}" if name else local, packed)
+
+
+def in_another_way(how: str | None) -> str:
+    """A reason of `Checkpoint.skipped`. `how` may be text of the file: what is long or unprintable is abbreviated."""
+    text = str(how)
+    return f"is quantized in another way: {text if text.isprintable() and len(text) <= LONGEST else shown(text)}"
 
 
 @contextlib.contextmanager

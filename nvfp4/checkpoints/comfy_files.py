@@ -28,7 +28,7 @@ from torch import Tensor
 from nvfp4 import _C, _api
 from nvfp4._text import shown
 from nvfp4.checkpoints import comfy_kitchen, fp8
-from nvfp4.checkpoints.checkpoint import Checkpoint, noted
+from nvfp4.checkpoints.checkpoint import Checkpoint, in_another_way, noted
 from nvfp4.checkpoints.comfy_kitchen import INPUT_SCALE, MARK, METADATA, NAME, NVFP4, SCALED_FP8
 from nvfp4.checkpoints.files import parse_json
 from nvfp4.checkpoints.grouping import check_unclaimed, grouped, has_scale, keep, skip_other
@@ -84,7 +84,7 @@ def read_comfy(
                     READERS[kind](checkpoint, module, own, mark, sizes.get(module), wanted)
                     continue
                 checkpoint.skipped[module] = (
-                    f"is quantized in another way: {kind}; of ComfyUI's formats nvfp4 reads {', '.join(READERS)}: "
+                    f"{in_another_way(kind)}; of ComfyUI's formats nvfp4 reads {', '.join(READERS)}: "
                     "convert the layer to one of them or to 16 bits"
                 )
         if module in marks and module not in checkpoint.skipped:

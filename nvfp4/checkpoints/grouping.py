@@ -19,7 +19,7 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4._text import shown
 from nvfp4.checkpoints import mxfp4
-from nvfp4.checkpoints.checkpoint import Checkpoint, noted
+from nvfp4.checkpoints.checkpoint import Checkpoint, in_another_way, noted
 from nvfp4.checkpoints.patterns import MAX_NAME
 from nvfp4.layers.checks import short
 
@@ -104,7 +104,7 @@ def skip_other(checkpoint: Checkpoint, module: str, own: Mapping[str, Tensor]) -
     """Names a layer that no mark describes and whose tensors are quantized in a known other way."""
     other = other_kind(own)
     if other is not None and module not in checkpoint.skipped:
-        checkpoint.skipped[module] = f"is quantized in another way: {other}"
+        checkpoint.skipped[module] = in_another_way(other)
         checkpoint.why[module] = "its tensors"
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from nvfp4 import _C
 from nvfp4._text import shown
 from nvfp4.checkpoints import compressed_tensors, fp8, kv_cache, mxfp4
-from nvfp4.checkpoints.checkpoint import Checkpoint, noted
+from nvfp4.checkpoints.checkpoint import Checkpoint, in_another_way, noted
 from nvfp4.checkpoints.configuration import HF_QUANT, READ
 from nvfp4.checkpoints.experts.container import Container
 from nvfp4.checkpoints.experts.fp8_experts import Fp8Container
@@ -82,7 +82,7 @@ def read_modules(
                 read_layer(checkpoint, module, own, kind.mode, wanted)
             else:
                 if kind.name == OTHER:
-                    checkpoint.skipped[module] = f"is quantized in another way: {kind.mode}"
+                    checkpoint.skipped[module] = in_another_way(kind.mode)
                 keep(checkpoint, module, own, names)
     checkpoint.skipped |= other_opinion(recipe, kinds)
     checkpoint.kv_cache = kv_cache.KvCache(recipe.format, cache, recipe.kv_cache)

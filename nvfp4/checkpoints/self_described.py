@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nvfp4 import _C
 from nvfp4.checkpoints import gguf, mxfp4, torchao
-from nvfp4.checkpoints.checkpoint import Checkpoint, noted
+from nvfp4.checkpoints.checkpoint import Checkpoint, in_another_way, noted
 from nvfp4.checkpoints.files import READER_ERRORS, check_file, parse_json
 from nvfp4.checkpoints.gguf_header import check_header
 from nvfp4.checkpoints.grouping import check_unclaimed, grouped, keep, skip_other
@@ -46,7 +46,7 @@ def read_torchao(
             continue
         own = modules.get(module, {})
         if kind != "NVFP4Tensor" or parameter != "weight":
-            checkpoint.skipped[module] = f"is quantized in another way: {kind} of {parameter}"
+            checkpoint.skipped[module] = in_another_way(f"{kind} of {parameter}")
             checkpoint.why[module] = f"metadata of {name}"
             continue
         checkpoint.why[module] = f"metadata of {name}"
@@ -118,7 +118,7 @@ def read_gguf(path: Path, errors: Errors = None, wanted: str | None = AUTO, mmap
         elif entry.tensor_type == GGMLQuantizationType.MXFP4 and entry.name.endswith("weight"):
             mx.add(entry.name)
         elif t.dtype == torch.uint8:
-            checkpoint.skipped[entry.name] = f"is quantized in another way: {entry.tensor_type.name}"
+            checkpoint.skipped[entry.name] = in_another_way(entry.tensor_type.name)
         tensors[entry.name] = t
     modules, names = grouped(tensors)
     for module, own in modules.items():

@@ -80,6 +80,9 @@ def test_a_file_of_torchao(tmp_path: Path, generator: torch.Generator) -> None:
     assert checkpoint.layers["c"].activations == "nvfp4" and checkpoint.layers["c"].input_global_scale is None
     assert checkpoint.skipped == {"f": "is quantized in another way: Float8Tensor of weight"}
     assert set(checkpoint.tensors) == {"f._weight_qdata", "norm.weight"}
+    metadata["f.weight"] = json.dumps({"_type": "a" * 10**6, "_data": {}})
+    reason = nvfp4.load(saved()).skipped["f"]
+    assert reason.startswith("is quantized in another way: 'aaa") and len(reason) < 200
     tensors["b._weight_scale"].view(torch.uint8)[5, 7] = 0x7F
     rejected("b._weight_scale: is nan at row 5, column 7 (1 of 320 are such); must be finite", saved())
     del tensors["b._weight_scale"]
