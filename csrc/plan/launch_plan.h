@@ -17,8 +17,8 @@ enum {
     MAX_CANDIDATES = 256,
     PLAN_MAX_STEPS = 2,
     PLAN_MAX_PARAMS = 2, /* of a kernel */
-    PLAN_MAX_TENSOR_MAPS = 5,
-    PLAN_PARAM_BYTES = 1152,
+    PLAN_MAX_TENSOR_MAPS = 6,
+    PLAN_PARAM_BYTES = 1664,
     PLAN_TILING_BYTES = 72,
 };
 

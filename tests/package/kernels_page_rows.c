@@ -47,7 +47,7 @@
 #define GROUPED(id, rows, stages, bf16)                                                                                \
     if (!(bf16))                                                                                                       \
         printf("grouped | %s |%s | %d | %d |\n", #id + sizeof "sm90_grouped_fp16",                                     \
-               rows == 64 ? SM90_GROUPED_WIDTHS_64(WIDTH) : SM90_GROUPED_WIDTHS_128(WIDTH), stages,                    \
+               rows == 96 ? SM90_GROUPED_WIDTHS_96(WIDTH) : SM90_GROUPED_WIDTHS_152(WIDTH), stages,                    \
                KIB(SM90_GROUPED_SHARED_BYTES(rows, stages)));
 #define FEW_WIDTH(n)                                                                                                   \
     if (2 * n >= rows && n <= rows) printf(" %d", n);

@@ -11,7 +11,7 @@ static const int on[] = {H200, H100_PCIE, H200_SLICE};
 enum {
     FIRST_FEW = KERNEL_sm90_grouped_few_fp16_256x16,
     FIRST_UNITS = KERNEL_sm90_grouped_units_fp16_8,
-    FIRST = KERNEL_sm90_grouped_fp16_128x64,
+    FIRST = KERNEL_sm90_grouped_fp16_256x96,
     END = KERNEL_sm90_gemv_quantize_fp16_1
 };
 
@@ -29,32 +29,27 @@ static size_t param_bytes(int32_t kernel, int32_t index) {
     return index == 0 ? sizeof(grouped_problem) : index == 1 ? sizeof(sm90_grouped_schedule) : 0;
 }
 
-static void check_reorder(const grouped_problem *p, const gemm_candidate *c, const launch_plan *plan,
-                          const sm90_grouped_schedule *s) {
+static void check_reorder(const grouped_problem *p, const launch_plan *plan, const sm90_grouped_schedule *s) {
     const launch_step *step = &plan->step[0];
     const sm90_reorder_schedule *r = param_of(plan, step, 0);
-    const int64_t stages = ceil_div(p->g.k, 128), count = p->a_rows > p->g.m ? p->g.m : p->a_rows;
+    const int64_t spans = ceil_div(p->g.k, 64);
     expect(plan->steps == 2 && step->kernel == KERNEL_SM90_REORDER, "a pre-pass before the kernel");
     expect(r->a == p->g.a && r->a_pitch == p->g.a_pitch && r->a_rows == p->a_rows && r->k == p->g.k, "over A");
     expect(r->bf16 == (p->g.a_type == NVFP4_BF16), "of its type");
-    expect(r->count == count && r->rows == (p->a_rows > p->g.m ? p->rows : NULL), "by rows of the fewer kind");
-    expect(s->a_is_gathered == (p->a_rows > p->g.m), "which the kernel knows");
-    expect(r->to == s->a && r->stages == stages, "it fills what the kernel reads");
-    expect(c->workspace >= count * stages * 256, "which there is room for");
-    expect(step->grid_x * SM90_REORDER_THREADS >= count * stages * 4, "a thread for each 32 values");
+    expect(r->count == p->g.m && r->rows == p->rows, "by rows of the result");
+    expect(r->spans == spans && (void *)r->to == (void *)WORKSPACE && r->claimed == s->claimed, "in the workspace");
+    expect(step->grid_x * SM90_REORDER_THREADS * 4 >= p->g.m * spans * 8, "a thread for each 32 values");
 }
 
 /* The pre-pass over NVFP4 A finds its rows from the ends, whatever they are. */
-static void check_reorder_e2m1(const grouped_problem *p, const gemm_candidate *c, const launch_plan *plan,
-                               const sm90_grouped_schedule *s) {
+static void check_reorder_e2m1(const grouped_problem *p, const launch_plan *plan, const sm90_grouped_schedule *s) {
     const launch_step *step = &plan->step[0];
     const sm90_reorder_e2m1_schedule *r = param_of(plan, step, 1);
-    const int64_t stages = ceil_div(p->g.k, 128), hit = min_int(p->groups, p->g.m);
+    const int64_t spans = ceil_div(p->g.k, 64), hit = min_int(p->groups, p->g.m);
     expect(plan->steps == 2 && step->kernel == KERNEL_SM90_REORDER_E2M1, "a pre-pass before the kernel");
     expect(!memcmp(param_of(plan, step, 0), p, sizeof *p), "which gets the problem");
-    expect(r->to == s->a && r->stages == stages && !s->a_is_gathered, "it fills what the kernel reads");
-    expect(c->workspace >= p->g.m * stages * 256, "which there is room for");
-    expect(r->chunks * (int64_t)SM90_REORDER_STAGES >= stages, "its chunks cover K");
+    expect(r->spans == spans && (void *)r->to == (void *)WORKSPACE && r->claimed == s->claimed, "in the workspace");
+    expect(r->chunks * (int64_t)SM90_REORDER_SPANS >= spans, "its chunks cover K");
     expect(step->grid_x == (p->g.m + hit * (SM90_REORDER_TILE_M - 1)) / SM90_REORDER_TILE_M * r->chunks,
            "by a CTA for each tile of any ends");
 }
@@ -100,22 +95,35 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
         check_grouped_units(g, all, &units_configs[c->kernel - FIRST_UNITS], c, plan, step);
         return;
     }
-    expect(c->split_k == 1 && c->tile_n == 128 && c->tile_k == 128 && c->swap_ab, "a CTA has all of K");
-    expect(s->tiles_n == ceil_div(p->n, 128), "tiles cover N");
+    expect(c->split_k == 1 && c->tile_n == 256 && c->tile_k == 64 && c->swap_ab, "a CTA has all of K");
+    expect(s->tiles_n == ceil_div(p->n, 256), "tiles cover N");
     check_tiles_of_groups(g, all, c, step, s->tiles_n, 1);
-    if (p->k == 0) {
-        expect(plan->steps == 1 && plan->tensor_maps == 0 && !s->a, "nothing to load");
+    if (p->k == 0 || all->a_rows == 0) {
+        expect(plan->steps == 1 && plan->tensor_maps == 0 && s->stages_k == 0 && !s->claimed, "nothing to load");
         return;
     }
+    const int64_t bytes = p->m * ceil_div(p->k, 64) * 128;
+    expect(s->stages_k == ceil_div(p->k, 64), "stages cover K");
+    expect((void *)s->claimed == (void *)(WORKSPACE + bytes) && c->workspace == bytes + 16, "a count behind the rows");
     if (p->a_type == VALUES_E2M1)
-        check_reorder_e2m1(all, c, plan, s);
+        check_reorder_e2m1(all, plan, s);
     else
-        check_reorder(all, c, plan, s);
+        check_reorder(all, plan, s);
     const tensor_layout *b = &plan->tensor_map[0].layout;
-    expect(plan->tensor_maps == 1 && b->data == p->b && b->element_bytes == 1 && b->rank == 3, "a tensor map of B");
+    const int32_t maps = 1 + (c->tile_m == 96 ? 5 : 4);
+    expect(plan->tensor_maps == maps && b->data == p->b && b->element_bytes == 1 && b->rank == 3, "a tensor map of B");
     expect((int64_t)b->dims[0] == p->k / 2 && (int64_t)b->dims[1] == p->n && (int64_t)b->dims[2] == p->l,
            "of all of B");
-    expect(b->box[0] == 64 && b->box[1] == 128 && b->swizzle == 0, "in stages");
+    expect(b->box[0] == 32 && b->box[1] == 128 && b->swizzle == 0, "in stages");
+    for (int32_t i = 1; i < maps; i++) {
+        const tensor_layout *a = &plan->tensor_map[i].layout;
+        expect((void *)a->data == (void *)WORKSPACE && a->element_bytes == 2 && a->swizzle == 128, "maps of A");
+        expect((int64_t)a->dims[0] == ceil_div(p->k, 64) * 64 && (int64_t)a->dims[1] == p->m, "of the result's rows");
+        expect(a->box[0] == 64 && a->box[1] % 8 == 0 &&
+                   a->box[1] > (i > 1 ? plan->tensor_map[i - 1].layout.box[1] : 0) &&
+                   (i < maps - 1 || (int32_t)a->box[1] == c->tile_m),
+               "of rising numbers of rows, up to a tile's");
+    }
 }
 
 /* The choice of with_activation for a candidate is the same kernel, with as many warps that share K, so the bits of a
@@ -138,10 +146,12 @@ static void check_with_activation(const gpu *g, const grouped_problem *p) {
             continue;
         }
         times_fused[of->kernel]++;
-        const int is_few = of->kernel < FIRST_UNITS;
+        const int is_few = of->kernel < FIRST_UNITS, is_many = of->kernel >= FIRST;
         expect(fused.backend == of->backend && fused.tile_k == of->tile_k, "a kernel that adds in the same order");
-        if (is_few)
-            expect(fused.kernel < FIRST_UNITS && !strncmp(fused.name, of->name, strlen("nvfp4_sm90_grouped_few_bf16")),
+        if (is_few || is_many)
+            expect((is_few ? fused.kernel < FIRST_UNITS : fused.kernel >= FIRST) &&
+                       !strncmp(fused.name, of->name,
+                                strlen(is_few ? "nvfp4_sm90_grouped_few_bf16" : "nvfp4_sm90_grouped_bf16")),
                    "of this kind and type of A");
         else
             expect(fused.kernel == of->kernel && fused.name == of->name && fused.tile_m == of->tile_m, "the same one");
@@ -151,13 +161,13 @@ static void check_with_activation(const gpu *g, const grouped_problem *p) {
         planner->build(&g->props, &(product_problem){.grouped = gated}, &fused, (void *)WORKSPACE, &plan);
         const launch_step *step = &plan.step[plan.steps - 1];
         const int64_t hit = min_int(p->groups, p->g.m), tiles_m = (p->g.m + hit * (fused.tile_m - 1)) / fused.tile_m;
-        expect(of->kernel < FIRST, "wgmma takes longer than two launches do");
         expect(!memcmp(param_of(&plan, step, 0), &gated, sizeof gated), "the kernel gets the activation");
         const grouped_units_schedule *s = param_of(&plan, step, 1);
         const sm90_grouped_few_schedule *few = param_of(&plan, step, 1);
-        const int64_t tiles_n = is_few ? few->tiles_n : s->tiles_n;
-        const gating numbers = is_few ? few->numbers : s->numbers;
-        if (is_few) {
+        const sm90_grouped_schedule *many = param_of(&plan, step, 1);
+        const int64_t tiles_n = is_few ? few->tiles_n : is_many ? many->tiles_n : s->tiles_n;
+        const gating numbers = is_few ? few->numbers : is_many ? many->numbers : s->numbers;
+        if (is_few || is_many) {
             expect(tiles_n == ceil_div(p->g.n, 256 / p->parts), "tiles cover the columns of a part");
         } else {
             expect(s->tile_pairs >= 1 &&
@@ -180,8 +190,8 @@ static void check_fused_choices(void) {
         int64_t m, n, k;
         int32_t groups, fused;
     } cases[] = {
-        {8, 768, 2048, 128, 0},  {32, 768, 2048, 128, 1},   {1024, 768, 2048, 128, 1}, {8192, 768, 2048, 128, 0},
-        {8, 2048, 7168, 256, 1}, {128, 2048, 7168, 256, 1}, {1024, 512, 2048, 256, 1}, {65536, 768, 2048, 128, 0},
+        {8, 768, 2048, 128, 0},  {32, 768, 2048, 128, 1},   {1024, 768, 2048, 128, 1}, {8192, 768, 2048, 128, 1},
+        {8, 2048, 7168, 256, 1}, {128, 2048, 7168, 256, 1}, {1024, 512, 2048, 256, 1}, {65536, 768, 2048, 128, 1},
     };
     snprintf(about, sizeof about, "activations");
     for (size_t i = 0; i < COUNT(cases); i++) {
@@ -253,8 +263,8 @@ static void check_choices(void) {
     expect(first_tile(512, 2048, 7168, 256, 2, &backend) == 16 && backend == NVFP4_BACKEND_SM90, "a few have, too");
     expect(first_tile(4096, 2048, 7168, 256, 2, &backend) == 32 && backend == NVFP4_BACKEND_SM90,
            "more rows a group have a wider tile");
-    expect(first_tile(8192, 2048, 7168, 256, 2, &backend) == 48 && backend == NVFP4_BACKEND_SM90, "and one of 48");
-    expect(first_tile(65536, 768, 2048, 128, 2, &backend) == 128 && backend == NVFP4_BACKEND_SM90,
+    expect(first_tile(7168, 2048, 7168, 256, 2, &backend) == 48 && backend == NVFP4_BACKEND_SM90, "and one of 48");
+    expect(first_tile(65536, 768, 2048, 128, 2, &backend) == 152 && backend == NVFP4_BACKEND_SM90,
            "many rows a group have a wide one");
     first_tile_of(PLAIN, 8, 768, 2048, 128, 2, &backend);
     expect(backend == NVFP4_BACKEND_SM80, "the NVFP4 rows of one token are sm80's");
@@ -262,7 +272,7 @@ static void check_choices(void) {
     expect(backend == NVFP4_BACKEND_SM90, "those of sixty-four are sm90's");
     first_tile_of(PLAIN, 32, 2048, 7168, 256, 2, &backend);
     expect(backend == NVFP4_BACKEND_SM90, "with a large K those of a few are");
-    expect(first_tile_of(PLAIN, 65536, 768, 2048, 128, 2, &backend) == 128 && backend == NVFP4_BACKEND_SM90,
+    expect(first_tile_of(PLAIN, 65536, 768, 2048, 128, 2, &backend) == 152 && backend == NVFP4_BACKEND_SM90,
            "many are dequantized once");
 }
 
@@ -289,7 +299,7 @@ static void check_limits(void) {
     planner_of(NVFP4_BACKEND_SM90, PRODUCT_GROUPED, NVFP4_FP16)
         ->build(&gpus[H200].props, &(product_problem){.grouped = tall}, &list.all[i], (void *)WORKSPACE, &plan);
     const sm90_grouped_schedule *s = param_of(&plan, &plan.step[0], 1);
-    expect(plan.steps == 1 && !s->a, "an A without rows has no pre-pass");
+    expect(plan.steps == 1 && s->stages_k == 0, "an A without rows has no pre-pass");
 }
 
 int main(void) {
@@ -323,7 +333,7 @@ int main(void) {
     for (int32_t k = FIRST_FEW; k < END; k++) {
         const char *name = gemm_backends[NVFP4_BACKEND_SM90]->kernels->kernels[k].name;
         expect(times_listed[k] > 0, name);
-        expect((times_fused[k] > 0) == (k < FIRST), "an activation in it");
+        expect(times_fused[k] > 0, "an activation in it");
         printf("%-32s first %6ld times, listed %7ld\n", name, times_first[k], times_listed[k]);
     }
     return report();

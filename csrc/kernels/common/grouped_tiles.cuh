@@ -32,8 +32,9 @@ struct grouped_tiles {
           all((uint32_t)table.tiles[p.groups] * (uint32_t)tiles_n * (of_all_parts ? 1 : (uint32_t)p.parts)),
           of_all_parts(of_all_parts) {}
 
-    /* The next tile, of at most tile_rows rows; false if there is none. */
-    __device__ __forceinline__ bool next(grouped_tile &tile, int32_t tile_rows) {
+    /* The next tile, of at most tile_rows rows; false if there is none. EVEN: the rows of a group are split into as many
+     * tiles of as few rows as need be, multiples of 8, and else into tiles of tile_rows. */
+    template <bool EVEN = false> __device__ __forceinline__ bool next(grouped_tile &tile, int32_t tile_rows) {
         if (number >= all) return false;
         const uint32_t across = tiles_n * (of_all_parts ? 1 : (uint32_t)p.parts);
         const int32_t group = table.group_of(p.groups, (int32_t)(number / across));
@@ -44,9 +45,11 @@ struct grouped_tiles {
         tile.part = (int32_t)(column / tiles_n);
         tile.l = group * p.parts + tile.part;
         tile.column = (int32_t)(column % tiles_n);
-        tile.row_in_group = index * tile_rows;
-        tile.row = table.rows[group] + tile.row_in_group;
-        tile.rows = min(tile_rows, table.rows[group + 1] - tile.row);
+        const int32_t first = table.rows[group], rows = table.rows[group + 1] - first;
+        const int32_t each = EVEN ? (int32_t)(((uint32_t)rows + 8 * along - 1) / (8 * along) * 8) : tile_rows;
+        tile.row_in_group = index * each;
+        tile.row = first + tile.row_in_group;
+        tile.rows = min(each, rows - tile.row_in_group);
         number += step;
         return true;
     }

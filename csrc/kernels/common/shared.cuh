@@ -37,6 +37,12 @@ __device__ __forceinline__ uint2 ld_shared_v2(uint32_t from) {
     return v;
 }
 
+__device__ __forceinline__ uint32_t ld_shared_u8(uint32_t from) {
+    uint32_t byte;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(byte) : "r"(from) : "memory");
+    return byte;
+}
+
 __device__ __forceinline__ uint32_t ld_shared_u16(uint32_t from) {
     uint16_t half;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(half) : "r"(from) : "memory");

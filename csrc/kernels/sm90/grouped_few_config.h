@@ -6,7 +6,6 @@
 #ifndef NVFP4_SM90_GROUPED_FEW_CONFIG_H
 #define NVFP4_SM90_GROUPED_FEW_CONFIG_H
 
-#include "common/gating.h"
 #include "kernels/sm90/grouped_config.h"
 
 /*    id, mma_tile_n, stages, bf16 (of A; else fp16) */
@@ -22,28 +21,11 @@
  * of more widths in one kernel do not fit its registers. */
 #define SM90_GROUPED_FEW_WIDTHS(X) X(8) X(16) X(32) X(48)
 
-#define SM90_GROUPED_FEW_STAGE_K     256 /* values along K of a stage: 128 bytes of a row of B, four spans of A */
-#define SM90_GROUPED_FEW_ATOMS       (SM90_GROUPED_FEW_STAGE_K / 64) /* of a stage: 512 bytes of scales of 128 rows */
-#define SM90_GROUPED_FEW_TILE_N      256
-#define SM90_GROUPED_FEW_BOX_ROWS    128 /* of B, whose scales lie in one block */
-#define SM90_GROUPED_FEW_MATH_WARPS  16
-#define SM90_GROUPED_FEW_COPY_WARPS  4
-#define SM90_GROUPED_FEW_STORE_WARPS 2
-#define SM90_GROUPED_FEW_THREADS     768 /* math warps, copy warps, two warps of which a thread works, store warps */
-#define SM90_GROUPED_FEW_TILES_AHEAD 4   /* whose descriptions are in shared memory at a time */
-#define SM90_GROUPED_FEW_TILE_BYTES  416 /* of a description */
-/* A stage: mma_b fp16 or bf16, mma_a values, mma_a scales. */
-#define SM90_GROUPED_FEW_STAGE_BYTES(mma_tile_n)                                                                       \
-    ((mma_tile_n) * SM90_GROUPED_FEW_STAGE_K * 2 + SM90_GROUPED_FEW_TILE_N * SM90_GROUPED_FEW_STAGE_K / 2 +            \
-     SM90_GROUPED_FEW_TILE_N / 128 * SM90_GROUPED_FEW_ATOMS * 512)
-#define SM90_GROUPED_FEW_STAGING_BYTES(mma_tile_n) ((mma_tile_n) * SM90_GROUPED_FEW_TILE_N * 2) /* of a tile */
-/* mbarriers: three of a stage, two of a description, two of the staging buffer. */
-#define SM90_GROUPED_FEW_BARRIERS_BYTES(stages) (8 * (3 * (stages) + 2 * SM90_GROUPED_FEW_TILES_AHEAD + 2))
-/* Stages, the staging buffer, mbarriers, descriptions of tiles, the table of groups. */
+#define SM90_GROUPED_FEW_STAGE_K    256 /* values along K of a stage: 128 bytes of a row of B, four spans of A */
+#define SM90_GROUPED_FEW_MATH_WARPS 16
+#define SM90_GROUPED_FEW_THREADS    768 /* math warps, copy warps, two warps of which a thread works, store warps */
 #define SM90_GROUPED_FEW_SHARED_BYTES(mma_tile_n, stages)                                                              \
-    ((stages) * SM90_GROUPED_FEW_STAGE_BYTES(mma_tile_n) + SM90_GROUPED_FEW_STAGING_BYTES(mma_tile_n) +                \
-     CEIL_DIV(SM90_GROUPED_FEW_BARRIERS_BYTES(stages), 16) * 16 +                                                      \
-     SM90_GROUPED_FEW_TILES_AHEAD * SM90_GROUPED_FEW_TILE_BYTES + GROUP_TABLE_BYTES)
+    SM90_GROUPED_SHARED_BYTES_OF(mma_tile_n, stages, SM90_GROUPED_FEW_STAGE_K, 1)
 /* How an instantiation is loaded: its kernel_entry, for the host. */
 #define SM90_GROUPED_FEW_ENTRY(id, mma_tile_n, stages, ...)                                                            \
     {.name = "nvfp4_" #id,                                                                                             \
@@ -57,10 +39,11 @@
 typedef struct sm90_grouped_few_schedule {
     tensor_map b; /* bytes {K/2, N, E * parts} in boxes {128, 128, 1}, 128-byte swizzle */
     uint64_t b_cache_policy;
-    int32_t stages_k; /* ceil(K/256), at least 1 */
-    int32_t tiles_n;  /* of a part, or of both parts of an activation */
-    gating numbers;   /* of an activation */
-    uint8_t padding_[32];
+    uint32_t *claimed; /* NULL */
+    int32_t stages_k;  /* ceil(K/256), at least 1 */
+    int32_t tiles_n;   /* of a part, or of both parts of an activation */
+    gating numbers;    /* of an activation */
+    uint8_t padding_[24];
 } sm90_grouped_few_schedule;
 
 #endif

@@ -60,7 +60,7 @@ static double single_us(const sm90_model *m, const device_props *props, const ge
 /* The product by an instantiation; with both parts in a tile, if it has an activation of two. 0: too many tiles. */
 static int32_t candidate_of(const sm90_model *model, const device_props *props, const gemm_traits *t,
                             const few_config *c, int both_parts, gemm_candidate *out) {
-    const int64_t parts = t->l / t->groups, tile_n = both_parts ? SM90_GROUPED_FEW_TILE_N / 2 : SM90_GROUPED_FEW_TILE_N;
+    const int64_t parts = t->l / t->groups, tile_n = both_parts ? SM90_GROUPED_TILE_N / 2 : SM90_GROUPED_TILE_N;
     const int64_t tiles_n = ceil_div(t->n, tile_n), across = tiles_n * (both_parts ? 1 : parts);
     const int64_t tiles_m = max_group_tiles(t->m, t->groups, c->mma_tile_n);
     if (tiles_m > (INT32_MAX - props->sm_count) / across) return 0; /* a CTA's next tile must not overflow */
@@ -73,7 +73,7 @@ static int32_t candidate_of(const sm90_model *model, const device_props *props, 
         .swap_ab = 1,
         .split_k = 1,
         .tile_m = c->mma_tile_n,
-        .tile_n = SM90_GROUPED_FEW_TILE_N,
+        .tile_n = SM90_GROUPED_TILE_N,
         .tile_k = SM90_GROUPED_FEW_STAGE_K,
         .stages = c->stages,
     };
@@ -125,8 +125,7 @@ static void build(const device_props *props, const product_problem *problem, con
                                      .stages_k = (int32_t)ceil_div(p->g.k, SM90_GROUPED_FEW_STAGE_K),
                                      .tiles_n = tiling->tiles_n,
                                      .numbers = gating_of(p->limit, p->activation_alpha, p->parts == 2)};
-    const tensor_layout b =
-        values_layout(&p->g, 1, p->g.l, SM90_GROUPED_FEW_STAGE_K / 2, SM90_GROUPED_FEW_BOX_ROWS, 128);
+    const tensor_layout b = values_layout(&p->g, 1, p->g.l, SM90_GROUPED_FEW_STAGE_K / 2, SM90_GROUPED_BOX_ROWS, 128);
     add_tensor_map(out, &b, &s->b);
 }
 

@@ -89,15 +89,15 @@
     X(units_unhidden, 0.768) /* share of the clocks of the last step of each warp that no load hides */                \
     X(units_line_loss, 1.12) /* times as long for memory where rows of B begin inside lines of 128 bytes */            \
     X(units_pass_loss, 0.01) /* share of time that each further pass adds */                                           \
-    /* grouped.cu: 96 products of experts with bf16 A in CUDA graphs on an H100: off by 5 % (rms) */                   \
-    X(grouped_fixed_us, 7.575)      /* the kernel's own fixed_us, that of its pre-pass included */                     \
-    X(grouped_decode_clocks, 734.0) /* clocks that dequantizing a stage to bf16 takes */                               \
-    X(grouped_mma_clocks, 1.286)    /* times as many as wgmma's rate says: the clock under load is lower */            \
-    X(grouped_hidden_mma, 0.67)     /* share of wgmma's clocks that longer dequantizing does not hide */               \
-    X(grouped_hidden_decode, 0.576) /* share of dequantizing's clocks that longer wgmma does not hide */               \
-    X(grouped_tile_clocks, 1740.0)  /* start and end of a tile */                                                      \
-    X(grouped_e2m1_us, 2.28) /* added to grouped_fixed_us with NVFP4 A: 140 products on an H100, off by 8 % (rms) */   \
-    X(activation_us, 2.2)    /* gated's kernel in a graph, without its bytes: layers of Qwen3-30B-A3B on an H100 */    \
+    /* grouped.cu: 94 products of experts with bf16 A in CUDA graphs on an H200: off by 5 % (rms) */                   \
+    X(grouped_fixed_us, 9.75)       /* the kernel's own fixed_us, that of its pre-pass included */                     \
+    X(grouped_decode_clocks, 573.0) /* clocks that dequantizing a stage to bf16 takes */                               \
+    X(grouped_mma_clocks, 1.116)    /* times as many as wgmma's rate says: the clock under load is lower */            \
+    X(grouped_hidden_mma, 0.762)    /* share of wgmma's clocks that longer dequantizing does not hide */               \
+    X(grouped_hidden_decode, 0.575) /* share of dequantizing's clocks that longer wgmma does not hide */               \
+    X(grouped_tile_clocks, 4135.0)  /* start and end of a tile */                                                      \
+    X(grouped_e2m1_us, 2.28)        /* added with NVFP4 A: 140 products of the kernel before this one on an H100 */    \
+    X(activation_us, 2.2) /* gated's kernel in a graph, without its bytes: layers of Qwen3-30B-A3B on an H100 */       \
     /* Products that take less keep a launch of their own for the activation: the next product, which is sm80's, */    \
     /* loads its weights meanwhile. A layer of Qwen3-30B-A3B, one token, on an H100: 28.1 us by two launches, 28.8 */  \
     /* by one */                                                                                                       \

@@ -58,7 +58,7 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
         "sm90_nn": suites.Area(("kernels/sm90/nn.cu",), nn_tests),
         "sm90_grouped": suites.Area(grouped, grouped_tests),
         "sm90_grouped_few": suites.Area(
-            ("kernels/sm90/grouped_few.cu", "kernels/sm90/grouped_few.cuh"),
+            ("kernels/sm90/grouped_few.cu", "kernels/sm90/grouped_roles.cuh"),
             (("kernels/sm90/test_sm90_grouped_few.py",), *grouped_tests),
         ),
         "grouped_units": suites.Area(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 from emulate import Emulator, Module
 from harness.headers import Config, Struct
-from harness.launch import EVICT_FIRST, UINT8, Generator, compile_ptx
+from harness.launch import EVICT_FIRST, SWIZZLE_128, UINT16, Generator, compile_ptx
 from harness.values import NAN, ceil_div, decode, swizzle_scales
 from paths import CSRC
 from sm90.gemm import HEADERS
@@ -17,8 +17,9 @@ CONFIGS = HEADERS.configs("grouped")
 Schedule, ReorderSchedule, E2m1Schedule = (
     HEADERS.structs[f"sm90_{name}_schedule"] for name in ("grouped", "reorder", "reorder_e2m1")
 )
-STAGE_K, TILE_N = HEADERS.value("SM90_STAGE_K"), HEADERS.value("SM90_GROUPED_TILE_N")
+STAGE_K, TILE_N, BOX_ROWS = (HEADERS.value(f"SM90_GROUPED_{name}") for name in ("STAGE_K", "TILE_N", "BOX_ROWS"))
 THREADS = HEADERS.value("SM90_REORDER_THREADS")
+WIDTHS = {96: (16, 48, 64, 80, 96), 152: (104, 120, 136, 152)}
 VALUES_E2M1 = 0  # of problem.h
 
 
@@ -27,39 +28,42 @@ def reorder_ptx() -> str:
 
 
 class Product(grouped_units.Product):
-    """A row of A is put into order once, or where A has more rows than the result, once for each row of the result."""
+    """A row of A is put into order once for each row of the result that it is."""
 
     def make_workspace(self) -> None:
         """Before what must not wait for the GPU, as making an array does."""
-        self.stages = ceil_div(self.k, STAGE_K)
-        self.count = min(self.m, len(self.values))
-        self.workspace = self.emulator.empty((self.count, self.stages * STAGE_K * 2), numpy.uint8)
+        self.spans = ceil_div(self.k, STAGE_K)
+        self.workspace = self.emulator.empty((self.m, self.spans * STAGE_K * 2), numpy.uint8)
+        self.claimed = self.emulator.array(numpy.array([0xDEAD], "u4"))
 
     def queue(self, reorder: Module, module: Module, config: Config, ctas: int) -> None:
-        gathers = self.queue_reorder(reorder, config)
+        self.queue_reorder(reorder, config)
+        both = self.activation is not None and self.parts == 2
         made = Schedule(
-            b_cache_policy=EVICT_FIRST, a=self.workspace.address, a_is_gathered=int(gathers),
-            tiles_n=ceil_div(self.n, TILE_N),
+            b_cache_policy=EVICT_FIRST, claimed=self.claimed.address, stages_k=self.spans,
+            tiles_n=ceil_div(self.n, TILE_N // (1 + both)),
         )  # fmt: skip
         if self.activation:
             self.activation.fill(made.numbers, self.parts)
-        dims, strides = (self.k // 2, self.n, self.l), (self.pitch, self.n * self.pitch)
-        made.b = self.tensor_map(UINT8, self.arrays[2], dims, strides, (STAGE_K // 2, TILE_N, 1))
+        made.b = self.values_map(1, (STAGE_K // 2, BOX_ROWS, 1))
+        dims, pitch = (self.spans * STAGE_K, self.m, 1), self.spans * STAGE_K * 2
+        for i, width in enumerate(WIDTHS[config.mma_tile_n]):
+            made.a[i] = self.tensor_map(
+                UINT16, self.workspace, dims, (pitch, self.m * pitch), (STAGE_K, width, 1), SWIZZLE_128
+            )
         self.start(module, config, made, ctas, config.shared_bytes, wait=False)
 
-    def queue_reorder(self, reorder: Module, config: Config) -> bool:
-        """Returns whether rows of A are gathered."""
-        gathers = len(self.values) > self.m
-        rows = self.placed_rows.address if gathers and self.placed_rows else 0
+    def queue_reorder(self, reorder: Module, config: Config) -> None:
+        rows = self.placed_rows.address if self.placed_rows else 0
         before = ReorderSchedule(
             a=self.arrays[0].address, a_pitch=self.a_pitch, a_rows=len(self.values), rows=rows,
-            to=self.workspace.address, count=self.count, k=self.k, stages=self.stages, bf16=config.bf16,
+            to=self.workspace.address, claimed=self.claimed.address, count=self.m, k=self.k, spans=self.spans,
+            bf16=config.bf16,
         )  # fmt: skip
         self.emulator.launch(
-            reorder["nvfp4_sm90_reorder"], grid=HEADERS.value("SM90_REORDER_CTAS", self.count, self.stages),
+            reorder["nvfp4_sm90_reorder"], grid=HEADERS.value("SM90_REORDER_CTAS", self.m, self.spans),
             block=THREADS, args=[bytes(before)], programmatic=True, wait=False,
         )  # fmt: skip
-        return gathers
 
 
 class E2m1Product(Product):
@@ -108,13 +112,12 @@ class E2m1Product(Product):
         one.scale_rows, one.scale_a_rows = self.placed_first.address, self.scale_rows_count
         return one
 
-    def queue_reorder(self, reorder: Module, config: Config) -> bool:
-        chunks = HEADERS.value("SM90_REORDER_CHUNKS", self.stages)
+    def queue_reorder(self, reorder: Module, config: Config) -> None:
+        chunks = HEADERS.value("SM90_REORDER_CHUNKS", self.spans)
         tile_m = HEADERS.value("SM90_REORDER_TILE_M")
-        before = E2m1Schedule(to=self.workspace.address, stages=self.stages, chunks=chunks)
+        before = E2m1Schedule(to=self.workspace.address, claimed=self.claimed.address, spans=self.spans, chunks=chunks)
         tiles = (self.m + min(len(self.ends), self.m) * (tile_m - 1)) // tile_m
         self.emulator.launch(
             reorder["nvfp4_sm90_reorder_e2m1"], grid=tiles * chunks, block=THREADS,
             args=[bytes(self.problem()), bytes(before)], programmatic=True, wait=False,
         )  # fmt: skip
-        return False

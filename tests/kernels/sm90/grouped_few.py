@@ -11,7 +11,8 @@ from units import grouped as grouped_units
 
 CONFIGS = HEADERS.configs("grouped_few")
 Schedule = HEADERS.structs["sm90_grouped_few_schedule"]
-STAGE_K, TILE_N, BOX_ROWS = (HEADERS.value(f"SM90_GROUPED_FEW_{name}") for name in ("STAGE_K", "TILE_N", "BOX_ROWS"))
+STAGE_K = HEADERS.value("SM90_GROUPED_FEW_STAGE_K")
+TILE_N, BOX_ROWS = (HEADERS.value(f"SM90_GROUPED_{name}") for name in ("TILE_N", "BOX_ROWS"))
 
 
 class Product(grouped_units.Product):

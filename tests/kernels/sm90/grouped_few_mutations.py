@@ -1,4 +1,4 @@
-"""Mutations of csrc/kernels/sm90/grouped_few.cu and grouped_few.cuh. Which tiles a CTA has is in memory, which the
+"""Mutations of csrc/kernels/sm90/grouped_few.cu and grouped_roles.cuh. Which tiles a CTA has is in memory, which the
 static verifier does not know: the emulator finds all of them."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Launch(grouped_mutations.Launch):
     n: int = 328
     k: int = 1360  # ends inside a stage, an atom and the 32 values of a lane's half
 
-    inlined = ("kernels/sm90/grouped_few.cuh",)
+    inlined = ("kernels/sm90/grouped_roles.cuh",)
     configs, product = CONFIGS, Product
 
     def run(self, made: Any, module: Any) -> None:
@@ -64,7 +64,7 @@ MUTATIONS: list[Mutation] = [
         (
             "a description is released too early",
             SHORT,
-            "mbarrier_init(cta.tile_empty(i), TILE_READERS);",
+            "mbarrier_init(cta.tile_empty(i), C::TILE_READERS);",
             "mbarrier_init(cta.tile_empty(i), 32);",
         ),
         ("A behind K is not zero", ROWS_16, "if (from && at < left)", "if (from)"),
