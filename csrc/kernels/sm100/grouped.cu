@@ -390,9 +390,7 @@ template <class C> struct drained_rows {
             }
             out.scale(v, 0, row);
 #pragma unroll
-            for (int i = 0; i < CHUNK; i += 2)
-                pairs[(row + i) / 2] = out.p.g.out_type == NVFP4_FP16 ? pair_of<NVFP4_FP16>(v[i], v[i + 1])
-                                                                      : pair_of<NVFP4_BF16>(v[i], v[i + 1]);
+            for (int i = 0; i < CHUNK; i += 2) pairs[(row + i) / 2] = pack_16(v[i], v[i + 1], out.p.g.out_type);
         }
     }
 
@@ -402,11 +400,6 @@ template <class C> struct drained_rows {
         for (int i = 0; i < C::LOADED_ROWS; i++) v[i] = value_16(pairs[i / 2] >> i % 2 * 16, type);
 #pragma unroll
         for (int i = C::LOADED_ROWS / 2; i < SM100_ATOM_ROWS / 2; i++) pairs[i - C::LOADED_ROWS / 2] = pairs[i];
-    }
-
-  private:
-    template <int TYPE> static __device__ __forceinline__ uint32_t pair_of(float first, float second) {
-        return round_16(first, TYPE) | (uint32_t)round_16(second, TYPE) << 16;
     }
 };
 

@@ -8,7 +8,7 @@ from harness import sass
 from harness.sass import Kernel
 from sm100 import gemm
 from sm100.grouped import CONFIGS
-from sm100.test_sm100_sass import REGISTERS, SOURCE, last_constant, of_pairs
+from sm100.test_sm100_sass import REGISTERS, SOURCE, check_rounding, last_constant, of_pairs
 from sm100.test_sm100_sass import pytestmark as pytestmark
 
 PREFIX = "nvfp4_sm100_grouped_"
@@ -42,6 +42,11 @@ def test_instructions(name: str, kernels: dict[str, Kernel]) -> None:
     assert bool(kernel.all("STAS")) == pair
     assert not kernel.all("UTMALDG.*MULTICAST|LDGSTS|UT[A-Z]*MMA(?<!UTCOMMA)")
     assert not kernel.all("(HMMA|QMMA|OMMA|IMMA|HGMMA|QGMMA)")
+
+
+@NAMES
+def test_rounding(name: str, kernels: dict[str, Kernel]) -> None:
+    check_rounding(kernels[name])
 
 
 @NAMES

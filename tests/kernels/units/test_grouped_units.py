@@ -213,6 +213,7 @@ def test_machine_code(backend: str, tmp_path: Path) -> None:
     for name, config in headers_of(backend).configs("grouped_units").items():
         kernel = kernels[name]
         assert kernel.stack == kernel.local == 0 and not kernel.all("LDL|STL")
+        assert not kernel.all(r"F2F\."), "results are rounded by F2FP"
         assert len(kernel.all("HMMA")) == 16 * (1 if config.a_units == 1 else 3)
         scalings = len(kernel.all(r"HMUL2|HFMA2\.(MMA\.)?BF16"))
         assert 64 * config.a_units <= scalings <= 64 * config.a_units + 8
