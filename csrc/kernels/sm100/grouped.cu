@@ -124,14 +124,6 @@ template <class C> struct cta_memory {
     }
 };
 
-/* The next tile of this CTA, as of grouped_tiles. Tiles without rows are left out: the table may have some where ends
- * change while it is filled. */
-template <class C> __device__ __forceinline__ bool next_tile(grouped_tiles &tiles, grouped_tile &tile) {
-    while (tiles.next(tile, C::MMA_TILE_N))
-        if (tile.rows > 0) return true;
-    return false;
-}
-
 __device__ __forceinline__ int32_t k_stages(const grouped_problem &p) {
     return (int32_t)((p.g.k + SM100_STAGE_K - 1) / SM100_STAGE_K);
 }
@@ -417,7 +409,7 @@ __device__ __forceinline__ void epilogue(const grouped_problem &p, const sm100_g
     pipeline_state<C::ACCUMULATORS> acc;
     grouped_tile whole;
     if (quantizes && blockIdx.x == 0 && threadIdx.x < 32) store_scale_rows(table, p.groups, s.quantized.scale_rows);
-    for (; next_tile<C>(tiles, whole); acc.advance()) {
+    for (; tiles.next(whole, C::MMA_TILE_N); acc.advance()) {
         const grouped_tile tile = C::EPILOGUE_GROUPS == 1 ? whole : rows_of_group(whole, group);
         const column_output<C> out(p, s, tile, cta.rank);
         const quantized_tile quantized(s.quantized, tile, p.g.n, out.n, quantizes ? before.of(tile.group) : 0);
@@ -527,7 +519,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
     pipeline_state<C::STAGES> state;
     grouped_tile tile;
     if (warp == PRODUCER_WARP) {
-        while (next_tile<C>(tiles, tile)) {
+        while (tiles.next(tile, C::MMA_TILE_N)) {
             if (elect_one()) {
                 if constexpr (C::CTA_GROUP == 2)
                     load_tile_of_pair<C>(p, s, cta, tile, state);
@@ -542,7 +534,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
         __syncwarp();
     } else if (warp == MMA_WARP) {
         pipeline_state<C::ACCUMULATORS> acc;
-        for (; cta.rank == 0 && p.g.k > 0 && next_tile<C>(tiles, tile); acc.advance()) {
+        for (; cta.rank == 0 && p.g.k > 0 && tiles.next(tile, C::MMA_TILE_N); acc.advance()) {
             if (elect_one()) {
                 mbarrier_wait(cta.acc_empty(acc.index), acc.phase ^ 1);
                 tcgen05_fence_after_thread_sync();

@@ -168,6 +168,9 @@ PAIR_CHANGING = Launch(
     "sm100_grouped_256x256", "pair, ends change", (300, 0, 17, 260), 128, 320, out_type=BF16,
     changing=(0, 290, 577, 577),
 )  # fmt: skip
+MANY_CHANGING = Launch(
+    "sm100_grouped_128x64", "ends of many groups change", (1,) * 600, 16, 64, grid=3, changing=(600, 0) * 300,
+)  # fmt: skip
 PAIR_LATE = Launch(
     "sm100_grouped_256x256", "pair, ends of many groups written late", (0,) * 90 + (5, 3), 16, 256, late="ends",
     out_type=BF16,
@@ -204,7 +207,7 @@ COPY = "        if (cta.rank == 0) table.copy_to<C::THREADS>(1, p.groups);\n"
 FILL = "    if (cta.rank == 0) table.fill<"
 DRAIN = "            drained_rows<C> drained(out, accumulator, has_sums);\n"
 RELEASE_DRAINED = "            if (has_sums) release();\n"
-GREATEST = "most = max(most, min(ends[e], m));"
+CLAMPED = "rows[e] = min(ends[e], m)"
 
 EDITS: list[tuple[Any, ...]] = [
     # the pipeline of stages
@@ -241,7 +244,9 @@ EDITS: list[tuple[Any, ...]] = [
     ("groups: read before the grid before has ended", LATE, "    griddepcontrol_wait();\n", ""),
     ("groups: one thread waits for the grid before", LATE_MANY,
      "    griddepcontrol_wait();\n", "    if (threadIdx.x == 0) griddepcontrol_wait();\n"),
-    ("groups: ends are not clamped", WILD, GREATEST, "most = max(most, ends[e]);"),
+    ("groups: ends are not clamped", WILD, CLAMPED, "rows[e] = ends[e]"),
+    ("groups: ends are read again", MANY_CHANGING,
+     "max(at, rows[e]);\n            rows[e] = at,", "max(at, min(ends[e], m));\n            rows[e] = at,"),
     ("groups: the group before is found", RAGGED, "tiles[group] <= number)", "tiles[group] < number)"),
     ("groups: the first 32 groups are looked at", MANY, "number, block + lane)", "number, lane)"),
     # the tiles of a CTA
