@@ -49,6 +49,17 @@ def test_rounding(name: str, kernels: dict[str, Kernel]) -> None:
     check_rounding(kernels[name])
 
 
+@pytest.mark.parametrize("name", [name for name, config in SHORT.items() if config.cta_group == 2])
+def test_an_accumulator_is_not_held_for_memory(name: str, kernels: dict[str, Kernel]) -> None:
+    """A pair has one accumulator: from the first load of sums to the arrival that releases it nothing waits for global
+    memory."""
+    kernel = kernels[name]
+    loads = kernel.all("LDTM")
+    assert len(loads) == gemm.CTA_ROWS // 16, "sums are loaded by straight code, 16 rows at a time"
+    last = min(i.address for i in kernel.all(r"SYNCS\.ARRIVE") if i.address > loads[-1].address)
+    assert not [i for i in kernel.all(r"(LD|LDG|LDL|ATOMG?)\b") if loads[0].address < i.address < last]
+
+
 @NAMES
 def test_nothing_is_read_before_the_wait(name: str, kernels: dict[str, Kernel]) -> None:
     """tcgen05.alloc, then griddepcontrol.wait, then launch_dependents."""
