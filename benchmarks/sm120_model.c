@@ -83,17 +83,11 @@ static void gated_times(const gemm_backend *backend, const device_props *props, 
 
 /* The time of the units kernels of groups on a B200 if loads under way are no limit. */
 static double unlimited_us(const device_props *props, const gemm_traits *t) {
-    static const grouped_units_kernel rows[] = {SM100_GROUPED_UNITS_CONFIGS(UNITS_ROW)};
     static gemm_candidate all[MAX_CANDIDATES];
-    const grouped_units_kernels kernels = {rows, sizeof rows / sizeof *rows};
-    const units_data_sheet sheet = {.clock_ghz = sm100_b200.clock_ghz,
-                                    .dram_tb_s = sm100_b200.dram_tb_s,
-                                    .l2_b_clk = sm100_b200.ingress_b_clk,
-                                    .sm_count = props->sm_count,
-                                    .l2_bytes = props->l2_bytes};
-    grouped_units_model model = grouped_units_model_by_data_sheet(&sheet);
+    const units_target target = sm100_units(&sm100_b200, props);
+    grouped_units_model model = grouped_units_model_by_data_sheet(&target.sheet);
     model.tb_s = INFINITY;
-    const int32_t count = grouped_units_candidates(&model, &kernels, props, t, all);
+    const int32_t count = grouped_units_candidates(&model, &target.grouped, props, t, all);
     double least = INFINITY;
     for (int32_t i = 0; i < count; i++)
         if (all[i].single_us < least) least = all[i].single_us;

@@ -244,6 +244,32 @@ static void check_no_scales(void) {
     expect(one(&gpus[B200], &p, PLAIN, 1) > 0, "it has candidates");
 }
 
+/* The kernel with the activation of a product by pairs, whose rows of B are so far apart. */
+static gemm_candidate with_rows_apart(int64_t b_pitch, int64_t n) {
+    grouped_problem product = grouped(PRODUCT_GROUPED, 65536, n, 2048, 128, 2, PLAIN);
+    product.g.b_pitch = b_pitch;
+    const grouped_problem p = with_activation(&product);
+    static candidate_list list;
+    list_candidates(NVFP4_BACKEND_SM100, &gpus[B200], &product.g, 0, &list);
+    gemm_candidate c = list.all[0];
+    for (int32_t i = 0; i < list.count; i++)
+        if (is_pair(&list.all[i])) c = list.all[i];
+    expect(is_pair(&c) && planner()->with_activation(&gpus[B200].props, &p, &c, &c), "there is such a kernel");
+    return c;
+}
+
+/* A pair with two matrices goes from 32 rows to the next 32 by one stride of a tensor map. */
+static void check_rows_apart(void) {
+    const int64_t limit = TENSOR_STRIDE_END / 32;
+    snprintf(about, sizeof about, "rows of B far apart");
+    gemm_candidate c = with_rows_apart(limit - 16, 768);
+    expect(is_pair(&c) && is_gated(&c), "the stride is valid");
+    c = with_rows_apart(limit, 768);
+    expect(!is_pair(&c) && is_gated(&c), "the stride is not valid, so a CTA alone has both matrices");
+    c = with_rows_apart(limit, 32);
+    expect(is_pair(&c) && is_gated(&c), "there is no such stride");
+}
+
 static void check_limits(void) {
     const grouped_problem many = grouped(PRODUCT_GROUPED, INT32_MAX, INT32_MAX / 16 * 16, 64, 8, 2, PLAIN);
     snprintf(about, sizeof about, "limits");
@@ -260,6 +286,7 @@ static void check_limits(void) {
 int main(void) {
     check_limits();
     check_no_scales();
+    check_rows_apart();
     check_choices();
     for (size_t m = 0; m < COUNT(rows_of_result); m++)
         for (size_t n = 0; n < COUNT(columns); n++)

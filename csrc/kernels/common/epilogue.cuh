@@ -24,6 +24,16 @@ __device__ __forceinline__ uint16_t round_16(float value, int32_t type) {
                               : __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
+/* Two such, `low` in the lower half. One cvt: for sm_100 ptxas makes F2F and PRMT of two that are joined. */
+__device__ __forceinline__ uint32_t pack_16(float low, float high, int32_t type) {
+    uint32_t pair;
+    if (type == NVFP4_FP16)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
 __device__ __forceinline__ void store_float(void *base, int64_t index, int32_t type, float value) {
     if (type == NVFP4_FP32)
         ((float *)base)[index] = value;
@@ -40,8 +50,7 @@ __device__ __forceinline__ void store_floats(void *base, int32_t type, const flo
     } else if (type == NVFP4_FP32) {
         *(float4 *)base = make_float4(v[0], v[1], v[2], v[3]);
     } else {
-        *(uint2 *)base = make_uint2(round_16(v[0], type) | (uint32_t)round_16(v[1], type) << 16,
-                                    round_16(v[2], type) | (uint32_t)round_16(v[3], type) << 16);
+        *(uint2 *)base = make_uint2(pack_16(v[0], v[1], type), pack_16(v[2], v[3], type));
     }
 }
 
@@ -138,12 +147,10 @@ template <int COUNT> __device__ __forceinline__ void store_neighbours(const floa
     uint32_t w[COUNT / 2];
     if (type == NVFP4_FP16) {
 #pragma unroll
-        for (int i = 0; i < COUNT; i += 2)
-            w[i / 2] = round_16(v[i], NVFP4_FP16) | (uint32_t)round_16(v[i + 1], NVFP4_FP16) << 16;
+        for (int i = 0; i < COUNT; i += 2) w[i / 2] = pack_16(v[i], v[i + 1], NVFP4_FP16);
     } else {
 #pragma unroll
-        for (int i = 0; i < COUNT; i += 2)
-            w[i / 2] = round_16(v[i], NVFP4_BF16) | (uint32_t)round_16(v[i + 1], NVFP4_BF16) << 16;
+        for (int i = 0; i < COUNT; i += 2) w[i / 2] = pack_16(v[i], v[i + 1], NVFP4_BF16);
     }
     store_words(to, w);
 }

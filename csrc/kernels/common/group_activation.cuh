@@ -12,8 +12,11 @@ __device__ __forceinline__ float value_16(uint32_t bits, int32_t type) {
     return type == NVFP4_FP16 ? __half2float(__ushort_as_half((uint16_t)bits)) : __uint_as_float(bits << 16);
 }
 
+/* bf16 in the upper half of a pair is the float. */
 __device__ __forceinline__ float rounded(float value, int32_t type) {
-    return type == NVFP4_FP32 ? value : value_16(round_16(value, type), type);
+    if (type == NVFP4_FP32) return value;
+    if (type == NVFP4_FP16) return value_16(round_16(value, NVFP4_FP16), NVFP4_FP16);
+    return __uint_as_float(pack_16(0.0f, value, NVFP4_BF16));
 }
 
 /* Results of part 0, 4 neighbours of a row, that a thread loads ahead of their use: those of a 16-bit type for which

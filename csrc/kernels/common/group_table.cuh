@@ -17,19 +17,23 @@ template <int THREADS> struct group_table_scratch {
 struct group_table {
     int32_t rows[NVFP4_MAX_GROUPS + 1], tiles[NVFP4_MAX_GROUPS + 1];
 
-    /* Called by all THREADS threads of the CTA; ends with a barrier. m: rows of all groups. */
+    /* Called by all THREADS threads of the CTA; ends with a barrier. m: rows of all groups. Ends are read once, into the
+     * rows of the same groups: if they change meanwhile, neither rows nor tiles fall from one group to the next. */
     template <int THREADS>
     __device__ __forceinline__ void fill(const int32_t *ends, int groups, int m, int tile_rows,
                                          group_table_scratch<THREADS> &scratch) {
         const int each = (groups + THREADS - 1) / THREADS;
         const int first = min((int)threadIdx.x * each, groups), last = min(first + each, groups);
         int most = 0;
-        for (int e = first; e < last; e++) most = max(most, min(ends[e], m));
+        for (int e = first; e < last; e++) {
+            rows[e] = min(ends[e], m);
+            most = max(most, rows[e]);
+        }
         const int begin = scan_before<greater_of, THREADS>(most, scratch.greatest);
 
         int count = 0, at = begin;
         for (int e = first; e < last; e++) {
-            const int end = max(at, min(ends[e], m));
+            const int end = max(at, rows[e]);
             count += tiles_of_rows(at, end, tile_rows);
             at = end;
         }
@@ -37,7 +41,7 @@ struct group_table {
 
         at = begin;
         for (int e = first; e < last; e++) {
-            const int end = max(at, min(ends[e], m));
+            const int end = max(at, rows[e]);
             rows[e] = at, tiles[e] = count;
             count += tiles_of_rows(at, end, tile_rows);
             at = end;

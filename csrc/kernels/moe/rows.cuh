@@ -61,7 +61,7 @@ __device__ __forceinline__ void store_columns(const float (&v)[ROWS_COLUMNS], ch
     } else {
         uint32_t w[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) w[i] = round_16(v[2 * i], type) | (uint32_t)round_16(v[2 * i + 1], type) << 16;
+        for (int i = 0; i < 4; i++) w[i] = pack_16(v[2 * i], v[2 * i + 1], type);
         *(uint4 *)to = make_uint4(w[0], w[1], w[2], w[3]);
     }
 }

@@ -84,15 +84,6 @@ template <int COUNT> __device__ __forceinline__ void decode_e2m1(uint32_t codes,
     }
 }
 
-__device__ __forceinline__ uint32_t pack_16(float low, float high, int type) {
-    uint32_t pair;
-    if (type == NVFP4_FP16)
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    else
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-
 /* --- blocks ------------------------------------------------------------------------------------------------------- */
 
 /* Global scales for which no quotient overflows or loses bits. */

@@ -52,7 +52,10 @@ static int32_t of_units(gemm_candidate *all, int32_t count) {
 
 static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     const sm100_model model = model_of(props);
-    if (t->a_type != VALUES_E2M1) return of_units(out, sm100_units_candidates(&model, props, t, out));
+    if (t->a_type != VALUES_E2M1) {
+        const units_target units = sm100_units(&model, props);
+        return of_units(out, units_target_candidates(&units, props, t, out));
+    }
     const int32_t count = sm100_candidates(&model, props, t, out);
     for (int32_t i = 0; i < count; i++) out[i].backend = NVFP4_BACKEND_SM100;
     return count;
@@ -89,7 +92,10 @@ static const gemm_planner gemm = {.a_types = TAKES_E2M1 | TAKES_16_BIT,
 
 static int32_t grouped_candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
     const sm100_model model = model_of(props);
-    if (t->a_type != VALUES_E2M1) return of_units(out, sm100_grouped_units_candidates(&model, props, t, out));
+    if (t->a_type != VALUES_E2M1) {
+        const units_target units = sm100_units(&model, props);
+        return of_units(out, units_target_grouped_candidates(&units, props, t, out));
+    }
     return sm100_grouped_candidates(&model, props, t, out);
 }
 
@@ -100,8 +106,10 @@ static int32_t grouped_batch_invariant(const device_props *props, const gemm_tra
 static int32_t grouped_with_activation(const device_props *props, const grouped_problem *p, const gemm_candidate *of,
                                        gemm_candidate *out) {
     const sm100_model model = model_of(props);
-    if (p->g.a_type != VALUES_E2M1)
-        return of_units(out, sm100_grouped_units_with_activation(&model, props, p, of, out));
+    if (p->g.a_type != VALUES_E2M1) {
+        const units_target units = sm100_units(&model, props);
+        return of_units(out, units_target_in_one_launch(&units, props, p, of, out));
+    }
     return sm100_grouped_with_activation(&model, props, p, of, out);
 }
 

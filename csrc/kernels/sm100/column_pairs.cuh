@@ -11,7 +11,7 @@ __device__ __forceinline__ void store_column_pairs(const float (&v)[COUNT], char
                                                    int count) {
     uint32_t rows[COUNT / 2];
 #pragma unroll
-    for (int i = 0; i < COUNT; i += 2) rows[i / 2] = round_16(v[i], TYPE) | (uint32_t)round_16(v[i + 1], TYPE) << 16;
+    for (int i = 0; i < COUNT; i += 2) rows[i / 2] = pack_16(v[i], v[i + 1], TYPE);
     int odd = threadIdx.x % 2;
     to += odd * (pitch - 2);
 #pragma unroll

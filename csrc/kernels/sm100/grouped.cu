@@ -124,14 +124,6 @@ template <class C> struct cta_memory {
     }
 };
 
-/* The next tile of this CTA, as of grouped_tiles. Tiles without rows are left out: the table may have some where ends
- * change while it is filled. */
-template <class C> __device__ __forceinline__ bool next_tile(grouped_tiles &tiles, grouped_tile &tile) {
-    while (tiles.next(tile, C::MMA_TILE_N))
-        if (tile.rows > 0) return true;
-    return false;
-}
-
 __device__ __forceinline__ int32_t k_stages(const grouped_problem &p) {
     return (int32_t)((p.g.k + SM100_STAGE_K - 1) / SM100_STAGE_K);
 }
@@ -328,16 +320,20 @@ template <class C> struct column_output {
         return row + (C::INTERLEAVED && is_upper() ? (int)CHUNK : 0);
     }
 
-    /* The results of rows row, row + 1, ... by matrix i, before they are rounded, from their sums. */
-    __device__ __forceinline__ void scale(float (&v)[CHUNK], int i, int row) const {
+    /* The factor of the tile's row. */
+    __device__ __forceinline__ float factor_of(int row) const {
+        float factor = 1.0f;
+        if (p.row_scale && row < tile.rows) factor = p.row_scale[(int64_t)tile.row + row];
+        if (is_nan) factor = __int_as_float(0x7FFFFFFF);
+        return factor;
+    }
+
+    /* Results by matrix i, before the factors of their rows, from their sums. */
+    __device__ __forceinline__ void scale(float (&v)[CHUNK], int i) const {
 #pragma unroll
         for (int j = 0; j < CHUNK; j++) {
-            float factor = 1.0f;
-            if (p.row_scale && j < tile.rows - row) factor = p.row_scale[(int64_t)tile.row + row + j];
-            if (is_nan) factor = __int_as_float(0x7FFFFFFF);
             v[j] = __fmul_rn(alpha[i], v[j]);
             if (p.g.bias) v[j] = __fadd_rn(v[j], bias[i]);
-            v[j] = __fmul_rn(v[j], factor);
         }
     }
 
@@ -374,12 +370,36 @@ template <class C> struct column_output {
     }
 };
 
+/* Factors of the rows of an epilogue group in the registers of a warp: lane i has those of rows i, i + 32, ... They are
+ * loaded before the warp waits for sums: an accumulator that is read is not held until memory answers. */
+struct row_factors {
+    bool by_row; /* else all rows have one */
+    float of[SM100_ATOM_ROWS / 32];
+
+    template <class C>
+    __device__ __forceinline__ explicit row_factors(const column_output<C> &out) : by_row(out.p.row_scale) {
+#pragma unroll
+        for (int i = 0; i < SM100_ATOM_ROWS / 32; i++) of[i] = out.factor_of(i * 32 + threadIdx.x % 32);
+    }
+    /* Multiplies rows row, row + 1, ... by their factors. All lanes of a warp. */
+    __device__ __forceinline__ void multiply(float (&v)[CHUNK], int row) const {
+        if (by_row) {
+#pragma unroll
+            for (int i = 0; i < CHUNK; i++) v[i] = __fmul_rn(v[i], __shfl_sync(0xffffffff, of[row / 32], row % 32 + i));
+        } else {
+#pragma unroll
+            for (int i = 0; i < CHUNK; i++) v[i] = __fmul_rn(v[i], of[0]);
+        }
+    }
+};
+
 /* The rows of an epilogue group in registers, two in one, rounded to the 16-bit type of the result, as an activation
  * takes them: the mma may overwrite the accumulator while they are stored. */
 template <class C> struct drained_rows {
     uint32_t pairs[SM100_ATOM_ROWS / 2];
 
-    __device__ __forceinline__ drained_rows(const column_output<C> &out, uint32_t accumulator, bool has_sums) {
+    __device__ __forceinline__ drained_rows(const column_output<C> &out, const row_factors &factors,
+                                            uint32_t accumulator, bool has_sums) {
 #pragma unroll
         for (int row = 0; row < SM100_ATOM_ROWS; row += CHUNK) {
             float v[CHUNK] = {};
@@ -388,11 +408,10 @@ template <class C> struct drained_rows {
                 tcgen05_ld(v, accumulator + row);
                 tcgen05_wait_ld(v);
             }
-            out.scale(v, 0, row);
+            out.scale(v, 0);
+            factors.multiply(v, row);
 #pragma unroll
-            for (int i = 0; i < CHUNK; i += 2)
-                pairs[(row + i) / 2] = out.p.g.out_type == NVFP4_FP16 ? pair_of<NVFP4_FP16>(v[i], v[i + 1])
-                                                                      : pair_of<NVFP4_BF16>(v[i], v[i + 1]);
+            for (int i = 0; i < CHUNK; i += 2) pairs[(row + i) / 2] = pack_16(v[i], v[i + 1], out.p.g.out_type);
         }
     }
 
@@ -402,11 +421,6 @@ template <class C> struct drained_rows {
         for (int i = 0; i < C::LOADED_ROWS; i++) v[i] = value_16(pairs[i / 2] >> i % 2 * 16, type);
 #pragma unroll
         for (int i = C::LOADED_ROWS / 2; i < SM100_ATOM_ROWS / 2; i++) pairs[i - C::LOADED_ROWS / 2] = pairs[i];
-    }
-
-  private:
-    template <int TYPE> static __device__ __forceinline__ uint32_t pair_of(float first, float second) {
-        return round_16(first, TYPE) | (uint32_t)round_16(second, TYPE) << 16;
     }
 };
 
@@ -424,7 +438,7 @@ __device__ __forceinline__ void epilogue(const grouped_problem &p, const sm100_g
     pipeline_state<C::ACCUMULATORS> acc;
     grouped_tile whole;
     if (quantizes && blockIdx.x == 0 && threadIdx.x < 32) store_scale_rows(table, p.groups, s.quantized.scale_rows);
-    for (; next_tile<C>(tiles, whole); acc.advance()) {
+    for (; tiles.next(whole, C::MMA_TILE_N); acc.advance()) {
         const grouped_tile tile = C::EPILOGUE_GROUPS == 1 ? whole : rows_of_group(whole, group);
         const column_output<C> out(p, s, tile, cta.rank);
         const quantized_tile quantized(s.quantized, tile, p.g.n, out.n, quantizes ? before.of(tile.group) : 0);
@@ -444,12 +458,15 @@ __device__ __forceinline__ void epilogue(const grouped_problem &p, const sm100_g
             else
                 out.store(v, from);
         };
-        if (has_sums) {
+        auto wait = [&] {
+            if (!has_sums) return;
             mbarrier_wait(cta.acc_full(acc.index), acc.phase);
             tcgen05_fence_after_thread_sync();
-        }
+        };
         if constexpr (C::EPILOGUE_GROUPS == 2) {
-            drained_rows<C> drained(out, accumulator, has_sums);
+            const row_factors factors(out);
+            wait();
+            drained_rows<C> drained(out, factors, accumulator, has_sums);
             if (has_sums) release();
 #pragma unroll 1
             for (int row = 0; row < tile.rows; row += C::LOADED_ROWS) {
@@ -458,6 +475,7 @@ __device__ __forceinline__ void epilogue(const grouped_problem &p, const sm100_g
                 store(of, row);
             }
         } else {
+            wait();
 #pragma unroll 1
             for (int row = 0; row < tile.rows; row += C::LOADED_ROWS) {
                 float of[C::CTA_MMAS][C::LOADED_ROWS] = {};
@@ -469,7 +487,11 @@ __device__ __forceinline__ void epilogue(const grouped_problem &p, const sm100_g
                     if (row + C::LOADED_ROWS >= tile.rows) release();
                 }
 #pragma unroll
-                for (int i = 0; i < C::CTA_MMAS; i++) out.scale(of[i], i, row);
+                for (int i = 0; i < C::CTA_MMAS; i++) {
+                    out.scale(of[i], i);
+#pragma unroll
+                    for (int j = 0; j < CHUNK; j++) of[i][j] = __fmul_rn(of[i][j], out.factor_of(row + j));
+                }
                 store(of, row);
             }
         }
@@ -534,7 +556,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
     pipeline_state<C::STAGES> state;
     grouped_tile tile;
     if (warp == PRODUCER_WARP) {
-        while (next_tile<C>(tiles, tile)) {
+        while (tiles.next(tile, C::MMA_TILE_N)) {
             if (elect_one()) {
                 if constexpr (C::CTA_GROUP == 2)
                     load_tile_of_pair<C>(p, s, cta, tile, state);
@@ -549,7 +571,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
         __syncwarp();
     } else if (warp == MMA_WARP) {
         pipeline_state<C::ACCUMULATORS> acc;
-        for (; cta.rank == 0 && p.g.k > 0 && next_tile<C>(tiles, tile); acc.advance()) {
+        for (; cta.rank == 0 && p.g.k > 0 && tiles.next(tile, C::MMA_TILE_N); acc.advance()) {
             if (elect_one()) {
                 mbarrier_wait(cta.acc_empty(acc.index), acc.phase ^ 1);
                 tcgen05_fence_after_thread_sync();

@@ -114,10 +114,19 @@ int32_t sm100_grouped_candidates(const sm100_model *model, const device_props *p
     return count;
 }
 
+/* The bytes from one turn of a pair with two matrices to the next: 32 rows of B. */
+static int64_t turn_bytes(const gemm_problem *g) {
+    return 2 * SM100_GROUPED_INTERLEAVED_ROWS * g->b_pitch;
+}
+
 /* Whether the instantiation may compute an activation of a product: of one part the product's own, of two those with
- * both matrices and no wider a tile. They are in the order of widths. */
+ * both matrices and no wider a tile. They are in the order of widths. The strides of a tensor map end below
+ * TENSOR_STRIDE_END, that of a turn too. */
 static int computes(const grouped_config *c, const grouped_problem *p, const gemm_candidate *of) {
-    return p->parts == 1 ? c->kernel == of->kernel : c->matrices == p->parts && c->mma_tile_n <= of->tile_m;
+    if (p->parts == 1) return c->kernel == of->kernel;
+    const int one_turn = p->g.n <= 2 * SM100_GROUPED_INTERLEAVED_ROWS;
+    const int turns_reach = c->cta_group == 1 || one_turn || turn_bytes(&p->g) < TENSOR_STRIDE_END;
+    return c->matrices == p->parts && c->mma_tile_n <= of->tile_m && turns_reach;
 }
 
 int32_t sm100_grouped_with_activation(const sm100_model *model, const device_props *props, const grouped_problem *p,
@@ -182,7 +191,7 @@ static tensor_layout interleaved_values(const gemm_problem *g) {
     t.rank = 4;
     t.dims[1] = 2 * ROWS, t.dims[3] = (uint64_t)(g->n / (2 * ROWS));
     t.strides[0] = (uint64_t)g->b_pitch;
-    t.strides[2] = tensor_stride(g->n / (2 * ROWS), 2 * ROWS * g->b_pitch);
+    t.strides[2] = tensor_stride(g->n / (2 * ROWS), turn_bytes(g));
     t.box[2] = 2, t.box[3] = SM100_CTA_ROWS / (2 * ROWS);
     return t;
 }

@@ -16,13 +16,7 @@ enum {
         SM100_KERNELS
 };
 
-/* For the gemm_planners, where A has 16 bits; `model` is of the device. Candidates have single_us. */
-int32_t sm100_units_candidates(const sm100_model *model, const device_props *props, const gemm_traits *traits,
-                               gemm_candidate *out);
-int32_t sm100_grouped_units_candidates(const sm100_model *model, const device_props *props, const gemm_traits *traits,
-                                       gemm_candidate *out);
-int32_t sm100_grouped_units_with_activation(const sm100_model *model, const device_props *props,
-                                            const grouped_problem *problem, const gemm_candidate *of,
-                                            gemm_candidate *out);
+/* For the gemm_planners, where A has 16 bits; `model` is of the device. */
+units_target sm100_units(const sm100_model *model, const device_props *props);
 
 #endif

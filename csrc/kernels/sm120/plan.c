@@ -225,7 +225,10 @@ static int32_t of_units(gemm_candidate *all, int32_t count) {
 }
 
 static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    if (t->a_type != VALUES_E2M1) return of_units(out, sm120_units_candidates(props, t, out));
+    if (t->a_type != VALUES_E2M1) {
+        const units_target units = sm120_units(props);
+        return of_units(out, units_target_candidates(&units, props, t, out));
+    }
     return sm120_candidates(&sm120_published, props, t, out);
 }
 
@@ -247,7 +250,10 @@ static void build(const device_props *props, const product_problem *problem, con
 }
 
 static int32_t grouped_candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    if (t->a_type != VALUES_E2M1) return of_units(out, sm120_grouped_units_candidates(props, t, out));
+    if (t->a_type != VALUES_E2M1) {
+        const units_target units = sm120_units(props);
+        return of_units(out, units_target_grouped_candidates(&units, props, t, out));
+    }
     return sm120_grouped_candidates(props, t, out);
 }
 
@@ -257,7 +263,10 @@ static int32_t grouped_batch_invariant(const device_props *props, const gemm_tra
 
 static int32_t grouped_with_activation(const device_props *props, const grouped_problem *p, const gemm_candidate *of,
                                        gemm_candidate *out) {
-    if (p->g.a_type != VALUES_E2M1) return of_units(out, sm120_grouped_units_with_activation(props, p, of, out));
+    if (p->g.a_type != VALUES_E2M1) {
+        const units_target units = sm120_units(props);
+        return of_units(out, units_target_in_one_launch(&units, props, p, of, out));
+    }
     return sm120_grouped_with_activation(props, p, of, out);
 }
 

@@ -35,11 +35,8 @@ int32_t sm120_grouped_with_activation(const device_props *props, const grouped_p
 void sm120_grouped_build(const device_props *props, const product_problem *problem, const gemm_candidate *candidate,
                          void *workspace, launch_plan *out);
 
-/* The kernels of kernels/units, for the gemm_planners, where A has 16 bits. Candidates have single_us. */
-int32_t sm120_units_candidates(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
-int32_t sm120_grouped_units_candidates(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
-int32_t sm120_grouped_units_with_activation(const device_props *props, const grouped_problem *problem,
-                                            const gemm_candidate *of, gemm_candidate *out);
+/* The kernels of kernels/units, for the gemm_planners, where A has 16 bits. */
+units_target sm120_units(const device_props *props);
 
 /* Adds the tensor map of an operand's values, whose boxes are a stage along K by `rows` rows. */
 void sm120_add_values_map(const gemm_problem *problem, int is_b, int64_t batches, int32_t stage_k, int32_t rows,

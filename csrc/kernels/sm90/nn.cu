@@ -262,8 +262,7 @@ __device__ __forceinline__ void epilogue_plain(const gemm_problem &p, char *out,
             if (OUT == NVFP4_FP32)
                 *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);
             else
-                *(uint2 *)to = make_uint2(round_16(v[0], OUT) | (uint32_t)round_16(v[1], OUT) << 16,
-                                          round_16(v[2], OUT) | (uint32_t)round_16(v[3], OUT) << 16);
+                *(uint2 *)to = make_uint2(pack_16(v[0], v[1], OUT), pack_16(v[2], v[3], OUT));
         }
 }
 

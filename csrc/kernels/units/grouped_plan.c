@@ -185,6 +185,18 @@ int32_t grouped_units_in_one_launch(const grouped_units_model *model, const grou
     return 1;
 }
 
+int32_t units_target_grouped_candidates(const units_target *target, const device_props *props, const gemm_traits *t,
+                                        gemm_candidate *out) {
+    const grouped_units_model model = grouped_units_model_by_data_sheet(&target->sheet);
+    return grouped_units_candidates(&model, &target->grouped, props, t, out);
+}
+
+int32_t units_target_in_one_launch(const units_target *target, const device_props *props, const grouped_problem *p,
+                                   const gemm_candidate *of, gemm_candidate *out) {
+    const grouped_units_model model = grouped_units_model_by_data_sheet(&target->sheet);
+    return grouped_units_in_one_launch(&model, &target->grouped, props, p, of, out);
+}
+
 void grouped_units_build(const device_props *props, const product_problem *problem, const gemm_candidate *c,
                          void *workspace, launch_plan *out) {
     (void)props, (void)workspace;

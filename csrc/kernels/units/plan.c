@@ -168,6 +168,12 @@ void units_maps(const gemm_problem *p, launch_plan *out, tensor_map *pairs, tens
     add_tensor_map(out, &of_scales, scales);
 }
 
+int32_t units_target_candidates(const units_target *target, const device_props *props, const gemm_traits *t,
+                                gemm_candidate *out) {
+    const units_model model = units_model_by_data_sheet(&target->sheet);
+    return units_candidates(&model, &target->gemm, props, t, out);
+}
+
 static tensor_layout a_layout(const gemm_problem *p) {
     tensor_layout t = values_layout(p, 0, p->l, UNITS_STEP_K / 2, (int32_t)p->m, 128);
     if (p->a_type != VALUES_E2M1) t.element_bytes = 2, t.dims[0] = (uint64_t)p->k, t.box[0] = 64;

@@ -71,6 +71,13 @@ typedef struct units_data_sheet {
 units_model units_model_by_data_sheet(const units_data_sheet *sheet);
 grouped_units_model grouped_units_model_by_data_sheet(const units_data_sheet *sheet);
 
+/* A backend on such a GPU: its instantiations and the rates. */
+typedef struct units_target {
+    units_data_sheet sheet;
+    units_kernels gemm;
+    grouped_units_kernels grouped;
+} units_target;
+
 /* Whether units of B can be counted and loaded, and there is something to multiply: 128x4 scales, operands that tensor
  * maps describe. */
 static inline int units_reach(const gemm_traits *t) {
@@ -94,6 +101,15 @@ int32_t grouped_units_with_activation(const grouped_units_model *model, const gr
 int32_t grouped_units_in_one_launch(const grouped_units_model *model, const grouped_units_kernels *kernels,
                                     const device_props *props, const grouped_problem *problem, const gemm_candidate *of,
                                     gemm_candidate *out);
+
+/* The three for a target, by the models of its data sheet. */
+int32_t units_target_candidates(const units_target *target, const device_props *props, const gemm_traits *traits,
+                                gemm_candidate *out);
+int32_t units_target_grouped_candidates(const units_target *target, const device_props *props,
+                                        const gemm_traits *traits, gemm_candidate *out);
+int32_t units_target_in_one_launch(const units_target *target, const device_props *props,
+                                   const grouped_problem *problem, const gemm_candidate *of, gemm_candidate *out);
+
 void grouped_units_build(const device_props *props, const product_problem *problem, const gemm_candidate *candidate,
                          void *workspace, launch_plan *out);
 

@@ -168,6 +168,9 @@ PAIR_CHANGING = Launch(
     "sm100_grouped_256x256", "pair, ends change", (300, 0, 17, 260), 128, 320, out_type=BF16,
     changing=(0, 290, 577, 577),
 )  # fmt: skip
+MANY_CHANGING = Launch(
+    "sm100_grouped_128x64", "ends of many groups change", (1,) * 600, 16, 64, grid=3, changing=(600, 0) * 300,
+)  # fmt: skip
 PAIR_LATE = Launch(
     "sm100_grouped_256x256", "pair, ends of many groups written late", (0,) * 90 + (5, 3), 16, 256, late="ends",
     out_type=BF16,
@@ -202,9 +205,9 @@ AT_END = "    if constexpr (C::CTA_GROUP == 2) { /* until the other CTA's commit
 AT_END += " its accumulators are read */\n"
 COPY = "        if (cta.rank == 0) table.copy_to<C::THREADS>(1, p.groups);\n"
 FILL = "    if (cta.rank == 0) table.fill<"
-DRAIN = "            drained_rows<C> drained(out, accumulator, has_sums);\n"
+DRAIN = "            drained_rows<C> drained(out, factors, accumulator, has_sums);\n"
 RELEASE_DRAINED = "            if (has_sums) release();\n"
-GREATEST = "most = max(most, min(ends[e], m));"
+CLAMPED = "rows[e] = min(ends[e], m)"
 
 EDITS: list[tuple[Any, ...]] = [
     # the pipeline of stages
@@ -241,7 +244,9 @@ EDITS: list[tuple[Any, ...]] = [
     ("groups: read before the grid before has ended", LATE, "    griddepcontrol_wait();\n", ""),
     ("groups: one thread waits for the grid before", LATE_MANY,
      "    griddepcontrol_wait();\n", "    if (threadIdx.x == 0) griddepcontrol_wait();\n"),
-    ("groups: ends are not clamped", WILD, GREATEST, "most = max(most, ends[e]);"),
+    ("groups: ends are not clamped", WILD, CLAMPED, "rows[e] = ends[e]"),
+    ("groups: ends are read again", MANY_CHANGING,
+     "max(at, rows[e]);\n            rows[e] = at,", "max(at, min(ends[e], m));\n            rows[e] = at,"),
     ("groups: the group before is found", RAGGED, "tiles[group] <= number)", "tiles[group] < number)"),
     ("groups: the first 32 groups are looked at", MANY, "number, block + lane)", "number, lane)"),
     # the tiles of a CTA
@@ -280,7 +285,7 @@ EDITS: list[tuple[Any, ...]] = [
     ("scales: a group begins inside a block", MISSING, "first % SCALE_BLOCK_ROWS || at >=", "at >="),
     ("scales: blocks that do not exist", MISSING, " || at >= p.scale_a_rows)", ")"),
     ("scales: results without them are not NaN", MISSING,
-     "            if (is_nan) factor = __int_as_float(0x7FFFFFFF);\n", ""),
+     "        if (is_nan) factor = __int_as_float(0x7FFFFFFF);\n", ""),
     ("scales: the next range of columns has the first's", WIDE, "tile.column * a.scale_pitch", "0 * a.scale_pitch"),
     # results
     ("results: parts overwrite each other", RAGGED, " + tile.part * g.out_batch", ""),
@@ -290,9 +295,9 @@ EDITS: list[tuple[Any, ...]] = [
     ("results: alpha and bias of gate for up", GATED,
      "tile.l + (C::INTERLEAVED ? (int)is_upper() : i));", "tile.l);"),
     ("results: factors of the first rows", RAGGED,
-     "factor = p.row_scale[(int64_t)tile.row + row + j];", "factor = p.row_scale[tile.row + j];"),
+     "out.factor_of(row + j)", "out.factor_of(j)"),
     ("results: factors of the rows of the tile", RAGGED,
-     "factor = p.row_scale[(int64_t)tile.row + row + j];", "factor = p.row_scale[row + j];"),
+     "factor = p.row_scale[(int64_t)tile.row + row];", "factor = p.row_scale[row];"),
     ("results: no bias", RAGGED, "            if (p.g.bias) v[j] = __fadd_rn(v[j], bias[i]);\n", ""),
     ("results: first rows each time", WIDE,
      "accumulator + i * C::MMA_TILE_N + row)", "accumulator + i * C::MMA_TILE_N)"),
@@ -383,6 +388,9 @@ EDITS: list[tuple[Any, ...]] = [
     ("pairs: both groups store the first rows", PAIR, "tile.row += group * SM100_ATOM_ROWS, ", ""),
     ("pairs: scales of the first rows decide on NaN", PAIR_MISSING,
      "is_nan(scale_row_of(p, tile.group, tile.row_in_group) < 0)", "is_nan(scale_row_of(p, 1, 0) < 0)"),
+    ("pairs: factors of the first rows", PAIR, "of[row / 32], row % 32 + i)", "of[0], row % 32 + i)"),
+    ("pairs: factors of every second 16 rows", PAIR, "of[row / 32], row % 32 + i)", "of[row / 32], i)"),
+    ("pairs: factors of 32 rows", PAIR, "factor_of(i * 32 + threadIdx.x % 32)", "factor_of(threadIdx.x % 32)"),
     ("pairs: rows in registers do not move up", PAIR,
      "pairs[i - C::LOADED_ROWS / 2] = pairs[i];", "pairs[i - C::LOADED_ROWS / 2] = pairs[i - C::LOADED_ROWS / 2];"),
     ("pairs: pairs of rows change places", PAIR, "pairs[i / 2] >> i % 2 * 16", "pairs[i / 2] >> (i + 1) % 2 * 16"),

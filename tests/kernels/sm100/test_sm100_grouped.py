@@ -214,6 +214,20 @@ def test_ends_that_change(name: str, random: Generator) -> None:
         product.check()
 
 
+@NAMES
+def test_ends_of_many_groups_that_change(name: str, random: Generator) -> None:
+    """A thread has several groups, each of which may have all rows or none: the table has as many rows and tiles before
+    a group as before an earlier one, or more, and no CTA reads or writes outside."""
+    config, m = CONFIGS[name], 600
+    for case in range(2 * SEEDS):
+        emulator, module = load(config, timing(random, case))
+        sizes = numpy.diff(numpy.sort(random.integers(0, m, 699)), prepend=0, append=m).tolist()
+        product = Groups(emulator, random, sizes, columns_of(config, 9), 64, **simplest(config))
+        product.set_changing_ends(random.choice(numpy.array([0, m], "i4"), len(sizes)))
+        product.launch(module, config, grid=3)
+        product.check()
+
+
 PAIRS = pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.cta_group == 2])
 
 

@@ -8,7 +8,7 @@ from harness import sass
 from harness.sass import Kernel
 from sm100 import gemm
 from sm100.grouped import CONFIGS
-from sm100.test_sm100_sass import REGISTERS, SOURCE, last_constant, of_pairs
+from sm100.test_sm100_sass import REGISTERS, SOURCE, check_rounding, last_constant, of_pairs
 from sm100.test_sm100_sass import pytestmark as pytestmark
 
 PREFIX = "nvfp4_sm100_grouped_"
@@ -42,6 +42,22 @@ def test_instructions(name: str, kernels: dict[str, Kernel]) -> None:
     assert bool(kernel.all("STAS")) == pair
     assert not kernel.all("UTMALDG.*MULTICAST|LDGSTS|UT[A-Z]*MMA(?<!UTCOMMA)")
     assert not kernel.all("(HMMA|QMMA|OMMA|IMMA|HGMMA|QGMMA)")
+
+
+@NAMES
+def test_rounding(name: str, kernels: dict[str, Kernel]) -> None:
+    check_rounding(kernels[name])
+
+
+@pytest.mark.parametrize("name", [name for name, config in SHORT.items() if config.cta_group == 2])
+def test_an_accumulator_is_not_held_for_memory(name: str, kernels: dict[str, Kernel]) -> None:
+    """A pair has one accumulator: from the first load of sums to the arrival that releases it nothing waits for global
+    memory."""
+    kernel = kernels[name]
+    loads = kernel.all("LDTM")
+    assert len(loads) == gemm.CTA_ROWS // 16, "sums are loaded by straight code, 16 rows at a time"
+    last = min(i.address for i in kernel.all(r"SYNCS\.ARRIVE") if i.address > loads[-1].address)
+    assert not [i for i in kernel.all(r"(LD|LDG|LDL|ATOMG?)\b") if loads[0].address < i.address < last]
 
 
 @NAMES

@@ -75,6 +75,20 @@ def test_instructions(name: str, kernels: dict[str, Kernel]) -> None:
     assert not kernel.all("(HMMA|QMMA|OMMA|IMMA|HGMMA|QGMMA)")
 
 
+def check_rounding(kernel: Kernel) -> None:
+    """Results of 16 bits come from F2FP, two at a time where neighbours are stored together. F2F has one result, and of
+    two a PRMT makes a pair."""
+    assert not kernel.all(r"F2F\."), "fp32 is rounded by F2F"
+    for kind in ("F16", "BF16"):
+        packed = kernel.all(rf"F2FP\.{kind}\.F32\.PACK_AB$")
+        assert [i for i in packed if not re.search(r"\bRZ\b", i.operands)], f"no two results of {kind} at a time"
+
+
+@NAMES
+def test_rounding(name: str, kernels: dict[str, Kernel]) -> None:
+    check_rounding(kernels[name])
+
+
 @NAMES
 def test_prologue_order(name: str, kernels: dict[str, Kernel]) -> None:
     """tcgen05.alloc, then griddepcontrol.wait, then launch_dependents: one wait and one launch, in that order. Only TMA

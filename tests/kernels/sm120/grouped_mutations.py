@@ -111,7 +111,7 @@ LANES_WAIT_EMPTY = "        mbarrier_wait(cta.empty(state.index), state.phase ^ 
 OF_A = "tile.row, 0, k);\n        mma_a.scales_by_tma("
 SKIP = "if (!LIST::ALL_EXIST && r < 0) continue;\n            const int chunk"
 CONSUMER, SUMS = "    tile_consumer<C> consumer(cta, p.g.k);\n", "        accumulators<C> acc = {};\n"
-GREATEST = "most = max(most, min(ends[e], m));"
+CLAMPED, GREATEST = "rows[e] = min(ends[e], m)", "most = max(most, rows[e]);"
 COLUMN = "column = place / (uint32_t)along;"
 
 EDITS: list[tuple[Any, ...]] = [
@@ -120,8 +120,8 @@ EDITS: list[tuple[Any, ...]] = [
     ("groups: no tiles are counted", TILES, "tiles[groups] = count;", "tiles[groups] = 0;"),
     ("groups: no end of the last group", TILES, "rows[groups] = at,", "rows[groups] = 0,"),
     ("groups: ends are added up", TILES, "scan_before<greater_of, THREADS>", "scan_before<sum_of, THREADS>"),
-    ("groups: ends are not clamped", WILD, GREATEST, "most = max(most, ends[e]);"),
-    ("groups: the last of a thread's ends counts", ALL_GROUPS, GREATEST, "most = min(ends[e], m);"),
+    ("groups: ends are not clamped", WILD, CLAMPED, "rows[e] = ends[e]"),
+    ("groups: the last of a thread's ends counts", ALL_GROUPS, GREATEST, "most = rows[e];"),
     ("groups: tiles of a thread's own groups alone", TILES, "count = scan_before<sum_of,", "scan_before<sum_of,"),
     ("groups: the group before is found", TILES, "tiles[group] <= number)", "tiles[group] < number)"),
     ("groups: places behind the last are looked at", TILES, "group < groups && tiles", "tiles"),

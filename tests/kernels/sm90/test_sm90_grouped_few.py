@@ -6,19 +6,20 @@ SM90_SEEDS is the number of timings of each case (1; a full proof takes 20).
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy
 import pytest
 from harness import few_rows, sass
 from harness.launch import SHARED_LIMIT, load, timing
-from harness.predecessor import Predecessor
 from harness.values import BF16, FP16, rounded
 from sm90.grouped_few import CONFIGS, STAGE_K, Product
 from units.grouped import (
+    check_calls_in_a_row,
+    check_late_operand,
     draw_activation,
     draw_ends,
-    late_operand,
     place_epilogue,
     place_epilogue_of_each_matrix,
     place_nan,
@@ -167,18 +168,8 @@ def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
     for case in range(SEEDS):
         emulator, module = load(config, timing(random, case))
         calls = [Product(emulator, random, config, [2, 9], 128, 128, out_type=FP16, gathers=False) for _ in range(3)]
-        for previous, call in zip(calls, calls[1:]):
-            call.arrays[0], call.a_pitch = previous.out, previous.out_pitch
-        for call in calls:
-            call.extras["alpha_value"] = 2.0**-10
-            call.launch_few(module, config, 3, wait=False)
-        emulator.synchronize()
-        for previous, call in zip([None, *calls], calls):
-            if previous is not None:
-                call.values = previous.result().astype("f8")
-            if not config.bf16:
-                exact = call.expected() * 2.0**-10
-                assert numpy.allclose(call.result(), rounded(exact, FP16), rtol=2**-9, atol=2**-14)
+        launch_one = partial(Product.launch_few, module=module, config=config, ctas=3, wait=False)
+        check_calls_in_a_row(calls, launch_one, a_is_fp16=not config.bf16)
 
 
 @pytest.mark.parametrize("operand", ["a", "b", "scale_b", "ends", "rows", "row_scale", "alpha"])
@@ -188,11 +179,8 @@ def test_late_operands(operand: str, random: numpy.random.Generator) -> None:
     for case in range(3 * SEEDS):
         emulator, module = load(config, timing(random, case))
         product = Product(emulator, random, config, [3, 3, 20], 150, 800, parts=2, out_type=FP16)
-        before = Predecessor(emulator, "sm90")
-        before.writes(*late_operand(product, operand, random, case))
-        with before.launched():
-            product.launch_few(module, config, 3, wait=False)
-        product.check(product.expected() * product.alpha)
+        launch_one = partial(Product.launch_few, module=module, config=config, ctas=3, wait=False)
+        check_late_operand(product, launch_one, operand, random, case)
 
 
 def test_shared_memory() -> None:

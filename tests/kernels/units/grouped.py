@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from emulate import Array, Emulator, Module
 from harness import launch
 from harness.headers import Config, Struct, headers_of
 from harness.launch import EVICT_FIRST, SWIZZLE_128, UINT8, Generator
+from harness.predecessor import Predecessor
 from harness.values import BF16, FP16, FP32, NAN, TYPES, ceil_div, rounded, stored, swizzle_scales
 from units.gemm import ATOMS, BACKENDS, HEADERS, STEP_K
 
@@ -232,6 +233,34 @@ def place_epilogue(product: Product, random: Generator, case: int) -> Callable[[
         return (product.expected() * by_row[0] + by_row[1]) * scale[:, None]
 
     return results
+
+
+def check_calls_in_a_row(calls: Sequence[Product], launch_one: Callable[..., None], a_is_fp16: bool) -> None:
+    """Launches dependent calls of FP16 results, each with the previous result as A. They are compared if the kernel
+    reads A as FP16."""
+    for previous, call in zip(calls, calls[1:]):
+        call.arrays[0], call.a_pitch = previous.out, previous.out_pitch
+    for call in calls:
+        call.extras["alpha_value"] = 2.0**-10
+        launch_one(call)
+    calls[0].emulator.synchronize()
+    for previous, call in zip([None, *calls], calls):
+        if previous is not None:
+            call.values = previous.result().astype("f8")
+        if a_is_fp16:
+            exact = call.expected() * 2.0**-10
+            assert numpy.allclose(call.result(), rounded(exact, FP16), rtol=2**-9, atol=2**-14)
+
+
+def check_late_operand(
+    product: Product, launch_one: Callable[..., None], operand: str, random: Generator, case: int
+) -> None:
+    """The grid before writes an operand late."""
+    before = Predecessor(product.emulator, product.config.headers.name)
+    before.writes(*late_operand(product, operand, random, case))
+    with before.launched():
+        launch_one(product)
+    product.check(product.expected() * product.alpha)
 
 
 def late_operand(product: Product, operand: str, random: Generator, case: int) -> tuple[Array, int | None]:

@@ -7,6 +7,7 @@ UNITS_SEEDS is the number of timings of each case (1; a full proof takes 20).
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy
@@ -14,17 +15,17 @@ import pytest
 from harness import few_rows, sass
 from harness.headers import Config, headers_of
 from harness.launch import load, shared_limit, timing
-from harness.predecessor import Predecessor
-from harness.values import FP16, TYPES, rounded
+from harness.values import FP16, TYPES
 from units.gemm import BACKENDS
 from units.grouped import (
     CONFIGS,
     STEP_K,
     WARPS,
     Product,
+    check_calls_in_a_row,
+    check_late_operand,
     draw_activation,
     draw_ends,
-    late_operand,
     place_epilogue,
     place_epilogue_of_each_matrix,
     place_nan,
@@ -171,18 +172,8 @@ def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
     for case in range(SEEDS):
         emulator, module = load(config, timing(random, case))
         calls = [Product(emulator, random, config, [2, 9], 128, 128, out_type=FP16, gathers=False) for _ in range(3)]
-        for previous, call in zip(calls, calls[1:]):
-            call.arrays[0], call.a_pitch = previous.out, previous.out_pitch
-        for call in calls:
-            call.extras["alpha_value"] = 2.0**-10
-            call.launch(module, config, 3, tile_pairs=2, wait=False)
-        emulator.synchronize()
-        for previous, call in zip([None, *calls], calls):
-            if previous is not None:
-                call.values = previous.result().astype("f8")
-            if not config.bf16:
-                exact = call.expected() * 2.0**-10
-                assert numpy.allclose(call.result(), rounded(exact, FP16), rtol=2**-9, atol=2**-14)
+        launch_one = partial(Product.launch, module=module, config=config, ctas=3, tile_pairs=2, wait=False)
+        check_calls_in_a_row(calls, launch_one, a_is_fp16=not config.bf16)
 
 
 @pytest.mark.parametrize("operand", ["a", "b", "scale_b", "ends", "rows", "row_scale", "alpha"])
@@ -192,11 +183,9 @@ def test_late_operands(operand: str, random: numpy.random.Generator) -> None:
     for case in range(3 * SEEDS):
         emulator, module = load(config, timing(random, case))
         product = Product(emulator, random, config, [3, 3, 20], 150, 800, parts=2)
-        before = Predecessor(emulator, config.headers.name)
-        before.writes(*late_operand(product, operand, random, case))
-        with before.launched():
-            product.launch(module, config, 3, int(random.integers(2)), 2, wait=False)
-        product.check(product.expected() * product.alpha)
+        of = {"team_log2": int(random.integers(2)), "tile_pairs": 2}
+        launch_one = partial(Product.launch, module=module, config=config, ctas=3, wait=False, **of)
+        check_late_operand(product, launch_one, operand, random, case)
 
 
 def test_shared_memory() -> None:
@@ -213,6 +202,7 @@ def test_machine_code(backend: str, tmp_path: Path) -> None:
     for name, config in headers_of(backend).configs("grouped_units").items():
         kernel = kernels[name]
         assert kernel.stack == kernel.local == 0 and not kernel.all("LDL|STL")
+        assert not kernel.all(r"F2F\."), "results are rounded by F2FP"
         assert len(kernel.all("HMMA")) == 16 * (1 if config.a_units == 1 else 3)
         scalings = len(kernel.all(r"HMUL2|HFMA2\.(MMA\.)?BF16"))
         assert 64 * config.a_units <= scalings <= 64 * config.a_units + 8

@@ -143,6 +143,7 @@ def test_machine_code(backend: str, tmp_path: Path) -> None:
     for name, config in headers_of(backend).configs("units").items():
         kernel = kernels[name]
         assert kernel.stack == kernel.local == 0 and not kernel.all("LDL|STL")
+        assert not kernel.all(r"F2F\."), "results are rounded by F2FP"
         assert len(kernel.all("HMMA")) == 2 * 16 * config.a_units
         scalings = len(kernel.all(r"HMUL2|HFMA2\.(MMA\.)?BF16"))
         assert scalings >= 3 * 32 + 32 * config.a_units * (config.a == 0)
