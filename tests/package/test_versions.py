@@ -41,7 +41,7 @@ def test_a_column_is_what_a_job_installs(job: str) -> None:
 
 
 def test_pins_elsewhere_are_those_of_the_table() -> None:
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob(".ci/*"), *ROOT.glob("nvfp4/**/*.py")]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".ci/*"), *ROOT.glob("nvfp4/**/*.py")]
     pins = [
         (path.name, name, version)
         for path in pages
