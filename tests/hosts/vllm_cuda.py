@@ -1,7 +1,7 @@
 """Whole models in vLLM on a GPU, beside transformers with nvfp4:
 
     python tests/hosts/vllm_cuda.py OUT.csv [--only REGEX] [--seconds S] [--workers N]
-    python tests/hosts/vllm_cuda.py OUT.csv --table   # prints the table of docs/checkpoints.md from a file
+    python tests/hosts/vllm_cuda.py OUT.csv --table   # prints the table of docs/vllm.md from a file
 
 It needs vLLM, transformers and pytest in one environment in which nvfp4 is installed. It makes small random
 checkpoints and runs 64 greedy tokens of three prompts in each cell of PLAN: a model, a format, a mode, a dtype and a

@@ -21,7 +21,7 @@ from python_server import python
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FORMAT = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
 BENCHMARKS = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
-CHECKPOINTS = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+QUANTIZE = (ROOT / "docs" / "quantize.md").read_text(encoding="utf-8")
 CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 SOURCES = {".c", ".h", ".cu", ".cuh", ".cpp", ".py"}
 FENCED = re.compile(r"(?ms)^```.*?^```$")
@@ -53,15 +53,17 @@ def test_the_product_prints_what_the_readme_prints() -> None:
     assert done.stdout == printed
 
 
-def test_the_first_example_of_checkpoints_runs() -> None:
-    """The others, of transformers and PEFT, run elsewhere: test_invariance.py, test_load.py, test_load_experts.py,
-    test_on_load.py, test_peft.py, test_peft_experts.py and test_transformers.py."""
-    example, *others = blocks(CHECKPOINTS, "python")
-    assert len(others) == 7
-    program = f"{example}\nassert len(report.layers) == 2 and y.shape == (32, 64)"
+def test_the_examples_of_quantize_run() -> None:
+    """The first and the last one. Examples of transformers and PEFT run elsewhere: test_invariance.py, test_load.py,
+    test_load_experts.py, test_on_load.py, test_peft.py, test_peft_experts.py and test_transformers.py."""
+    folders = ("experts", "adapters", "checkpoints", "transformers", "batch-invariance")
+    counts = [len(blocks((ROOT / f"docs/{name}.md").read_text(encoding="utf-8"), "python")) for name in folders]
+    assert counts == [1, 2, 1, 1, 1]
+    example, calibrate, on_load, compare = blocks(QUANTIZE, "python")
+    program = f"{example}\n{compare}\nassert len(report.layers) == 2 and kl(model, model, samples) == 0"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].split()[0] == "total"
+    assert "output error" in done.stdout
 
 
 def test_ci_runs_the_install_commands() -> None:
@@ -112,7 +114,7 @@ def test_accuracies_are_those_of_the_log() -> None:
     def decimals(text: str) -> set[str]:
         return set(re.findall(r"(?<![\d.])\d+\.\d{2,3}(?![\d.])", text))
 
-    page = (ROOT / "docs/quantize.md").read_text(encoding="utf-8").split("\n## What it is worth")[1]
+    page = (ROOT / "docs/accuracy.md").read_text(encoding="utf-8").split("\n## What it is worth")[1]
     table = page[page.index("| weights") : page.index("\n- ")]
     ours = decimals(README.split("## How accurate")[1].split("\n## ")[0])
     assert len(ours) == 13 and ours <= decimals(table)
