@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import recorded
 from paths import ROOT
 
 DOCS = ROOT / "docs"
@@ -65,11 +65,6 @@ def test_what_shows_a_mistake_is_there() -> None:
             assert f"def {name}(" in tests, name
 
 
-def recorded(name: str) -> list[dict[str, str]]:
-    with (DOCS / "proof" / name).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.parametrize(
     ("backend", "said"),
     [
@@ -79,7 +74,7 @@ def recorded(name: str) -> list[dict[str, str]]:
 )
 def test_recorded_proofs_are_what_the_page_says(backend: str, said: str) -> None:
     """Counts, times and verdicts of the static verifier's runs; the mutations are those of the tests."""
-    launches, mutations = recorded(f"{backend}_launches.csv"), recorded(f"{backend}_mutations.csv")
+    launches, mutations = (recorded.rows(DOCS / f"proof/{backend}_{what}.csv") for what in ("launches", "mutations"))
     seconds = [float(launch["processor s"]) for launch in launches]
     most = max(int(launch["MB"]) for launch in launches)
     text = " ".join(PROOF.split())

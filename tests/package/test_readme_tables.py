@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import fake_gpu
 import pytest
+import recorded
 from paths import ROOT, module_at
 from python_server import python
 
@@ -275,8 +275,8 @@ MODES = ("bf16", "W4A4", "W4A4 dynamic", "W4A16")
 
 def test_times_on_several_gpus_are_those_of_the_run() -> None:
     """Each cell, and of all rows where bf16 is faster."""
-    with (ROOT / "benchmarks/log/parallel_h200.csv").open(encoding="utf-8", newline="") as file:
-        runs = {(int(row["gpus"]), int(row["m"])): row for row in csv.DictReader(file)}
+    rows = recorded.rows(ROOT / "benchmarks/log/parallel_h200.csv")
+    runs = {(int(row["gpus"]), int(row["m"])): row for row in rows}
     lines = [line for line in PAGE.splitlines() if line.startswith("| ")]
     shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert shown[0][1:] == ["bf16 on 1, 2 H200s", *MODES[1:]]
