@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import dataclasses
 import importlib.metadata
 import json
@@ -43,6 +42,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import recorded
 import torch
 from torch import Tensor
 
@@ -288,18 +288,14 @@ def row(name: str, about: dict[str, Any], layers: int, figures: list[float]) -> 
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as lines:
-        return list(csv.DictReader(lines))
+    return recorded.rows(path)
 
 
 def store(path: Path, new: dict[str, str]) -> None:
     """Replaces the row of this name, or adds one."""
     rows = {each["weights"]: each for each in read(path)} if path.exists() else {}
     rows[new["weights"]] = new
-    with path.open("w", encoding="utf-8", newline="") as lines:
-        writer = csv.DictWriter(lines, HEADER, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows.values())
+    recorded.write_rows(path, HEADER, rows.values(), "none: a CPU")
 
 
 def table(rows: list[dict[str, str]]) -> Iterator[str]:

@@ -3,7 +3,6 @@ worth. Printed by model_b200.py; --write puts them into b200_model.md."""
 
 from __future__ import annotations
 
-import csv
 import functools
 import math
 from collections.abc import Callable, Iterable
@@ -12,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 import c_model
+import recorded
 import sm120_model
 from b200_ranges import DIRTY_L2_US, Span, ends, ranges, span
 from c_model import Config, Struct
@@ -324,10 +324,10 @@ def ranked_spans(rows: list[Config], c: Struct) -> dict[str, Span]:
 
 def measured_gains() -> list[float]:
     """The time that constant_b saved on an H200 for the ranked shapes, us: its kernels leave the next call no room."""
-    with MEASURED_CONSTANT_B.open() as file:
-        found = {(line["M"], line["NxK"]): line for line in csv.DictReader(file) if line["gpu"] == "h200"}
-    lines = [found[str(shape.m), f"{shape.n}x{shape.k}"] for shape in RANKED]
-    return [float(line["gemm us"]) - float(line["gemm, constant_b"]) for line in lines]
+    lines = recorded.rows(MEASURED_CONSTANT_B)
+    found = {(line["M"], line["NxK"]): line for line in lines if line["gpu"] == "h200"}
+    ranked = [found[str(shape.m), f"{shape.n}x{shape.k}"] for shape in RANKED]
+    return [float(line["gemm us"]) - float(line["gemm, constant_b"]) for line in ranked]
 
 
 def measured_mean(rows: list[Config], c: Struct) -> float:

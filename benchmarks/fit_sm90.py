@@ -17,7 +17,6 @@ limits that no measured plan reaches (KEPT). Needs gcc; to measure, torch.
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import statistics
 from collections import defaultdict
@@ -26,6 +25,7 @@ from functools import partial
 from pathlib import Path
 
 import c_model
+import recorded
 
 from nvfp4.bench.shapes import monotone
 
@@ -93,45 +93,43 @@ def measure(path: Path) -> None:
     device = torch.device("cuda")
     clock = DeviceClock(device)
     shapes = [(m, n, k) for n, k in LAYERS for m in (*ROWS, *(MANY_ROWS if n * k < 2**27 else ()))] + MORE
-    with path.open("w", newline="") as lines:
-        pair = clock.empty_pair(99) * 1e6
-        print(f"# One {torch.cuda.get_device_name()}, nvfp4 {nvfp4.__version__}; event pair {pair:.2f} us", file=lines)
-        writer = csv.writer(lines)
-        writer.writerow(["m", "n", "k", "plans"])
-        for m, n, k in shapes:
-            a, b = (torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, device=device) for rows in (m, n))
-            bytes_of = [torch.randint(0x28, 0x48, (rows, k // 16), dtype=torch.uint8, device=device) for rows in (m, n)]
-            scale_a, scale_b = map(nvfp4.swizzle, bytes_of)
-            out = torch.empty(m, n, dtype=torch.float16, device=device)
-            call = partial(nvfp4.gemm, a, b, scale_a, scale_b, out=out)
-            first, plans = math.inf, []
-            try:
-                for rank in range(nvfp4.info(m, n, k)["plan"]["candidates"]):
-                    _C.set_candidate(rank)
-                    plan = nvfp4.info(m, n, k)["plan"]
-                    first = min(first, plan["single_us"])
-                    if plan["single_us"] > SLOWEST * first:
-                        break
-                    call()
-                    us = statistics.median(clock.run([call] * REPEAT)) * 1e6
-                    kernel = plan["kernel"].removeprefix("nvfp4_")
-                    plans.append(f"{kernel}/{int(plan['swap_ab'])}/{plan['split_k']}={us:.2f}")
-            finally:
-                _C.set_candidate(0)
-            writer.writerow([m, n, k, " ".join(plans)])
+    pair = clock.empty_pair(99) * 1e6
+    rows: list[list[object]] = [["m", "n", "k", "plans"]]
+    for m, n, k in shapes:
+        a, b = (torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, device=device) for rows in (m, n))
+        bytes_of = [torch.randint(0x28, 0x48, (rows, k // 16), dtype=torch.uint8, device=device) for rows in (m, n)]
+        scale_a, scale_b = map(nvfp4.swizzle, bytes_of)
+        out = torch.empty(m, n, dtype=torch.float16, device=device)
+        call = partial(nvfp4.gemm, a, b, scale_a, scale_b, out=out)
+        first, plans = math.inf, []
+        try:
+            for rank in range(nvfp4.info(m, n, k)["plan"]["candidates"]):
+                _C.set_candidate(rank)
+                plan = nvfp4.info(m, n, k)["plan"]
+                first = min(first, plan["single_us"])
+                if plan["single_us"] > SLOWEST * first:
+                    break
+                call()
+                us = statistics.median(clock.run([call] * REPEAT)) * 1e6
+                kernel = plan["kernel"].removeprefix("nvfp4_")
+                plans.append(f"{kernel}/{int(plan['swap_ab'])}/{plan['split_k']}={us:.2f}")
+        finally:
+            _C.set_candidate(0)
+        rows.append([m, n, k, " ".join(plans)])
+    what = f"us of plans by shape: KERNEL/SWAP_AB/SPLIT_K=US; nvfp4 {nvfp4.__version__}; event pair {pair:.2f} us"
+    recorded.write(path, rows, torch.cuda.get_device_name(), what=what)
 
 
 def read_measured() -> Measured:
     """All measured times, without the events."""
     found: Measured = defaultdict(dict)
     for gpu in GPUS:
-        with (RESULTS / f"sm90_candidates_{gpu}.csv").open() as lines:
-            for row in csv.DictReader(line for line in lines if not line.startswith("#")):
-                shape = (int(row["m"]), int(row["n"]), int(row["k"]))
-                for each in row["plans"].split():
-                    plan, us = each.split("=")
-                    kernel, swap_ab, split_k = plan.split("/")
-                    found[gpu, shape][kernel, int(swap_ab), int(split_k)] = float(us) - EVENT_PAIR_US
+        for row in recorded.rows(RESULTS / f"sm90_candidates_{gpu}.csv"):
+            shape = (int(row["m"]), int(row["n"]), int(row["k"]))
+            for each in row["plans"].split():
+                plan, us = each.split("=")
+                kernel, swap_ab, split_k = plan.split("/")
+                found[gpu, shape][kernel, int(swap_ab), int(split_k)] = float(us) - EVENT_PAIR_US
     return found
 
 
@@ -286,8 +284,8 @@ def main() -> None:
     if arguments.fit:
         fit(model, measured)
     if arguments.csv:
-        with arguments.csv.open("w", newline="") as lines:
-            csv.writer(lines, lineterminator="\n").writerows(regrets(model, measured))
+        cards = (recorded.head(RESULTS / f"sm90_candidates_{gpu}.csv")["card"] for gpu in GPUS)
+        recorded.write(arguments.csv, regrets(model, measured), ", ".join(cards))
         return
     report(model, measured)
     if arguments.fit:

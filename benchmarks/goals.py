@@ -11,12 +11,12 @@ measured in another run, so no ratio to them is printed.
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
+import recorded
 from monotone import gpu_of
 
 from nvfp4.bench import report
@@ -153,8 +153,8 @@ def main() -> int:
     try:
         runs = [load(path) for path in options.runs]
         if options.csv:
-            with options.csv.open("w", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerows(log(runs))
+            cards = ", ".join(run["conditions"]["hardware"] for run in runs)
+            recorded.write(options.csv, log(runs), cards)
             return 0
     except show.CommandError as error:
         print(f"goals.py: {error}", file=sys.stderr)

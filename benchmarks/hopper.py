@@ -15,13 +15,13 @@ Only the goals are typed in (goals.py).
 
 from __future__ import annotations
 
-import csv
 import re
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import monotone
+import recorded
 from goals import CHAIN_GOAL_US, GOALS, MEAN_GOAL_US, OF_RANKED, VLLM_STEPS, W4A16
 
 from nvfp4.bench import report
@@ -53,8 +53,7 @@ Row = dict[str, str]
 
 
 def read(name: str) -> list[Row]:
-    with (LOG / name).open(newline="", encoding="utf-8") as lines:
-        return list(csv.DictReader(lines))
+    return recorded.rows(LOG / name)
 
 
 def measured() -> dict[Shape, Row]:

@@ -13,12 +13,13 @@ A single call is the median less an empty pair of events, as the run measured it
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
+
+import recorded
 
 from nvfp4.bench import marlin, report
 from nvfp4.cli import show
@@ -53,17 +54,17 @@ def three_digits(us: float) -> str:
 
 def write_experts(path: str) -> None:
     """Microseconds, and how many times as long torch's bf16 and Marlin take as the layer in W4A16."""
-    found = json.loads(Path(path).read_text(encoding="utf-8"))["results"]
+    run = json.loads(Path(path).read_text(encoding="utf-8"))
+    found = run["results"]
     names = list(found[0]["seconds"])
     header = ["model", "tokens", "hit", "floor us", *(f"{name} us" for name in names), "over bf16", "over Marlin"]
-    with (LOG / "experts_h100.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        for one in found:
-            us = {name: one["seconds"][name]["median"] * 1e6 for name in names}
-            ratios = [f"{us[name] / us['layer']:.2f}" for name in ("torch bf16", marlin.NAME)]
-            cells = map(show.digits, (one["floor"] * 1e6, *us.values()))
-            writer.writerow([one["model"], one["tokens"], one["hit"], *cells, *ratios])
+    rows = [header]
+    for one in found:
+        us = {name: one["seconds"][name]["median"] * 1e6 for name in names}
+        ratios = [f"{us[name] / us['layer']:.2f}" for name in ("torch bf16", marlin.NAME)]
+        cells = map(show.digits, (one["floor"] * 1e6, *us.values()))
+        rows.append([one["model"], one["tokens"], one["hit"], *cells, *ratios])
+    recorded.write(LOG / "experts_h100.csv", rows, run["conditions"]["hardware"])
 
 
 def main() -> int:
@@ -74,14 +75,13 @@ def main() -> int:
     if args.products is None:
         write_experts(args.run)
         return 0
-    layers, products = (columns(report.load(path)) for path in (args.run, args.products))
+    runs = [report.load(path) for path in (args.run, args.products)]
+    layers, products = map(columns, runs)
     assert layers.keys() == products.keys(), "the same shapes"
     names = [f"{name} {what}" for name in NAMES.values() for what in ("us", "back-to-back")]
-    with (LOG / "marlin_h100.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["m", "n", "k", *names], lineterminator="\n")
-        writer.writeheader()
-        for shape, own in layers.items():
-            writer.writerow(dict(zip("mnk", shape)) | own | products[shape])
+    rows = [dict(zip("mnk", shape)) | own | products[shape] for shape, own in layers.items()]
+    card = runs[0]["conditions"]["hardware"]
+    recorded.write_rows(LOG / "marlin_h100.csv", ["m", "n", "k", *names], rows, card)
     return 0
 
 

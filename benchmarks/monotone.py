@@ -11,12 +11,13 @@ kernels; and how many M are above --most per cent. --csv writes all points inste
 from __future__ import annotations
 
 import argparse
-import csv
 import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import recorded
 
 from nvfp4.bench import plot, report
 from nvfp4.cli import show
@@ -76,10 +77,9 @@ def print_worst(run: dict[str, Any], most: float) -> None:
 def logged() -> dict[str, Curves]:
     """By GPU."""
     found: dict[str, Curves] = {}
-    with LOG.open(newline="") as file:
-        for row in csv.DictReader(file):
-            points = found.setdefault(row["gpu"], {}).setdefault(f"{row['n']}x{row['k']}", [])
-            points.append((int(row["m"]), 1e-6 * float(row["us"]), row["kernel"]))
+    for row in recorded.rows(LOG):
+        points = found.setdefault(row["gpu"], {}).setdefault(f"{row['n']}x{row['k']}", [])
+        points.append((int(row["m"]), 1e-6 * float(row["us"]), row["kernel"]))
     return found
 
 
@@ -134,8 +134,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     if options.csv:
-        with options.csv.open("w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(log(runs))
+        recorded.write(options.csv, log(runs), ", ".join(run["conditions"]["hardware"] for run in runs))
         return 0
     for run in runs:
         print_worst(run, options.most)

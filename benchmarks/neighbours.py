@@ -22,13 +22,14 @@ holds the stored run against the log: a pair that the log does not have fails it
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import recorded
 
 from nvfp4.bench.shapes import MONOTONE_M, Shape, monotone
 
@@ -49,6 +50,7 @@ READ, MULTIPLY = 2.9e12, 6.2e14  # bytes and operations a second, of copies and 
 ROTATED_BYTES = 160e6  # of weights: three times the L2
 COLD_REPEAT, GRAPH_REPEAT, MIN_CALLS = 9, 5, 6
 
+COLUMNS: list[object] = ["m", "n", "k", "plans"]  # of measured times
 HEADER = ["rule", "from", "to", "rate, %", "by the fastest plans, %", "kernel", "kernel of the other", "reason"]
 
 
@@ -111,19 +113,18 @@ def measure(path: Path, a_dtype: str) -> None:
         b, scale_b = weights[i % len(weights)]
         nvfp4.gemm(a, b, scale_a, scale_b, out=out)
 
-    with path.open("w", newline="") as lines:
-        pair, name = clock.empty_pair(99) * 1e6, torch.cuda.get_device_name()
-        print(f"# One {name}, nvfp4 {nvfp4.__version__}, A of {a_dtype}; event pair {pair:.2f} us", file=lines)
-        writer = csv.writer(lines, lineterminator="\n")
-        writer.writerow(["m", "n", "k", "plans"])
-        for n, k, rows in shapes():
-            weights = [draw(n, k) for _ in range(max(2, min(16, int(ROTATED_BYTES / (n * k * 9 / 16)))))]
-            for m in rows:
-                a, scale_a = draw(m, k) if dtype is None else (torch.randn(m, k, device=device).to(dtype), None)
-                out = torch.empty(m, n, dtype=dtype or torch.float16, device=device)
-                call = partial(product, a, scale_a, weights, out)
-                plan = partial(nvfp4.info, m, n, k, a_dtype=dtype)
-                writer.writerow([m, n, k, " ".join(times_of(plan, call, max(len(weights), MIN_CALLS), clock))])
+    found = [COLUMNS]
+    for n, k, rows in shapes():
+        weights = [draw(n, k) for _ in range(max(2, min(16, int(ROTATED_BYTES / (n * k * 9 / 16)))))]
+        for m in rows:
+            a, scale_a = draw(m, k) if dtype is None else (torch.randn(m, k, device=device).to(dtype), None)
+            out = torch.empty(m, n, dtype=dtype or torch.float16, device=device)
+            call = partial(product, a, scale_a, weights, out)
+            plan = partial(nvfp4.info, m, n, k, a_dtype=dtype)
+            found.append([m, n, k, " ".join(times_of(plan, call, max(len(weights), MIN_CALLS), clock))])
+    pair = clock.empty_pair(99) * 1e6
+    what = f"us of plans by shape; nvfp4 {nvfp4.__version__}, A of {a_dtype}; event pair {pair:.2f} us"
+    recorded.write(path, found, torch.cuda.get_device_name(), what=what)
 
 
 def times_of(
@@ -153,30 +154,28 @@ def times_of(
 
 def read(path: Path = RESULTS) -> Times:
     times: Times = {}
-    with path.open() as lines:
-        for row in csv.DictReader(line for line in lines if not line.startswith("#")):
-            own = times.setdefault(Shape(int(row["m"]), int(row["n"]), int(row["k"])), [])
-            for each in row["plans"].split():
-                plan, _, us = each.partition("=")
-                cold, _, graph = us.partition("/")
-                own.append(Timed(plan, float(cold), float(graph)))
+    for row in recorded.rows(path):
+        own = times.setdefault(Shape(int(row["m"]), int(row["n"]), int(row["k"])), [])
+        for each in row["plans"].split():
+            plan, _, us = each.partition("=")
+            cold, _, graph = us.partition("/")
+            own.append(Timed(plan, float(cold), float(graph)))
     return times
 
 
 def store(paths: list[Path]) -> None:
-    """Writes the stored run: the header and the plans of the last run, and the mean time of each plan in all runs."""
+    """Writes the stored run: commit, card and plans of the last run, and the mean time of each plan in all runs."""
     runs = [read(path) for path in paths]
-    with paths[-1].open() as lines, RESULTS.open("w", newline="") as file:
-        print(f"{next(lines).rstrip()}; means of {len(runs)} runs", file=file)
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["m", "n", "k", "plans"])
-        for shape, plans in runs[-1].items():
-            cells = []
-            for plan in plans:
-                same = [each for run in runs for each in run.get(shape, []) if each.plan == plan.plan]
-                cold, graph = (statistics.fmean(times) for times in zip(*((each.cold, each.graph) for each in same)))
-                cells.append(f"{plan.plan}={cold:.2f}/{graph:.2f}")
-            writer.writerow([shape.m, shape.n, shape.k, " ".join(cells)])
+    about, rows = recorded.head(paths[-1]), [COLUMNS]
+    for shape, plans in runs[-1].items():
+        cells = []
+        for plan in plans:
+            same = [each for run in runs for each in run.get(shape, []) if each.plan == plan.plan]
+            cold, graph = (statistics.fmean(times) for times in zip(*((each.cold, each.graph) for each in same)))
+            cells.append(f"{plan.plan}={cold:.2f}/{graph:.2f}")
+        rows.append([shape.m, shape.n, shape.k, " ".join(cells)])
+    what = f"{about['what']}; means of {len(runs)} runs"
+    recorded.write(RESULTS, rows, about["card"], commit=about["commit"], what=what)
 
 
 # ---- rules ----
@@ -253,17 +252,15 @@ def regrets(times: Times) -> list[float]:
 
 def write_curves(times: Times) -> None:
     """The chosen plans' single calls into the log that benchmarks/monotone.py draws."""
-    with CURVES.open(newline="") as lines:
-        header, *rows = csv.reader(lines)
+    header, *rows = recorded.table(CURVES)
     own = [
         ["h100", str(n), str(k), str(m), f"{plan.cold:.2f}", plan.plan.partition("/")[0]]
         for n, k in LAYERS
         for m in MONOTONE_M
         for plan in times[Shape(m, n, k)][:1]
     ]
-    with CURVES.open("w", newline="") as lines:
-        kept = [row for row in rows if row[0] != "h100"]
-        csv.writer(lines, lineterminator="\n").writerows([header, *kept, *own])
+    kept = [row for row in rows if row[0] != "h100"]
+    recorded.write(CURVES, [header, *kept, *own], recorded.head(CURVES)["card"])
 
 
 def main() -> None:
@@ -283,8 +280,7 @@ def main() -> None:
     times = read(options.file)
     broken = found(times)
     if options.log:
-        with LOG.open("w", newline="") as lines:
-            csv.writer(lines, lineterminator="\n").writerows([HEADER, *(pair.row(times) for pair in broken)])
+        recorded.write(LOG, [HEADER, *(pair.row(times) for pair in broken)], recorded.head(options.file)["card"])
         write_curves(times)
         return
     for pair in broken:

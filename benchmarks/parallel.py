@@ -13,7 +13,6 @@ fp32 sums (tests/support/error_bounds.py). Exits with 1 if a layer differs.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import os
 import statistics
@@ -23,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import recorded
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -225,8 +225,7 @@ def report(found: dict[int, dict[tuple[str, int], list[float]]], path: str | Non
     for row in [columns, *rows]:
         print("  ".join(f"{cell:>{max(len(name), 6)}}" for cell, name in zip(row, columns)), flush=True)
     if path is not None:
-        with open(path, "w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([columns, *rows])
+        recorded.write(Path(path), [columns, *rows], f"{max(found)} of {torch.cuda.get_device_name()}")
 
 
 def main() -> None:

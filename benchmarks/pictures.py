@@ -24,6 +24,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import recorded
 import torch
 
 import nvfp4
@@ -184,7 +185,7 @@ def main() -> None:
         with open(args.stored, encoding="utf-8") as file:
             run = json.load(file)
     else:
-        run = measured(args.model)
+        run = {"commit": recorded.commit(), "command": recorded.command()} | measured(args.model)
     for path, text in (
         (args.json, json.dumps(run, indent=1) + "\n"),
         (args.plot, plot(run, 4608) if args.plot else ""),

@@ -9,8 +9,8 @@ software and the footnote. Between `<!-- table: NAME -->` and `<!-- end of table
 Without --write nothing changes: stale files are listed, and the exit status is 1 if there are any. A plot is stale if
 it was drawn from another run. --measure first repeats the command of each run of this machine's hardware.
 
-To add a run: `python -m nvfp4 bench ... --json benchmarks/results/NAME.json`, or, for any other program, --record,
-which stores its output.
+To add a run: `python -m nvfp4 bench ... --json benchmarks/results/NAME.json`, then `python benchmarks/recorded.py` of
+this file, which adds the commit; or, for any other program, --record, which stores its output.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
 import hopper  # noqa: E402  (beside this file)
+import recorded  # noqa: E402
 from contest import measure as contest  # noqa: E402  (in tools)
 
 import nvfp4  # noqa: E402
@@ -168,6 +169,7 @@ def record(path: Path, command: str, root: Path) -> None:
     """Runs a command and stores its output with the name of the hardware."""
     torch = machine.need_torch()
     run = {
+        "commit": recorded.commit(),
         "format": OUTPUT,
         "command": command,
         "written": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -188,6 +190,7 @@ def measure(root: Path) -> None:
             record(path, run["command"], root)
         elif is_here(run):
             shell(f"{run['command']} --json {RESULTS}/{name}", root, stdout=subprocess.DEVNULL)
+            recorded.stamp(path)
 
 
 def main() -> int:

@@ -26,7 +26,6 @@ decode step runs, by torch's profiler. Without a GPU it is a dry run with small 
 from __future__ import annotations
 
 import argparse
-import csv
 import datetime
 import importlib.metadata
 import itertools
@@ -42,6 +41,8 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import recorded
 
 RESULT = "RESULT "  # begins a line of a worker's output that is meant for the parent
 PLUG_IN = {"NVFP4_VLLM_MOE": "1", "NVFP4_VLLM_W4A16": "1"}
@@ -429,7 +430,7 @@ def main() -> int:
     rows = [row for engine in engines for row in summary(engine)]
     for row in rows:
         print(*row.values())
-    write(args.out, [row | about for row in rows])
+    write(args.out, [row | about for row in rows], about)
     if args.kernels is not None:
         found = [(engine, engine.asked("kernels") or {}) for engine in engines]
         cells = [(engine, what, *row) for engine, steps in found for what, kernels in steps.items() for row in kernels]
@@ -440,6 +441,7 @@ def main() -> int:
                 {"model": engine.model, "run": engine.name, "what": what} | dict(zip(names, row))
                 for engine, what, *row in cells
             ],
+            about,
         )
     for engine in engines:
         engine.process.kill()
@@ -460,11 +462,8 @@ def summary(engine: Engine) -> list[dict[str, Any]]:
     return rows
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0] if rows else ["model"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+def write(path: Path, rows: list[dict[str, Any]], about: dict[str, str]) -> None:
+    recorded.write_rows(path, list(rows[0] if rows else ["model"]), rows, about["card"], commit=about["commit"])
 
 
 def version(names: tuple[str, ...]) -> str:

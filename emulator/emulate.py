@@ -38,7 +38,10 @@ class EmulatorError(RuntimeError):
 
 
 def build() -> Path:
-    """Compiles what has changed, into EMULATE_BUILD (emulator/build); returns the path of libcuda.so.1."""
+    """Compiles what has changed, into EMULATE_BUILD (emulator/build); returns the path of libcuda.so.1. After `make
+    install` the library lies beside this file."""
+    if (HERE / "libcuda.so.1").exists():
+        return HERE / "libcuda.so.1"
     return build_in(Path(os.environ.get("EMULATE_BUILD", HERE / "build")).resolve())
 
 

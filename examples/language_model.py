@@ -16,7 +16,7 @@ Each figure is printed as soon as it is there. On a CPU a mode takes minutes; --
 transformers reads the file too (from_pretrained with gguf_file=, which needs accelerate), and
 tests/models/test_language_model.py compares its logits with those of this model. The model is written out here because
 a step of decoding has to be one CUDA graph to be timed, and because the example then needs neither package.
-docs/checkpoints.md says how to measure the perplexity of any model of transformers.
+docs/accuracy.md says how to measure the perplexity of any model of transformers.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def quantize(
     Raises:
         nvfp4.Error: an argument breaks a rule.
 
-    Example:
+    Examples:
         >>> import numpy as np, nvfp4
         >>> data, scale = nvfp4.quantize(np.arange(16, dtype=np.float32)[None], scale_layout="linear")
         >>> data.shape, scale.shape
@@ -142,7 +142,7 @@ def gptq_block(x: Array, u: AnyArray, *, global_scale: float | AnyArray | None =
     Raises:
         nvfp4.Error: an argument breaks a rule.
 
-    Example:
+    Examples:
         >>> import numpy as np, nvfp4
         >>> x, u = np.linspace(-6, 6, 16, dtype=np.float32)[None], np.eye(16, dtype=np.float32)
         >>> data, scale, error = nvfp4.gptq_block(x, u)
@@ -176,7 +176,7 @@ def dequantize(
     Raises:
         nvfp4.Error: an argument breaks a rule.
 
-    Example:
+    Examples:
         >>> import numpy as np, nvfp4
         >>> data, scale = nvfp4.quantize(np.full((1, 16), -3, np.float32))
         >>> nvfp4.dequantize(data, scale, global_scale=0.5)[0, :2]
@@ -216,7 +216,7 @@ def rms_norm_quantize(
     Raises:
         nvfp4.Error: an argument breaks a rule. Nothing has been written.
 
-    Example:
+    Examples:
         >>> import numpy as np, nvfp4
         >>> data, scale = nvfp4.rms_norm_quantize(np.full((1, 16), 8, np.float32), np.full(16, 6, np.float32), 0.0)
         >>> nvfp4.dequantize(data, scale)[0, :2]
@@ -252,7 +252,7 @@ def silu_mul_quantize(
     Raises:
         nvfp4.Error: an argument breaks a rule. Nothing has been written.
 
-    Example:
+    Examples:
         >>> import numpy as np, nvfp4
         >>> data, scale = nvfp4.silu_mul_quantize(np.full((1, 32), 64, np.float32), global_scale=2.0)
         >>> nvfp4.dequantize(data, scale, global_scale=2.0)[0, :2]
@@ -279,7 +279,7 @@ def amax_scale(x: Array, *, block_scale: str = "amax6", by_row: bool = False) ->
     Raises:
         nvfp4.Error: an argument breaks a rule.
 
-    Example:
+    Examples:
         >>> import numpy as np, nvfp4
         >>> nvfp4.amax_scale(np.float32([[0, -1344]]))
         array([0.5], dtype=float32)
@@ -302,7 +302,7 @@ def swizzle(scale: Array) -> Array:
     Raises:
         nvfp4.Error: an argument breaks a rule.
 
-    Example:
+    Examples:
         >>> import numpy as np, nvfp4
         >>> nvfp4.swizzle(np.ones((3, 2), np.uint8)).shape
         (128, 4)
@@ -325,7 +325,7 @@ def unswizzle(scale: Array, rows: int, columns: int) -> Array:
     Raises:
         nvfp4.Error: an argument breaks a rule.
 
-    Example:
+    Examples:
         >>> import numpy as np, nvfp4
         >>> nvfp4.unswizzle(nvfp4.swizzle(np.uint8([[1, 2], [3, 4]])), 2, 2)
         array([[1, 2],
@@ -374,7 +374,7 @@ def gated(
     Raises:
         nvfp4.Error: an argument breaks a rule. Nothing has been written.
 
-    Example:
+    Examples:
         >>> import numpy as np, nvfp4
         >>> gate_up = np.float32([[-3, 100, 2, 5]])
         >>> nvfp4.gated(gate_up[:, :2], gate_up[:, 2:], limit=40.0)[:, 1]
@@ -423,7 +423,7 @@ def gated_quantize(
     Raises:
         nvfp4.Error: an argument breaks a rule.
 
-    Example:
+    Examples:
         >>> import numpy as np, nvfp4
         >>> gate, up = np.full((1, 16), 8, np.float32), np.full((1, 16), 5, np.float32)
         >>> data, scale = nvfp4.gated_quantize(gate, up, limit=3.0, scale_layout="linear")
@@ -460,7 +460,7 @@ def moe_route(ids: Array, E: int, expert_map: AnyArray | None = None) -> tuple[A
     Raises:
         nvfp4.Error: an argument breaks a rule.
 
-    Example:
+    Examples:
         >>> import numpy as np, nvfp4
         >>> rows, ends, places = nvfp4.moe_route(np.int32([[2, 0], [0, -1], [2, 0]]), 3)
         >>> rows, ends
@@ -502,7 +502,7 @@ def moe_combine(
     Raises:
         nvfp4.Error: an argument breaks a rule. Nothing has been written.
 
-    Example:
+    Examples:
         >>> import numpy as np, nvfp4
         >>> y, places = np.float32([[1, 2], [10, 20], [100, 200]]), np.int32([[2, 0], [1, -1]])
         >>> nvfp4.moe_combine(y, places, np.float32([[0.5, 2], [1, 7]]))

@@ -90,7 +90,7 @@ def info(
     Raises:
         nvfp4.Error: the shape or device cannot be used.
 
-    Example:
+    Examples:
         >>> import nvfp4
         >>> nvfp4.info(16, 4096, 4096, device="cpu")["plan"]["backend"]
         'cpu'
@@ -147,7 +147,7 @@ def init(device: Any = "cuda") -> None:
     Raises:
         nvfp4.Error: there is no driver or no such device, or this build has no code for it.
 
-    Example:
+    Examples:
         >>> import nvfp4
         >>> nvfp4.init("cpu")
     """

@@ -118,7 +118,7 @@ def gemm(
         nvfp4.Error: an argument breaks a rule, or the device cannot run the call. The message names the argument,
             the rule and the value. Nothing has been written.
 
-    Example:
+    Examples:
         >>> import numpy as np, nvfp4
         >>> a, scale_a = nvfp4.quantize(np.full((2, 32), 1.5, np.float32))
         >>> b, scale_b = nvfp4.quantize(6 * np.eye(3, 32, dtype=np.float32))
@@ -191,7 +191,7 @@ def quantize_gemm(
     Raises:
         nvfp4.Error: an argument breaks a rule, or the device cannot run the call. Nothing has been written.
 
-    Example:
+    Examples:
         >>> import numpy as np, nvfp4
         >>> b, scale_b = nvfp4.quantize(6 * np.eye(3, 32, dtype=np.float32))
         >>> nvfp4.quantize_gemm(np.full((2, 32), 1.5, np.float32), b, scale_b, bias=np.float32([0, 10, 20]))
@@ -286,7 +286,7 @@ def grouped_gemm(
     Raises:
         nvfp4.Error: an argument breaks a rule, or the device cannot run the call. Nothing has been written.
 
-    Example:
+    Examples:
         >>> import numpy as np, nvfp4
         >>> b, scale_b = nvfp4.quantize(np.stack([6 * np.eye(2, 16), 3 * np.eye(2, 16)]).astype(np.float32))
         >>> a = np.float16(np.ones((3, 16)))
@@ -372,7 +372,7 @@ def gated_grouped_gemm(
     Raises:
         nvfp4.Error: an argument breaks a rule, or the device cannot run the call. Nothing has been written.
 
-    Example:
+    Examples:
         >>> import numpy as np, nvfp4
         >>> gate_up = np.stack([6 * np.eye(2, 16), 3 * np.eye(2, 16)]).astype(np.float32)[None]
         >>> b, scale_b = nvfp4.quantize(gate_up.reshape(2, 2, 16))
@@ -458,7 +458,7 @@ def gated_grouped_quantize(
     Raises:
         nvfp4.Error: an argument breaks a rule, or the device cannot run the call. Nothing has been written.
 
-    Example:
+    Examples:
         >>> import numpy as np, nvfp4
         >>> gate_up = np.stack([6 * np.eye(16), 3 * np.eye(16)]).astype(np.float32)
         >>> b, scale_b = nvfp4.quantize(gate_up, scale_layout="linear")

@@ -37,7 +37,7 @@ def use_tuning(path: str | os.PathLike[str] | None) -> list[dict[str, Any]]:
         nvfp4.Error: the file has another format, was written by another version of nvfp4 or for another GPU, or has a
             plan that this version lacks. The overrides stay unchanged.
 
-    Example:
+    Examples:
         >>> import nvfp4
         >>> nvfp4.use_tuning("tuned.json")  # doctest: +SKIP
         >>> nvfp4.use_tuning(None)

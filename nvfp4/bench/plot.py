@@ -88,8 +88,9 @@ def need_matplotlib() -> None:
 
 
 def digest(report: dict[str, Any]) -> str:
-    """Identifies the run in its SVG."""
-    return f"sha256:{hashlib.sha256(json.dumps(report, sort_keys=True).encode()).hexdigest()}"
+    """Identifies the run in its SVG, by all but the commit, which is added to a file."""
+    run = {key: value for key, value in report.items() if key != "commit"}
+    return f"sha256:{hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()}"
 
 
 def svg(report: dict[str, Any]) -> str:

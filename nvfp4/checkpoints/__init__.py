@@ -1,7 +1,7 @@
 """Checkpoints: reading them, putting them into models, and writing them.
 
 NVFP4 layers in the formats of other projects, each a module with `read` (to nvfp4.packed.PackedLinear) and `write`.
-They are functions of tensors: none of those projects has to be installed. docs/checkpoints.md compares the formats.
+They are functions of tensors: none of those projects has to be installed. docs/checkpoint-formats.md compares them.
 
     compressed_tensors   llm-compressor, vLLM
     modelopt             NVIDIA's ModelOpt

@@ -142,7 +142,7 @@ def inspect(source: str | Path | Mapping[str, Tensor], format: str | None = None
     Raises:
         nvfp4.Error: a file is missing or damaged, or the format is unknown. A layer that cannot be read raises nothing.
 
-    Example:
+    Examples:
         >>> import nvfp4, torch
         >>> from nvfp4.checkpoints import modelopt
         >>> from nvfp4.checkpoints.inspect import inspect

@@ -120,7 +120,7 @@ def load(
             batch_invariant is True and a layer of the checkpoint is FP8, or W4A4 with dynamic input scales.
             The message names the file or the tensor. The model is unchanged.
 
-    Example:
+    Examples:
         >>> import nvfp4, torch
         >>> from nvfp4.checkpoints import modelopt
         >>> layer = nvfp4.Linear.from_linear(torch.nn.Linear(64, 32), activations=None)

@@ -62,7 +62,7 @@ def save(
             device or sparse or of a dtype that safetensors does not store, or a layer cannot be stored: the message
             names it. Nothing is written then.
 
-    Example:
+    Examples:
         >>> import nvfp4, tempfile, torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
         >>> report = nvfp4.quantize_model(model, ignore=["2"], activations=None)

@@ -170,7 +170,7 @@ class Fp8Linear(FixedBuffers):
     Raises:
         nvfp4.Error: an argument breaks a rule.
 
-    Example:
+    Examples:
         >>> import nvfp4, torch
         >>> nvfp4.Fp8Linear(64, 32, activations="token", scales="channel")
         nvfp4.Fp8Linear(in_features=64, out_features=32, bias=True, activations='token', scales='channel')

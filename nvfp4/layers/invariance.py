@@ -29,7 +29,7 @@ def set_batch_invariant(model: torch.nn.Module, batch_invariant: bool = True) ->
         nvfp4.Error: the model has no NVFP4 layer, a W4A4 layer whose input scale is computed at each call from all rows
             together, or an FP8 layer. The model is unchanged.
 
-    Example:
+    Examples:
         >>> import nvfp4, torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8))
         >>> report = nvfp4.quantize_model(model, activations=None)

@@ -98,7 +98,7 @@ class Linear(FixedBuffers, torch.nn.Linear):
     Raises:
         nvfp4.Error: an argument breaks a rule.
 
-    Example:
+    Examples:
         >>> import nvfp4, torch
         >>> layer = nvfp4.Linear.from_linear(torch.nn.Linear(64, 32))
         >>> with torch.inference_mode():

@@ -66,7 +66,7 @@ class ColwiseParallel(TorchColwise):
     Raises:
         nvfp4.Error: an argument breaks a rule, or a rank would have no row.
 
-    Example:
+    Examples:
         >>> from torch.distributed.tensor.parallel import parallelize_module
         >>> parallelize_module(model, mesh, {"mlp.up_proj": ColwiseParallel()})  # doctest: +SKIP
     """
@@ -166,7 +166,7 @@ class RowwiseParallel(TorchRowwise):
     Raises:
         nvfp4.Error: an argument breaks a rule.
 
-    Example:
+    Examples:
         >>> from torch.distributed.tensor.parallel import parallelize_module
         >>> parallelize_module(model, mesh, {"mlp.down_proj": RowwiseParallel()})  # doctest: +SKIP
     """

@@ -44,7 +44,7 @@ def dequantize_model(model: torch.nn.Module, dtype: torch.dtype | None = None) -
         nvfp4.Error: an argument breaks a rule, the model has no NVFP4 layer or has an FP8 layer or nvfp4.Experts, or a
             layer is split among ranks. The model is unchanged.
 
-    Example:
+    Examples:
         >>> import nvfp4, torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8))
         >>> report = nvfp4.quantize_model(model)

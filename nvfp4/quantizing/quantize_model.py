@@ -131,7 +131,7 @@ def quantize_model(
 
     With "search" and "gptq" an interrupted call leaves the model unchanged too, or has replaced all layers.
 
-    Example:
+    Examples:
         >>> import nvfp4, torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8))
         >>> report = nvfp4.quantize_model(model, calibrate=lambda m: m(torch.randn(4, 64)))

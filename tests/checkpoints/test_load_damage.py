@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import recorded
 import torch
 from paths import ROOT
 from test_load import FORMATS, FP8, Model, config_of, quantized, state, tensors_of, write
@@ -248,10 +248,9 @@ def test_the_table_of_damaged_checkpoints(tmp_path: Path) -> None:
     rows.append(["nibbles in the reversed order", "inspect", f"{layer.name}: {layer.damage[0]}"])
     path = ROOT / "docs" / "proof" / "damaged_checkpoints.csv"
     if os.environ.get("NVFP4_WRITE_TABLES"):
-        with path.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([["checkpoint", "found by", "message"], *rows])
-    with path.open(encoding="utf-8", newline="") as file:
-        stored = list(csv.reader(file))
+        how = "NVFP4_WRITE_TABLES=1 pytest tests/checkpoints/test_load_damage.py"
+        recorded.write(path, [["checkpoint", "found by", "message"], *rows], "none: a CPU", command=how)
+    stored = recorded.table(path)
     assert len(stored) > 20 and stored[1:] == rows, f"{path}: run this test with NVFP4_WRITE_TABLES=1"
     page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
     assert f"{len(rows)} damaged checkpoints" in re.sub(r"\s+", " ", page)

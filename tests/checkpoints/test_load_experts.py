@@ -206,8 +206,8 @@ def test_a_compiled_model_in_a_mapped_file(mode: str, mixture: Callable[..., Mix
 
 
 def test_the_example_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
-    example = page.split("## Experts")[1].split("```python\n")[1].split("```")[0]
+    page = (ROOT / "docs" / "experts.md").read_text(encoding="utf-8")
+    example = page.split("```python\n")[1].split("```")[0]
     model = AutoModelForCausalLM.from_config(MODELS["qwen3-moe"]()).eval()
     exec(example, {"mixture": model, "ids": torch.tensor([[5]]), "target": str(tmp_path / "saved")})
     assert capsys.readouterr().out.startswith("W4A4 {'model.layers.0.mlp.experts': [")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import recorded
 import torch
 from paths import ROOT
 
@@ -73,8 +73,7 @@ def test_the_calls_of_a_run_take_two_minutes_of_an_h100() -> None:
     """By the times that one has measured, with as much for W4A4 as for W4A16. Ten seconds for the slowest
     implementation made 440 s."""
     clock = Recorded()
-    with (ROOT / "benchmarks/log/experts_h100.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = recorded.rows(ROOT / "benchmarks/log/experts_h100.csv")
     assert len(rows) == len(experts.TOKENS) * 4
     for row in rows:
         graphs = [experts.ROUTINGS * 1e-6 * float(row[f"{name} us"]) for name in experts.NAMES[:3]]

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import importlib
 import inspect
 import multiprocessing
@@ -39,6 +38,10 @@ import torch
 import transformers
 from torch import Tensor
 from transformers.models.auto import configuration_auto, modeling_auto
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import recorded  # noqa: E402
 
 import nvfp4
 import nvfp4.transformers
@@ -339,10 +342,8 @@ def main() -> int:
     for row in sweep(chosen, options.processes, options.seconds):
         rows.append(row)
         print(*(row.get(name, "") for name in COLUMNS), sep=" | ", flush=True)
-    with options.output.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(sorted(rows, key=lambda row: (row["model type"], row["class"])))
+    rows.sort(key=lambda row: (row["model type"], row["class"]))
+    recorded.write_rows(options.output, COLUMNS, rows, "none: a CPU")
     return int(any(row["verdict"] == "FAILS" for row in rows))
 
 

@@ -1,4 +1,4 @@
-"""The command of docs/checkpoints.md that measures perplexity: lm-evaluation-harness runs nvfp4.Linear."""
+"""The command of docs/accuracy.md that measures perplexity: lm-evaluation-harness runs nvfp4.Linear."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_command_of_the_page(
     (tmp_path / "data.json").write_text(json.dumps([{"page": TEXT}]))
     (tmp_path / "manual.yaml").write_text(TASK.format(data=tmp_path / "data.json"))
 
-    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
     (command,) = (line for line in page.replace("\\\n", "").splitlines() if "lm_eval.__main__" in line)
     python, c, program, *arguments = shlex.split(command)
     assert (python, c) == ("python", "-c") and arguments[-2:] == ["--tasks", "wikitext"]

@@ -199,8 +199,8 @@ def test_push_to_hub_writes_what_save_pretrained_does(tmp_path: Path, monkeypatc
 
 
 def test_the_example_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
-    example = page.split("### While a model is loaded")[1].split("```python\n")[1].split("```")[0]
+    page = (ROOT / "docs" / "quantize.md").read_text(encoding="utf-8")
+    example = page.split("## While a model is loaded")[1].split("```python\n")[1].split("```")[0]
     scope: dict[str, Any] = {"dense_folder": str(dense(tmp_path / "dense")), "target": str(tmp_path / "saved")}
     exec(example, scope)
     assert "skipped: lm_head: ignore has 'lm_head'" in capsys.readouterr().out

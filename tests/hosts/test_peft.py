@@ -477,8 +477,8 @@ def test_a_model_of_transformers_is_prepared_before_peft_is_imported() -> None:
 
 
 def test_the_example_of_the_page(ids: Tensor, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
-    example = page.split("## Adapters")[1].split("```python\n")[1].split("```")[0]
+    page = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
+    example = page.split("```python\n")[1].split("```")[0]
     quantized("nvfp4", calibrate=lambda model: model(ids)).save_pretrained(tmp_path / "base")
     scope: dict[str, Any] = {"folder": str(tmp_path / "base"), "adapter": str(tmp_path / "adapter"), "ids": ids}
     exec(example, scope)
@@ -488,7 +488,7 @@ def test_the_example_of_the_page(ids: Tensor, tmp_path: Path) -> None:
 
 
 def test_peft_counts_no_packed_weights(capsys: pytest.CaptureFixture[str]) -> None:
-    """The page on checkpoints says so."""
+    """The page on adapters says so."""
     model = adapted(quantized())
     model.print_trainable_parameters()
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)

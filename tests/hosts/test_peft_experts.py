@@ -287,8 +287,8 @@ def test_quantized_models_train_too(mixture: Callable[[str], Mixture]) -> None:
 
 
 def test_the_example_of_the_page(mixture: Callable[[str], Mixture], tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
-    example = page.split("### Adapters of experts")[1].split("```python\n")[1].split("```")[0]
+    page = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
+    example = page.split("## Adapters of experts")[1].split("```python\n")[1].split("```")[0]
     folder = mixture("qwen3-moe").write(tmp_path / "base", "modelopt")
     scope: dict[str, Any] = {"mixture_folder": folder, "adapter": tmp_path / "adapter", "ids": IDS}
     exec(example, scope)

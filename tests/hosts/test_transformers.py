@@ -315,7 +315,7 @@ def test_the_memory_footprint_is_exact(source: Callable[..., Source], tmp_path: 
 
 
 def test_packed_weights_are_no_parameters(source: Callable[..., Source], tmp_path: Path) -> None:
-    """num_parameters counts what is dense, as docs/checkpoints.md says, and what it leaves out follows from shapes."""
+    """num_parameters counts what is dense, as docs/quantize.md says, and what it leaves out follows from shapes."""
     own = source()
     model = load(own.write(tmp_path, "modelopt"))
     left_out = sum(layer.in_features * layer.out_features for layer in layers_of(model).values())
@@ -480,8 +480,8 @@ def test_activations_of_the_caller(format_name: str, mode: str, source: Callable
 
 def test_the_example_of_the_page(source: Callable[..., Source], tmp_path: Path, capsys: Any) -> None:
     own = source()
-    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
-    example = page.split("## Load with transformers")[1].split("```python\n")[1].split("```")[0]
+    page = (ROOT / "docs" / "transformers.md").read_text(encoding="utf-8")
+    example = page.split("```python\n")[1].split("```")[0]
     scope: dict[str, Any] = {"folder": str(own.write(tmp_path / "source", "modelopt")), "target": str(tmp_path / "t")}
     scope["compressed_tensors_folder"] = str(own.write(tmp_path / "ct", "compressed-tensors"))
     scope["ids"] = IDS

@@ -5,7 +5,6 @@ tests/hosts/vllm_cuda.py compares whole models with transformers; benchmarks/vll
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import importlib.util
 import json
@@ -15,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import recorded
 import torch
 from paths import BENCHMARKS, ROOT, TESTS
 
@@ -147,9 +147,8 @@ def test_a_worker_sees_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_page_has_the_table_of_the_file() -> None:
-    with (ROOT / "docs" / "proof" / "vllm_cuda.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    rows = recorded.rows(ROOT / "docs" / "proof" / "vllm_cuda.csv")
+    page = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
     assert f"<!-- vllm_cuda.py --table -->\n{runs.table(rows)}\n<!-- end of table -->" in page
     failed = [row for row in rows if not runs.holds(row, rows)]
     assert not failed and {row["card"] for row in rows} == {"NVIDIA H100 80GB HBM3"}

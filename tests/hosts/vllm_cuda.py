@@ -1,7 +1,7 @@
 """Whole models in vLLM on a GPU, beside transformers with nvfp4:
 
     python tests/hosts/vllm_cuda.py OUT.csv [--only REGEX] [--seconds S] [--workers N]
-    python tests/hosts/vllm_cuda.py OUT.csv --table   # prints the table of docs/checkpoints.md from a file
+    python tests/hosts/vllm_cuda.py OUT.csv --table   # prints the table of docs/vllm.md from a file
 
 It needs vLLM, transformers and pytest in one environment in which nvfp4 is installed. It makes small random
 checkpoints and runs 64 greedy tokens of three prompts in each cell of PLAN: a model, a format, a mode, a dtype and a
@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import dataclasses
 import datetime
 import importlib.metadata
@@ -48,6 +47,10 @@ from pathlib import Path
 from typing import Any
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
+sys.path.append(str(SUPPORT.parents[1] / "benchmarks"))
+
+import recorded  # noqa: E402
+
 ROW = "ROW "  # begins a line of a worker's output that is a row
 DENSE_WEIGHTS = "dense"  # in place of a format: the dequantized values
 NVFP4, VLLM, INVARIANT = "nvfp4", "vLLM", "nvfp4, VLLM_BATCH_INVARIANT=1"
@@ -403,8 +406,7 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="run nothing, and print the table of the file")
     args = parser.parse_args()
     if args.table:
-        with args.out.open(newline="", encoding="utf-8") as file:
-            print(table(list(csv.DictReader(file))))
+        print(table(recorded.rows(args.out)))
         return 0
     import torch
 
@@ -446,10 +448,7 @@ def main() -> int:
     fields += ["verdict", "seconds", *about]
     key = [dataclasses.astuple(cell) for cell in order]
     rows.sort(key=lambda row: key.index(tuple(row[name] for name in fields[:6])))
-    with args.out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fields, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    recorded.write_rows(args.out, fields, rows, about["card"], commit=args.commit)
     failed = [row for row in rows if not holds(row, rows)]
     for row in failed:
         print(f"does not hold: {Cell(*(row[name] for name in fields[:6]))}: {row['verdict']}")

@@ -292,8 +292,8 @@ def test_a_sequence_alone_and_in_batches(
 
 
 def test_the_example_of_the_page(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
-    example = page.split("## Batch invariance")[1].split("```python\n")[1].split("```")[0]
+    page = (ROOT / "docs" / "batch-invariance.md").read_text(encoding="utf-8")
+    example = page.split("```python\n")[1].split("```")[0]
     made = of_transformers("Qwen3Moe")
     nvfp4.quantize_model(made, activations=None)
     made.save_pretrained(tmp_path)

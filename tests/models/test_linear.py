@@ -318,7 +318,7 @@ def test_transformed_w4a4_rejects_an_input_that_requires_grad(static: bool) -> N
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch has no torch.distributed")
 def test_distributed_data_parallel_without_broadcasting_buffers(tmp_path: Path) -> None:
-    """gloo cannot broadcast scales in float8, and need not: docs/checkpoints.md has the argument."""
+    """gloo cannot broadcast scales in float8, and need not: docs/adapters.md has the argument."""
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:

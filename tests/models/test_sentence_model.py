@@ -1,4 +1,4 @@
-"""A real model's layers on real activations (examples/sentence_model.py), and what docs/checkpoints.md prints of it."""
+"""A real model's layers on real activations (examples/sentence_model.py), and what docs/accuracy.md prints of it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_page_prints_these_errors(example: ModuleType, on_cpu, capsys: pytes
     """Word for word but for the last digits, which may differ between machines."""
     example.report(on_cpu, "cpu")
     printed = capsys.readouterr().out.splitlines()
-    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8").splitlines()
+    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8").splitlines()
     start = page.index(printed[0])
     for ours, theirs in zip(printed, page[start:], strict=False):
         words, expected = ours.split(), theirs.split()

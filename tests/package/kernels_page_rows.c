@@ -1,4 +1,4 @@
-/* The rows of the tables of docs/kernels.md, printed by the config headers' own macros: the table's name, then the row.
+/* The rows of the tables of docs/kernels/, printed by the config headers' own macros: the table's name, then the row.
  * KIB rounds up. */
 #include "kernels/sm100/config.h"
 #include "kernels/sm100/grouped_config.h"

@@ -1,17 +1,21 @@
-"""docs/kernels.md says what the headers say: its tables of instantiations, and that the tests it names are there."""
+"""The pages on kernels say what the headers say: tables of instantiations, and that the tests they name are there."""
 
 from __future__ import annotations
 
-import csv
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import recorded
 from paths import ROOT
 
-PAGE = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
+MISTAKES = (DOCS / "tcgen05.md").read_text(encoding="utf-8")
+KERNELS = "".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "kernels").glob("*.md")))
+PROOF = (DOCS / "proof.md").read_text(encoding="utf-8")
+PAGE = KERNELS + PROOF
 ROWS = Path(__file__).with_name("kernels_page_rows.c")
 
 
@@ -45,10 +49,9 @@ def test_the_drawn_columns_are_the_tables() -> None:
 
 
 def test_what_shows_a_mistake_is_there() -> None:
-    """Mutations and tests that the page names."""
-    mistakes = PAGE.split("## Five mistakes")[1]
-    assert re.findall(r"(?m)^### (\d)", mistakes) == list("12345")
-    named = [" ".join(part.split("\n\n")[0].split()) for part in mistakes.split("Shown by ")[1:]]
+    """Mutations and tests that docs/tcgen05.md names."""
+    assert re.findall(r"(?m)^## (\d)", MISTAKES) == list("12345")
+    named = [" ".join(part.split("\n\n")[0].split()) for part in MISTAKES.split("Shown by ")[1:]]
     assert len(named) == 6
     mutations = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests/kernels/sm100").glob("*.py"))
     files = [path for top in ("tests", "emulator") for path in (ROOT / top).rglob("test_*.py")]
@@ -62,11 +65,6 @@ def test_what_shows_a_mistake_is_there() -> None:
             assert f"def {name}(" in tests, name
 
 
-def recorded(name: str) -> list[dict[str, str]]:
-    with (ROOT / "docs" / "proof" / name).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.parametrize(
     ("backend", "said"),
     [
@@ -76,10 +74,10 @@ def recorded(name: str) -> list[dict[str, str]]:
 )
 def test_recorded_proofs_are_what_the_page_says(backend: str, said: str) -> None:
     """Counts, times and verdicts of the static verifier's runs; the mutations are those of the tests."""
-    launches, mutations = recorded(f"{backend}_launches.csv"), recorded(f"{backend}_mutations.csv")
+    launches, mutations = (recorded.rows(DOCS / f"proof/{backend}_{what}.csv") for what in ("launches", "mutations"))
     seconds = [float(launch["processor s"]) for launch in launches]
     most = max(int(launch["MB"]) for launch in launches)
-    text = " ".join(PAGE.split())
+    text = " ".join(PROOF.split())
     assert f"{len(launches)} launches, all race_free, {min(seconds)} to {max(seconds)} s of processor time" in text
     assert f"up to {most} MB each" in text and {launch["verdict"] for launch in launches} == {"race_free"}
     configs = re.findall(rf"X\({backend}_gemm_(\w+),", (ROOT / f"csrc/kernels/{backend}/config.h").read_text())

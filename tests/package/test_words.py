@@ -45,7 +45,7 @@ def test_prose(path: str, begin: str, end: str, replacement: str) -> None:
     ("path", "begin", "end", "replacement"),
     [
         ("csrc/api/gemm.c", "const gemm_", "family *x;", "backend"),
-        ("docs/kernels.md", "All families", " of kernels rank", "backend"),
+        ("docs/kernels/sm90.md", "All families", " of kernels rank", "backend"),
         ("csrc/cpu/nn.c", "p->x == OP_", "GEMM_NN", "product_kind, PRODUCT_..., PRODUCT_KINDS"),
         ("tests/core/test_api.c", "conversion_", "problem p;", "row op: row_op_problem ..."),
         ("nvfp4/experts.py", "MOST", "_EXPERTS = 8", "MAX_, MIN_"),

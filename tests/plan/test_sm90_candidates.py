@@ -4,7 +4,6 @@ sample."""
 
 from __future__ import annotations
 
-import csv
 import os
 import random
 import re
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 import exact_products
 import fit_sm90
 import pytest
+import recorded
 import torch
 from conftest import Backend
 from harness.headers import headers_of
@@ -198,8 +198,7 @@ def test_plans_of_measured_shapes(gpu: str) -> None:
 
 @pytest.mark.skipif(not shutil.which("gcc"), reason="gcc not installed")
 def test_logged_regrets_are_those_of_the_model() -> None:
-    with (ROOT / "benchmarks/log/sm90_regret.csv").open(newline="") as lines:
-        logged = list(csv.reader(lines))
+    logged = recorded.table(ROOT / "benchmarks/log/sm90_regret.csv")
     found = fit_sm90.regrets(fit_sm90.Model(), fit_sm90.read_measured())
     assert logged == found, "run `python benchmarks/fit_sm90.py --csv benchmarks/log/sm90_regret.csv`"
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import recorded
 from paths import CSRC, ROOT, TESTS
 
 TOOL = ROOT / "tools" / "mutation"
@@ -89,8 +90,7 @@ def test_a_key_is_that_of_the_change() -> None:
 
 
 def table(name: str) -> list[dict[str, str]]:
-    with (ROOT / "docs/proof" / name).open(newline="") as file:
-        return list(csv.DictReader(file))
+    return recorded.rows(ROOT / "docs/proof" / name)
 
 
 def test_recorded_survivors_have_a_reason_and_a_key_each() -> None:

@@ -1,10 +1,10 @@
 """benchmarks/neighbours.py: the stored run of an H100 keeps its rules, but for the pairs that the log names."""
 
-import csv
 from dataclasses import replace
 
 import neighbours  # benchmarks/neighbours.py
 import pytest
+import recorded
 
 from nvfp4.bench.shapes import MONOTONE_M, Shape
 
@@ -18,8 +18,7 @@ def times() -> neighbours.Times:
 
 
 def logged() -> list[list[str]]:
-    with neighbours.LOG.open(newline="") as lines:
-        header, *rows = csv.reader(lines)
+    header, *rows = recorded.table(neighbours.LOG)
     assert header == neighbours.HEADER
     return rows
 

@@ -96,8 +96,9 @@ def by_hand(one: dict[str, object]) -> Mutant:
 
 
 def verdicts_in(results: Path) -> dict[str, str]:
+    """By key; comments before the columns are skipped (benchmarks/recorded.py)."""
     with results.open(newline="") as file:
-        return {row["key"]: row["verdict"] for row in csv.DictReader(file)}
+        return {row["key"]: row["verdict"] for row in csv.DictReader(line for line in file if line[:1] != "#")}
 
 
 class Run:

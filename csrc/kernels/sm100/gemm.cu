@@ -28,7 +28,7 @@
  * With MULTICAST = 2 two pairs, whose tiles differ in mma_b only, are in one cluster. Each CTA loads 64 rows of mma_a
  * into its own stage and that of the same rank in the other pair, once empty has both pairs' commits.
  *
- * Shared memory of a CTA (docs/kernels.md has each kernel's; with <= 113 KiB and <= 256 TMEM columns it shares an SM
+ * Shared memory of a CTA (docs/kernels has each kernel's; with <= 113 KiB and <= 256 TMEM columns it shares an SM
  * with a CTA of the next call):
  *
  *   stage     mma_a values 16384 | mma_b values 128 a row | mma_a scales 2048 | mma_b scales 2048 (256x256: 4096)

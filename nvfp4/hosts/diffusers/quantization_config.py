@@ -68,7 +68,7 @@ class NVFP4Config(QuantizationConfigMixin):
         nvfp4.Error: an argument breaks a rule. from_pretrained raises it if no layer can become NVFP4, if a weight has
             a value that is NaN or infinite, or if the device_map has "disk".
 
-    Example:
+    Examples:
         >>> import nvfp4.diffusers
         >>> from diffusers import FluxTransformer2DModel
         >>> config = nvfp4.diffusers.NVFP4Config()
@@ -124,7 +124,7 @@ class SingleFileConfig(QuantizationConfigMixin):
         nvfp4.Error: an argument breaks a rule. from_single_file raises it if the file has no NVFP4 layer, or a layer
             does not fit the model.
 
-    Example:
+    Examples:
         >>> import nvfp4.diffusers
         >>> from diffusers import Flux2Transformer2DModel
         >>> config = nvfp4.diffusers.SingleFileConfig("flux2-dev-nvfp4.safetensors")

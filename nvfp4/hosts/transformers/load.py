@@ -59,7 +59,7 @@ def load(
         nvfp4.Error: the checkpoint is damaged, is no NVFP4, or does not fit the model, or has a layer that cannot be
             batch invariant. The message names the tensor or the layer.
 
-    Example:
+    Examples:
         >>> import nvfp4.transformers
         >>> model = nvfp4.transformers.load("Llama-NVFP4", dtype="bfloat16")  # doctest: +SKIP
     """

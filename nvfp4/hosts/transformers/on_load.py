@@ -77,7 +77,7 @@ class NVFP4Config(QuantizationConfigMixin):
         nvfp4.Error: an argument breaks a rule. from_pretrained raises it if no layer can become NVFP4, if a weight has
             a value that is NaN or infinite, or if the device_map has "disk".
 
-    Example:
+    Examples:
         >>> import nvfp4.transformers
         >>> from transformers import AutoModelForCausalLM
         >>> config = nvfp4.transformers.NVFP4Config(activations=None)

@@ -2,7 +2,7 @@
 barriers and tensor memory only while they are alive.
 
 The proof is of the PTX that nvcc writes for the product, with the arguments that a Launch passes, for one cluster of
-CTAs (CTAs do not communicate beyond their cluster) and the number of K stages listed. docs/kernels.md, "Every
+CTAs (CTAs do not communicate beyond their cluster) and the number of K stages listed. docs/proof.md, "Every
 schedule", lists what the verifier does not see and how the PTX is rewritten for it.
 """
 

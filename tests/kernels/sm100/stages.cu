@@ -1,6 +1,6 @@
 /* Kernels that run csrc/kernels/sm100/gemm.cu step by step, with that file's own functions and the wrappers of
  * csrc/kernels/common, and write to global memory what a step leaves in shared or tensor memory.
- * tests/kernels/sm100/test_sm100_stages.py launches and checks them; docs/kernels.md gives the order for a new machine.
+ * tests/kernels/sm100/test_sm100_stages.py launches and checks them; docs/proof.md gives the order for a new machine.
  *
  *   A  loads into shared memory          B  tensor memory allocation      C  scales in tensor memory
  *   D  mainloop up to the accumulator    E  epilogue
