@@ -92,9 +92,9 @@ STABLE_PRIVATE = {"_Py_Dealloc", "_Py_NoneStruct", "_Py_TrueStruct", "_Py_FalseS
 
 
 def test_size() -> None:
-    """6.6 MB are compressed GPU code, of products 5.0, of quantizers and the steps around experts 1.6: machine code for
+    """6.7 MB are compressed GPU code, of products 5.1, of quantizers and the steps around experts 1.6: machine code for
     nine names of GPUs, and PTX for five."""
-    assert MODULE.stat().st_size < 7_600_000
+    assert MODULE.stat().st_size < 7_800_000
 
 
 def installed() -> importlib.metadata.Distribution:

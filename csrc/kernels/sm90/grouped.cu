@@ -56,7 +56,8 @@ template <class C, class F> __device__ __forceinline__ void with_width(int rows,
 
 /* ---- loads ---- */
 
-/* One thread: the stages of a tile; of the first tile, B of `early` stages before the pre-pass has completed. */
+/* One thread: the stages of a tile; of the first tile, B of `early` stages before the pre-pass has completed. A is loaded
+ * when the next tile has been claimed, which waits for the pre-pass. */
 template <class C>
 __device__ __forceinline__ void load_tile(const grouped_problem &p, const sm90_grouped_schedule &s,
                                           const grouped_cta<C> &cta, const grouped_tile &tile, int32_t column,
@@ -83,7 +84,6 @@ __device__ __forceinline__ void load_tile(const grouped_problem &p, const sm90_g
             b.load(k, cta.stage(state.index), cta.full(state.index), a_bytes);
         return;
     }
-    if (early) griddepcontrol_wait();
 #pragma unroll 1
     for (int32_t k = 0; k < early; k++) load_a(k, (uint32_t)k);
 #pragma unroll 1

@@ -1,4 +1,4 @@
-/* The mainloop of sm90/gemm.cu and sm90/grouped.cu, and what their epilogues share.
+/* The mainloop of sm90/gemm.cu, and what its epilogue shares with those of sm90/grouped.cu and grouped_few.cu.
  *
  * A stage holds mma_b in 16 bits, [2 spans of 64 along K][rows of the tile][128 bytes] with the 128-byte swizzle and in
  * the order along K that gemm.cu describes; then values and scales of mma_a. C is the config of an instantiation, CTA

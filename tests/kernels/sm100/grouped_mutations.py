@@ -254,9 +254,9 @@ EDITS: list[tuple[Any, ...]] = [
     ("tiles: of one matrix alone", GATED,
      "gridDim.x / C::CTA_GROUP, C::MATRICES > 1)", "gridDim.x / C::CTA_GROUP, false)"),
     ("tiles: a matrix for each group alone", RAGGED, "group * p.parts + tile.part;", "group + tile.part;"),
-    ("tiles: a group's first rows each time", RAGGED, "table.rows[group] + tile.row_in_group;", "table.rows[group];"),
+    ("tiles: a group's first rows each time", RAGGED, "tile.row = first + tile.row_in_group;", "tile.row = first;"),
     ("tiles: rows of the next group are stored", RAGGED,
-     "min(tile_rows, table.rows[group + 1] - tile.row);", "tile_rows;"),
+     "min(each, rows - tile.row_in_group);", "each;"),
     ("tiles: columns of all parts count on", RAGGED,
      "tile.column = (int32_t)(column % tiles_n);", "tile.column = (int32_t)column;"),
     # what the mma takes
