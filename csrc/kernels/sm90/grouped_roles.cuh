@@ -1,5 +1,5 @@
 /* What sm90/grouped.cu and sm90/grouped_few.cu share: offsets in shared memory, the descriptions of tiles that the warp
- * which finds them leaves to the others, loads of B, results, and the kernel around the warps that multiply and copy. */
+ * which finds them leaves to the others, loads of B, and results. */
 #ifndef NVFP4_SM90_GROUPED_ROLES_CUH
 #define NVFP4_SM90_GROUPED_ROLES_CUH
 
@@ -216,9 +216,9 @@ __device__ __forceinline__ uint32_t claim_tile(uint32_t *claimed) {
     return __shfl_sync(0xFFFFFFFF, number, 0);
 }
 
-/* A converged warp: describes each tile of the CTA, and loads it. One thread calls load(tile, early, is_described,
- * state): twice for each tile, of which the first time `early` stages may be loaded as far as they do not depend on the
- * pre-pass. Of all but the first tile these are none. */
+/* A converged warp: describes each tile of the CTA, and loads it. One thread calls load(tile, column, early,
+ * is_described, state) twice for each tile. The first time, before the tile is described, it loads what does not depend
+ * on the pre-pass of `early` stages, which are 0 for all but the first tile; then all the rest. */
 template <class C, class S, class LOAD>
 __device__ __forceinline__ void produce(const grouped_problem &p, const S &s, const grouped_cta<C> &cta,
                                         grouped_tiles &tiles, header_of<C> *headers, LOAD load) {
