@@ -43,14 +43,13 @@ static void check_amax_scale(int32_t device) {
     answers("amax_scale of many rows", nvfp4_amax_scale(context, &args), NVFP4_INVALID, "workspace: has ");
 }
 
-/* Rows of A that are put into order: those of the result at most, each in 256 bytes of a stage of 128 values. With rows
- * of A fewer than those of the result the workspace is as much smaller. */
+/* Rows of the result, however many A has, in 16 bits, and behind them the count of claimed tiles. */
 static void check_groups(int32_t device) {
     enum { T = 64, E = 2, N = 128, K = 256, ROW = K * 2 };
     static const int64_t rows_of_a[] = {1, 8, T, 4 * T};
     nvfp4_grouped_gemm_args args = NVFP4_GROUPED_GEMM_ARGS;
     nvfp4_plan plan;
-    char *memory = aligned_alloc(16, T * ROW);
+    char *memory = aligned_alloc(16, T * ROW + 16);
     nvfp4_tensor *const rows = &args.rows;
     args.b = on(device, matrix(aligned_alloc(16, E * N * K / 2), NVFP4_UINT8, N, K / 2));
     args.b.ndim = 3, args.b.shape[0] = E, args.b.shape[1] = N, args.b.shape[2] = K / 2;
@@ -65,7 +64,7 @@ static void check_groups(int32_t device) {
     args.backend = NVFP4_BACKEND_SM90, args.flags = NVFP4_BATCH_INVARIANT;
     for (size_t i = 0; i < sizeof rows_of_a / sizeof *rows_of_a; i++) {
         const int64_t count = rows_of_a[i];
-        const size_t needed = (size_t)(count < T ? count : T) * ROW;
+        const size_t needed = T * ROW + 16; /* rows of the result, and a count */
         args.a = on(device, matrix(aligned_alloc(16, (size_t)count * ROW), NVFP4_BF16, count, K));
         args.call.workspace = memory, args.call.workspace_size = needed;
         answers("groups of rows of A", nvfp4_grouped_gemm(context, &args), NVFP4_OK, "");

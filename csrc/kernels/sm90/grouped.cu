@@ -63,18 +63,17 @@ __device__ __forceinline__ void load_tile(const grouped_problem &p, const sm90_g
                                           const grouped_cta<C> &cta, const grouped_tile &tile, int32_t column,
                                           int32_t early, int is_described, pipeline_state<C::STAGES> &state) {
     const b_loads<C, sm90_grouped_schedule> b(p, s, tile.l, column);
-    const tensor_map *a = NULL;
     uint32_t a_bytes = 0;
-    int i = 0;
+    int width = -1;
 #define X(n)                                                                                                           \
-    if (!a && (n == C::ROWS || tile.rows <= n)) a = &s.a[i], a_bytes = n * 128;                                        \
-    i++;
+    if (!a_bytes) width++, a_bytes = n == C::ROWS || tile.rows <= n ? n * 128 : 0;
     if constexpr (C::ROWS == 96) {
         SM90_GROUPED_WIDTHS_96(X)
     } else {
         SM90_GROUPED_WIDTHS_152(X)
     }
 #undef X
+    const tensor_map *a = &s.a[width];
     auto load_a = [&](int32_t k, uint32_t index) {
         tma_load_3d<1>(cta.stage(index), a, k * C::STAGE_K, tile.row, 0, cta.full(index), s.b_cache_policy);
     };
