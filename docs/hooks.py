@@ -1,4 +1,4 @@
-"""What mkdocs.yml needs beside plugins: the page of the C header, made from its comments, and pipes in the code of
+"""mkdocs.yml needs this beside plugins: the page of the C header, made from its comments, and pipes in the code of
 tables, which Python-Markdown leaves escaped. MkDocs calls the functions that begin with `on_`."""
 
 from __future__ import annotations

@@ -22,11 +22,7 @@ nvfp4_status plan_on_gpu(nvfp4_context *context, const product_problem *p, uint3
     const plan_answer *answer = plan_choose(&query);
     call->candidates = answer->candidates;
     call->candidate = answer->taken;
-    if (answer->candidates) {
-        const gemm_planner *planner = planner_of(answer->taken.backend, query.traits.product_kind, query.traits.a_type);
-        if (planner->workspace) call->candidate.workspace = planner->workspace(p, &answer->taken);
-        return NVFP4_OK;
-    }
+    if (answer->candidates) return NVFP4_OK;
     if (!backends_taking(where->backends, &p->gemm)) return reject_backends(context, where, &p->gemm);
     return query.batch_invariant ? reject_batch_invariant(context, where, &query) : reject_product(&query);
 }

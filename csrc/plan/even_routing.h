@@ -19,4 +19,10 @@ static inline double rows_of_eighth(double rows, int32_t eighth) {
     return max_double(1.0, rows + deviations[eighth] * sqrt(rows));
 }
 
+/* The turns in which CTAs or teams compute equal tiles, of which each has so many on average: whole ones while they are
+ * few. */
+static inline double turns_of(double each) {
+    return max_double(1.0, each < 3.0 ? ceil(each - 0.05) : each + 0.5);
+}
+
 #endif

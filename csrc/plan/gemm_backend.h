@@ -50,8 +50,6 @@ typedef struct gemm_planner {
      * gated_grouped_quantize_problem. NULL: none. */
     int32_t (*with_quantized_activation)(const device_props *props, const gated_grouped_quantize_problem *problem,
                                          const gemm_candidate *of, gemm_candidate *out);
-    /* Bytes of workspace that a problem needs where traits leave them open: at most the candidate's. NULL: these. */
-    int64_t (*workspace)(const product_problem *problem, const gemm_candidate *candidate);
     /* Says why there are no candidates: sets the error message and returns its status. */
     nvfp4_status (*reject)(const device_props *props, const gemm_traits *traits);
     /* Fills an initialized launch plan for a candidate of this problem; workspace is aligned to 16. GPU backends only.

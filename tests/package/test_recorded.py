@@ -62,7 +62,7 @@ def test_a_file_says_where_it_is_from(path: Path) -> None:
 
 
 def test_commits_are_of_this_history() -> None:
-    """Where the whole of it is here."""
+    """The commit is in the clone, where its whole history is here."""
     hashes = {one for path in [*TABLES, *RUNS] for one in HASH.findall(about(path)["commit"])}
     git = ["git", "-C", str(ROOT)]
     shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], capture_output=True, text=True)

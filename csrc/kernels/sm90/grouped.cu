@@ -42,10 +42,12 @@ enum {
 template <int ROWS, int STAGES, int BF16>
 using config = grouped_config<ROWS, STAGES, BF16, SM90_GROUPED_STAGE_K, SM90_GROUPED_MATH_WARPS, 0, 3, true>;
 
-/* Calls `function` with the narrowest wgmma for so many rows. */
+/* Calls `function` with the narrowest wgmma for so many rows, and its place among all widths. */
 template <class C, class F> __device__ __forceinline__ void with_width(int rows, F function) {
+    int i = 0;
 #define X(n)                                                                                                           \
-    if (n == C::ROWS || rows <= n) return function(wgmma_width<n>());
+    if (n == C::ROWS || rows <= n) return function(wgmma_width<n>(), i);                                               \
+    i++;
     if constexpr (C::ROWS == 96) {
         SM90_GROUPED_WIDTHS_96(X)
     } else {
@@ -64,16 +66,8 @@ __device__ __forceinline__ void load_tile(const grouped_problem &p, const sm90_g
                                           int32_t early, int is_described, pipeline_state<C::STAGES> &state) {
     const b_loads<C, sm90_grouped_schedule> b(p, s, tile.l, column);
     uint32_t a_bytes = 0;
-    int width = -1;
-#define X(n)                                                                                                           \
-    if (!a_bytes) width++, a_bytes = n == C::ROWS || tile.rows <= n ? n * 128 : 0;
-    if constexpr (C::ROWS == 96) {
-        SM90_GROUPED_WIDTHS_96(X)
-    } else {
-        SM90_GROUPED_WIDTHS_152(X)
-    }
-#undef X
-    const tensor_map *a = &s.a[width];
+    const tensor_map *a = NULL;
+    with_width<C>(tile.rows, [&](auto width, int i) { a = &s.a[i], a_bytes = width.ROWS * 128; });
     auto load_a = [&](int32_t k, uint32_t index) {
         tma_load_3d<1>(cta.stage(index), a, k * C::STAGE_K, tile.row, 0, cta.full(index), s.b_cache_policy);
     };
@@ -218,7 +212,7 @@ __device__ __forceinline__ void multiply_tiles(const grouped_problem &p, const s
     uint32_t phase = 1; /* of the wait for an empty staging buffer */
     tile_reader<C> tiles(cta, shared);
     for (; const auto *tile = tiles.next(); phase ^= 1) {
-        with_width<C>(tile->rows, [&](auto width) {
+        with_width<C>(tile->rows, [&](auto width, int) {
             constexpr int WIDTH = decltype(width)::ROWS;
             /* Without a value the accumulators of all widths would be live around the loop, and not fit. */
             float acc[WGMMAS][WIDTH / 2] = {};

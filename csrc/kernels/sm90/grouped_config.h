@@ -28,7 +28,7 @@
 #define SM90_GROUPED_MATH_WARPS 8
 #define SM90_GROUPED_THREADS    384 /* math warps, one that loads, store warps */
 
-/* What both kernels have. */
+/* Both kernels have these. */
 #define SM90_GROUPED_TILE_N      256
 #define SM90_GROUPED_BOX_ROWS    128 /* of B, whose scales lie in one block */
 #define SM90_GROUPED_COPY_WARPS  4
@@ -61,7 +61,7 @@
 /* Second parameter. Tiles of a group that share columns are neighbours. */
 typedef struct sm90_grouped_schedule {
     tensor_map b; /* bytes {K/2, N, E * parts} in boxes {32, 128, 1}, no swizzle */
-    /* What the pre-pass wrote: 16 bits {64 * stages_k, m, 1} in boxes {64, rows of a wgmma, 1}, 128-byte swizzle; one for each
+    /* The rows that the pre-pass wrote: 16 bits {64 * stages_k, m, 1} in boxes {64, rows of a wgmma, 1}, 128-byte swizzle; one for each
      * width of the kernel. */
     tensor_map a[SM90_GROUPED_WIDTHS];
     uint64_t b_cache_policy;

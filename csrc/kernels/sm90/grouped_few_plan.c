@@ -50,8 +50,7 @@ static double single_us(const sm90_model *m, const device_props *props, const ge
         clocks += whole * tile_clocks(m, c, stages, c->mma_tile_n) / EIGHTHS;
         if (rest > 0) clocks += tile_clocks(m, c, stages, rest) / EIGHTHS;
     }
-    const double of_sm = hit * tiles * across / sms;
-    const double turns = max_double(1.0, of_sm < 3.0 ? ceil(of_sm - 0.05) : of_sm + 0.5);
+    const double turns = turns_of(hit * tiles * across / sms);
     const double bytes = hit * (double)(t->l / t->groups) * (double)t->n * (double)t->k * SM90_RAW_BYTES;
     const double memory_us = (1.0 + m->group_few_again * (tiles - 1.0)) * bytes / m->dram_tb_s * 1e-6;
     return m->group_few_fixed_us + max_double(memory_us, sm90_clocks_us(m, turns * clocks / tiles));
@@ -81,29 +80,26 @@ static int32_t candidate_of(const sm90_model *model, const device_props *props, 
     return 1;
 }
 
-static int32_t candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
-                          gemm_candidate *out) {
-    if (!units_reach(t) || t->output_bytes != 2) return 0;
+/* The product by each instantiation. */
+static int32_t list(const sm90_model *model, const device_props *props, const gemm_traits *t, int both_parts,
+                    gemm_candidate *out) {
     int32_t count = 0;
     for (int32_t i = 0; i < CONFIGS; i++)
         if (configs[i].type == t->a_type && configs[i].shared_bytes <= props->shared_per_block)
-            count += candidate_of(model, props, t, &configs[i], 0, &out[count]);
+            count += candidate_of(model, props, t, &configs[i], both_parts, &out[count]);
     return count;
+}
+
+static int32_t candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
+                          gemm_candidate *out) {
+    return units_reach(t) && t->output_bytes == 2 ? list(model, props, t, 0, out) : 0;
 }
 
 static int32_t with_activation(const sm90_model *model, const device_props *props, const gemm_traits *t,
                                const gemm_candidate *of, gemm_candidate *out) {
-    const int both_parts = t->l / t->groups == 2;
+    gemm_candidate all[CONFIGS];
     (void)of;
-    int32_t found = 0;
-    for (int32_t i = 0; i < CONFIGS; i++) {
-        gemm_candidate one;
-        if (configs[i].type != t->a_type || configs[i].shared_bytes > props->shared_per_block) continue;
-        if (!candidate_of(model, props, t, &configs[i], both_parts, &one)) continue;
-        if (found && one.single_us >= out->single_us) continue;
-        *out = one, found = 1;
-    }
-    return found;
+    return sm90_take_fastest(all, list(model, props, t, t->l / t->groups == 2, all), out);
 }
 
 /* B is read once by most tiles. Only tiles of 32 rows gain where lines stay in L2 for others of the group and for the

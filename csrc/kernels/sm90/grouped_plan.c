@@ -17,7 +17,10 @@ static const grouped_config configs[] = {
     SM90_GROUPED_CONFIGS(X)
 #undef X
 };
-enum { CONFIGS = sizeof configs / sizeof *configs, CLAIMED_BYTES = 16 /* of which a word is used */ };
+enum {
+    CONFIGS = sizeof configs / sizeof *configs,
+    CLAIMED_BYTES = 16, /* of the count of claimed tiles behind the rows in the workspace; a word is used */
+};
 
 typedef struct IS_TILING grouped_tiling {
     int32_t tiles_n; /* of a part, or of both parts of an activation */
@@ -65,8 +68,7 @@ static double single_us(const sm90_model *m, const device_props *props, const ge
         tiles += count / EIGHTHS;
         clocks += count * tile_clocks(m, c, stages, here / count) / EIGHTHS;
     }
-    const double of_sm = hit * tiles * across / sms;
-    const double turns = max_double(1.0, of_sm < 3.0 ? ceil(of_sm - 0.05) : of_sm + 0.5);
+    const double turns = turns_of(hit * tiles * across / sms);
     const double stored = rows * (double)t->n * parts * t->output_bytes;
     const double bytes = hit * parts * (double)t->n * k * SM90_RAW_BYTES + rows * k * 2.0 + stored;
     const int a_is_e2m1 = t->a_type == VALUES_E2M1;
@@ -115,42 +117,33 @@ static int32_t candidate_of(const sm90_model *model, const device_props *props, 
     return 1;
 }
 
-static int has_config(const device_props *props, const gemm_traits *t, const grouped_config *c) {
-    return c->type == sm90_wgmma_type(t) && c->shared_bytes <= props->shared_per_block;
+/* The product by each instantiation. */
+static int32_t list(const sm90_model *model, const device_props *props, const gemm_traits *t, int both_parts,
+                    gemm_candidate *out) {
+    int32_t count = 0;
+    for (int32_t i = 0; i < CONFIGS; i++)
+        if (configs[i].type == sm90_wgmma_type(t) && configs[i].shared_bytes <= props->shared_per_block)
+            count += candidate_of(model, props, t, &configs[i], both_parts, &out[count]);
+    return count;
 }
 
 static int32_t candidates(const sm90_model *model, const device_props *props, const gemm_traits *t,
                           gemm_candidate *out) {
-    if (!sm90_reaches(t)) return 0;
-    int32_t count = 0;
-    for (int32_t i = 0; i < CONFIGS; i++)
-        if (has_config(props, t, &configs[i])) count += candidate_of(model, props, t, &configs[i], 0, &out[count]);
-    return count;
+    return sm90_reaches(t) ? list(model, props, t, 0, out) : 0;
 }
 
 static int32_t with_activation(const sm90_model *model, const device_props *props, const gemm_traits *t,
                                const gemm_candidate *of, gemm_candidate *out) {
+    gemm_candidate all[CONFIGS];
     (void)of;
-    int32_t found = 0;
-    for (int32_t i = 0; i < CONFIGS && t->output_bytes == 2; i++) {
-        gemm_candidate one;
-        if (!has_config(props, t, &configs[i])) continue;
-        if (!candidate_of(model, props, t, &configs[i], t->l / t->groups == 2, &one)) continue;
-        if (found && one.single_us >= out->single_us) continue;
-        *out = one, found = 1;
-    }
-    return found;
+    if (t->output_bytes != 2) return 0;
+    return sm90_take_fastest(all, list(model, props, t, t->l / t->groups == 2, all), out);
 }
 
 /* All of them add in one order, whatever T is. */
 static int32_t batch_invariant(const sm90_model *model, const device_props *props, const gemm_traits *t,
                                gemm_candidate *out) {
     return sm90_reaches(t) ? candidates(model, props, t, out) : -1;
-}
-
-/* What the pre-pass writes for the rows of the result. Behind it is the count of claimed tiles. */
-static int64_t reordered_bytes(const gemm_problem *g) {
-    return g->m * row_bytes(g->k);
 }
 
 /* Dequantizes NVFP4 A, whose rows are those of the result. */
@@ -181,7 +174,7 @@ static void add_reorder(const grouped_problem *p, uint8_t *to, uint32_t *claimed
                                 .bf16 = p->g.a_type == NVFP4_BF16};
 }
 
-/* What the pre-pass wrote, as a tile of so many rows is loaded. */
+/* A tile of so many rows is loaded from the pre-pass's rows by this layout. */
 static tensor_layout reordered_layout(const gemm_problem *g, const void *data, int32_t box_rows) {
     const uint64_t pitch = (uint64_t)row_bytes(g->k);
     return (tensor_layout){
@@ -204,7 +197,7 @@ static void build(const device_props *props, const product_problem *problem, con
     const grouped_tiling *tiling = TILING(const grouped_tiling, c);
     const grouped_config *config = &configs[c->kernel - configs->kernel];
     const int has_values = g->k > 0 && p->a_rows > 0;
-    uint32_t *claimed = has_values ? (uint32_t *)((uint8_t *)workspace + reordered_bytes(g)) : NULL;
+    uint32_t *claimed = has_values ? (uint32_t *)((uint8_t *)workspace + g->m * row_bytes(g->k)) : NULL;
     if (has_values && g->a_type == VALUES_E2M1)
         add_reorder_e2m1(p, workspace, claimed, out);
     else if (has_values)

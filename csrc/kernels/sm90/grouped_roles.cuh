@@ -1,4 +1,4 @@
-/* What sm90/grouped.cu and sm90/grouped_few.cu share: offsets in shared memory, the descriptions of tiles that the warp
+/* sm90/grouped.cu and sm90/grouped_few.cu share this: offsets in shared memory, the descriptions of tiles that the warp
  * which finds them leaves to the others, loads of B, and results. */
 #ifndef NVFP4_SM90_GROUPED_ROLES_CUH
 #define NVFP4_SM90_GROUPED_ROLES_CUH
@@ -192,12 +192,9 @@ template <class C, class S> struct b_loads {
                         (columns[i] < g.n ? columns[i] : column) / SM90_ATOM_ROWS * g.scale_b_pitch;
         }
     }
-    __device__ __forceinline__ uint32_t scales_bytes(int32_t k) const {
-        return min(C::SPANS, atoms - k * C::SPANS) * SM90_ATOM_BYTES;
-    }
     /* Begins the phase of the full barrier, for which `more` bytes are loaded besides. */
     __device__ __forceinline__ void load(int32_t k, uint32_t stage, uint32_t full, uint32_t more) const {
-        const uint32_t bytes = scales_bytes(k);
+        const uint32_t bytes = min(C::SPANS, atoms - k * C::SPANS) * SM90_ATOM_BYTES; /* of a box's scales */
         mbarrier_arrive_expect_tx(full, VALUES_BYTES + BOXES * bytes + more);
 #pragma unroll
         for (int i = 0; i < BOXES; i++) {

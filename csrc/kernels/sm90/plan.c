@@ -79,11 +79,6 @@ static void build(const device_props *props, const product_problem *problem, con
     kind_of(c->kernel)->build(props, problem, c, workspace, out);
 }
 
-static int64_t workspace_of(const product_problem *p, const gemm_candidate *c) {
-    const sm90_kind *kind = kind_of(c->kernel);
-    return kind->workspace ? kind->workspace(p, c) : c->workspace;
-}
-
 static int32_t with_quantizer(const device_props *props, const quantize_gemm_problem *p, const gemm_candidate *of,
                               gemm_candidate *out) {
     if (!sm90_gemv_with_quantizer(props, p, of, out)) return 0;
@@ -167,9 +162,8 @@ static nvfp4_status reject_grouped(const device_props *props, const gemm_traits 
 static const gemm_planner gemm =
     PLANNER(TAKES_E2M1 | TAKES_16_BIT, TAKES_16_BIT, reject, .with_quantizer = with_quantizer);
 static const gemm_planner gemm_nn = PLANNER(TAKES_16_BIT, TAKES_16_BIT, reject_nn, );
-static const gemm_planner grouped =
-    PLANNER(TAKES_E2M1 | TAKES_16_BIT, TAKES_E2M1 | TAKES_16_BIT, reject_grouped, .takes_by_batch = 1,
-            .workspace = workspace_of, .with_activation = with_activation);
+static const gemm_planner grouped = PLANNER(TAKES_E2M1 | TAKES_16_BIT, TAKES_E2M1 | TAKES_16_BIT, reject_grouped,
+                                            .takes_by_batch = 1, .with_activation = with_activation);
 
 const gemm_backend sm90_backend = {
     BACKEND_ROW(sm90),

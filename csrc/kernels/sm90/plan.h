@@ -60,8 +60,6 @@ typedef struct sm90_kind {
     /* See gemm_planner. It is asked for a candidate of this kind, and compares no times. NULL: none. */
     int32_t (*with_activation)(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                                const gemm_candidate *of, gemm_candidate *out);
-    /* NULL: the candidate's. */
-    int64_t (*workspace)(const product_problem *problem, const gemm_candidate *candidate);
     void (*build)(const device_props *props, const product_problem *problem, const gemm_candidate *candidate,
                   void *workspace, launch_plan *out);
 } sm90_kind;
@@ -73,6 +71,15 @@ SM90_KINDS(X)
 /* A kernel of sm90/gemv.cu that quantizes A too: gemm_planner.with_quantizer, of a candidate of the backend. */
 int32_t sm90_gemv_with_quantizer(const device_props *props, const quantize_gemm_problem *problem,
                                  const gemm_candidate *of, gemm_candidate *out);
+
+/* The fastest of some candidates. 0: there are none, and `out` stays. */
+static inline int32_t sm90_take_fastest(const gemm_candidate *all, int32_t count, gemm_candidate *out) {
+    int32_t fastest = 0;
+    for (int32_t i = 1; i < count; i++)
+        if (all[i].single_us < all[fastest].single_us) fastest = i;
+    if (count) *out = all[fastest];
+    return count > 0;
+}
 
 /* All candidates of the product with their times under given constants. */
 int32_t sm90_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,

@@ -46,7 +46,7 @@ static double single_us(const grouped_units_model *m, const device_props *props,
     const group_tiles of_group = tiles_of_group(rows / hit, 8 * c->a_units);
     const double tiles = of_group.narrow + of_group.wide, across = tiling->tiles_n * parts / tiling->tile_parts;
     const double a_team = hit * tiles * across / teams;
-    const double turns = max_double(1.0, a_team < 3.0 ? ceil(a_team - 0.05) : a_team + 0.5);
+    const double turns = turns_of(a_team);
     const double around = m->tile_clocks + steps * m->step_clocks;
     const double of_pairs =
         steps * pairs * (of_group.narrow * m->pair_clocks + of_group.wide * m->pair16_clocks) / tiles;

@@ -71,7 +71,7 @@ WIDE_MUTATIONS: list[Mutation] = [
         ("a stage is not awaited", WIDE, FULL, ""),
         ("a stage is overwritten", WIDE, BEFORE_B + "b.load", "b.load"),
         ("a stage is released too early", WIDE, f"{WAIT}\n            {FREE}", f"{FREE}\n            {WAIT}"),
-        ("too few bytes of A are awaited", WIDE_96, "? n * 128 : 0;", "? n * 64 : 0;"),
+        ("too few bytes of A are awaited", WIDE_96, "width.ROWS * 128;", "width.ROWS * 64;"),
         ("staging is not drained", WIDE_SHORT, "if (!is_fp32) mbarrier_wait(cta.drained(), phase);", ""),
         ("scales behind K are not masked", WIDE, "k == own.k_tail ? own.tail_mask : 0x7F7F", "0x7F7F"),
         ("the other wgmma's columns are the first's", WIDE, "first_column + m * 64", "first_column"),

@@ -16,10 +16,9 @@ from harness.predecessor import Predecessor
 from harness.values import BF16, FP16, FP32
 from sm90.grouped import CONFIGS, STAGE_K, E2m1Product, Product, reorder_ptx
 from units.grouped import (
-    draw_activation,
+    check_activations,
     draw_ends,
     place_epilogue,
-    place_epilogue_of_each_matrix,
     place_nan,
 )
 
@@ -63,22 +62,7 @@ def test_ragged_products(name: str, random: numpy.random.Generator, monkeypatch:
 
 @by_name
 def test_activations(name: str, random: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gate and up in one tile, or one part alone: the bits of the product, rounded, and of nvfp4.gated on the CPU. NaN
-    of a row outside of A passes. alpha and bias are those of each matrix, so that those of gate are not up's."""
-    config = CONFIGS[name]
-    for case in range(4 * SEEDS):
-        monkeypatch.setenv("EMULATE_LANES", ("together", "apart")[case // 2 % 2])
-        emulator, module = load(config, timing(random, case))
-        parts, kind = (2, 2, 1, 2)[case % 4], (FP16, BF16)[case % 2]
-        m, groups = int(random.integers(1, 300)), int(random.integers(1, 5))
-        n, k = int(random.integers(1, (300, 60)[case % 2])), draw_k(random, case)
-        ends, ctas = draw_ends(random, m, groups), int(random.choice([1, 2, 5]))
-        activation = draw_activation(random, parts)
-        print(f"{ends} of {m} by {n} x {k}, {parts} parts, {ctas} CTAs, {activation}")
-        product = Product(emulator, random, config, ends, n, k, parts, kind, m, case % 2 == 0, activation)
-        results = place_epilogue_of_each_matrix(product, random, case)
-        run(product, module, ctas)
-        product.check(results())
+    check_activations(Product, run, CONFIGS[name], random, monkeypatch, 4 * SEEDS, 300, draw_k)
 
 
 @by_name

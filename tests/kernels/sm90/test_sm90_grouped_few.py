@@ -11,17 +11,17 @@ from pathlib import Path
 
 import numpy
 import pytest
+from emulate import Module
 from harness import few_rows, sass
 from harness.launch import SHARED_LIMIT, load, timing
 from harness.values import BF16, FP16, rounded
 from sm90.grouped_few import CONFIGS, STAGE_K, Product
 from units.grouped import (
+    check_activations,
     check_calls_in_a_row,
     check_late_operand,
-    draw_activation,
     draw_ends,
     place_epilogue,
-    place_epilogue_of_each_matrix,
     place_nan,
 )
 
@@ -69,22 +69,12 @@ def test_ragged_products(name: str, random: numpy.random.Generator, monkeypatch:
 
 @by_name
 def test_activations(name: str, random: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gate and up in one tile, or one part alone: the bits of the product, rounded, and of nvfp4.gated on the CPU. NaN
-    of a row outside of A passes. alpha and bias are those of each matrix, so that those of gate are not up's."""
     config = CONFIGS[name]
-    for case in range(4 * SEEDS):
-        monkeypatch.setenv("EMULATE_LANES", ("together", "apart")[case // 2 % 2])
-        emulator, module = load(config, timing(random, case))
-        parts = (2, 2, 1, 2)[case % 4]
-        m, groups = int(random.integers(1, 100)), int(random.integers(1, 5))
-        n, k = int(random.integers(1, (300, 60)[case % 2])), draw_k(random, case)
-        ends, ctas = draw_ends(random, m, groups), int(random.choice([1, 2, 5]))
-        activation, kind = draw_activation(random, parts), (FP16, BF16)[case % 2]
-        print(f"{ends} of {m} by {n} x {k}, {parts} parts, {ctas} CTAs, {activation}")
-        product = Product(emulator, random, config, ends, n, k, parts, kind, m, case % 2 == 0, activation)
-        results = place_epilogue_of_each_matrix(product, random, case)
+
+    def run(product: Product, module: Module, ctas: int) -> None:
         product.launch_few(module, config, ctas)
-        product.check(results())
+
+    check_activations(Product, run, config, random, monkeypatch, 4 * SEEDS, 100, draw_k)
 
 
 @by_name

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
+import pytest
 import torch
 from emulate import Array, Emulator, Module
 from harness import launch
@@ -233,6 +234,28 @@ def place_epilogue(product: Product, random: Generator, case: int) -> Callable[[
         return (product.expected() * by_row[0] + by_row[1]) * scale[:, None]
 
     return results
+
+
+def check_activations(
+    kind_of_product: type[Product], launch_one: Callable[[Any, Module, int], None], config: Config, random: Generator,
+    monkeypatch: pytest.MonkeyPatch, cases: int, most_rows: int, draw_k: Callable[[Generator, int], int],
+) -> None:  # fmt: skip
+    """Gate and up in one tile, or one part alone: the bits of the product, rounded, and of nvfp4.gated on the CPU. NaN
+    of a row outside of A passes. alpha and bias are those of each matrix, so that those of gate are not up's. Lanes of
+    a warp in step and apart."""
+    for case in range(cases):
+        monkeypatch.setenv("EMULATE_LANES", ("together", "apart")[case // 2 % 2])
+        emulator, module = launch.load(config, launch.timing(random, case))
+        parts, kind = (2, 2, 1, 2)[case % 4], (FP16, BF16)[case % 2]
+        m, groups = int(random.integers(1, most_rows)), int(random.integers(1, 5))
+        n, k = int(random.integers(1, (300, 60)[case % 2])), draw_k(random, case)
+        ends, ctas = draw_ends(random, m, groups), int(random.choice([1, 2, 5]))
+        activation = draw_activation(random, parts)
+        print(f"{ends} of {m} by {n} x {k}, {parts} parts, {ctas} CTAs, {activation}")
+        product = kind_of_product(emulator, random, config, ends, n, k, parts, kind, m, case % 2 == 0, activation)
+        results = place_epilogue_of_each_matrix(product, random, case)
+        launch_one(product, module, ctas)
+        product.check(results())
 
 
 def check_calls_in_a_row(calls: Sequence[Product], launch_one: Callable[..., None], a_is_fp16: bool) -> None:
