@@ -46,7 +46,7 @@ def pages() -> list[Path]:
 
 def test_the_product_prints_what_the_readme_prints() -> None:
     """tests/hosts/test_transformers.py runs the other example, which loads a checkpoint."""
-    _, example = blocks(README, "python")
+    example, _ = blocks(README, "python")
     done = python("-c", example, timeout=300)
     assert done.returncode == 0, done.stderr
     (printed,) = blocks(README, "text")
@@ -88,25 +88,32 @@ def test_the_readme_compares_layers_as_the_run_says() -> None:
     rows = list(hopper.beside_marlin())
     assert len(rows) >= 9
 
-    def speeds(ours: list[str], over: str, least: int, most: float = math.inf) -> str:
-        """How many times as fast as another column ours is, from the slowest case to the fastest."""
-        chosen = [
-            (float(row[f"{name} back-to-back"]), row)
-            for name in ours
+    def longer(ours: str, over: str, least: int, most: float = math.inf) -> list[float]:
+        """How many % longer than another column ours takes, the least first."""
+        return sorted(
+            100 * (float(row[f"{ours} back-to-back"]) / float(row[f"{over} back-to-back"]) - 1)
             for shape, row in rows
             if least <= shape.m <= most
-        ]
-        times = sorted(float(row[f"{over} back-to-back"]) / us for us, row in chosen)
-        return f"{times[0]:.2f} to {times[-1]:.2f}"
+        )
 
-    w4a4, w4a16 = ["quantize + W4A4"], ["W4A16"]
+    def less(percents: list[float]) -> str:
+        assert max(percents) < 0
+        return f"{-max(percents):.0f} to {-min(percents):.0f} % less"
+
+    w4a4, w4a16 = "quantize + W4A4", "W4A16"
     text = " ".join(README.split("## How fast")[1].split("\n## ")[0].split())
-    assert f"Up to 16 rows W4A4 is {speeds(w4a4, 'Marlin', 1, 16)} times as fast as Marlin" in text
-    assert f"W4A16 is {speeds(w4a16, 'Marlin', 1, 16)} times as fast" in text
-    assert f"From 64 rows on both are {speeds(w4a4 + w4a16, 'Marlin', 64)} times as fast as Marlin" in text
-    few, many = ([speeds(ours, "bf16", m, m).split()[0] for ours in (w4a4, w4a16)] for m in (1024, 4096))
-    assert "With 1024 rows bf16 wins: W4A4 has {} of its speed, W4A16 {}.".format(*few) in text
-    assert "With 4096 they tie: {} and {}.".format(*many) in text
+    few = [less(longer(ours, "Marlin", 1, 16)) for ours in (w4a4, w4a16)]
+    assert "Up to 16 rows W4A4 takes {} time than Marlin, and W4A16 takes {}.".format(*few) in text
+    many = less(longer(w4a4, "Marlin", 64) + longer(w4a16, "Marlin", 64))
+    assert f"From 64 rows on both take {many} time than Marlin." in text
+    (thousand,), (thousand16,) = (longer(ours, "bf16", 1024, 1024) for ours in (w4a4, w4a16))
+    assert f"bf16 is the fastest: W4A4 takes {thousand:.0f} % longer and W4A16 {thousand16:.0f} % longer." in text
+    (most,), (most16,) = (longer(ours, "bf16", 4096, 4096) for ours in (w4a4, w4a16))
+    assert f"W4A4 takes {-most:.0f} % less time than bf16, and W4A16 takes {most16:.0f} % longer." in text
+    steps = [row for row in hopper.read("vllm_h100.csv") if row["model"] == "llama" and "decode" in row["what"]]
+    of = {(row["run"], row["what"]): float(row["gpu"]) for row in steps}
+    percents = [100 * (gpu / of["vLLM Marlin", what] - 1) for (run, what), gpu in of.items() if run.startswith("nvfp4")]
+    assert f"takes {less(percents)} GPU time than with Marlin" in text and len(percents) == 8
 
 
 def test_accuracies_are_those_of_the_log() -> None:
@@ -156,7 +163,7 @@ def test_hopper_csv_is_of_the_run_on_the_page() -> None:
 
 def test_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
     """Every decimal beside its unit or shape: README.md repeats runs, and measures nothing itself."""
-    claims = README.split("## Install")[0] + README.split("## How fast")[1].split("\n## ")[0]
+    claims = README.split("## What runs where")[0] + README.split("## How fast")[1].split("\n## ")[0]
     text = re.sub(r"(?m)^- (Up to|From|With) .*$", "", claims)  # test_the_readme_compares_layers_as_the_run_says
     figures = set(re.findall(r"\d+\.\d+", text))
     assert len(figures) >= 20
@@ -257,7 +264,6 @@ def checkout() -> tuple[frozenset[Path], frozenset[str]]:
 NOT_OURS = {
     *("submission.py", "kernel.ptx", "run.json", "run.csv", "run.svg", "gemv.json", "reverse.cu"),
     *("from_config", "from_pretrained"),
-    "benchmarks/contest.py",  # of 0.2, in the changelog
     "CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION",  # CUDA's
     "apply_fp4_marlin_linear",  # vLLM's
     "ddp_broadcast_buffers=False",  # transformers'
