@@ -5,7 +5,8 @@
     vllm      the same page: the GPU's time for a step of a model in vLLM, on an H100
     vllm_steps  the same page: from step to step, with the host
     vllm_goals  the same page: the GPU's time beside each goal
-    vllm_kernels  the same page: what it is made of
+    experts   the same page: layers of experts, beside Marlin and bf16 on an H100
+    experts_humming  the same page: their products beside Humming's, on an H200
     goals     the same page: every shape beside its goal, cuBLAS and published kernels
     ratios    the same page: back-to-back calls, and speed-ups of the H200's run (results/h200.json)
     targets   the same page: each goal, what was measured, met or missed
@@ -15,7 +16,6 @@ Only the goals are typed in (goals.py).
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -32,18 +32,13 @@ LOG = Path(__file__).resolve().parent / "log"
 RESULTS = LOG.parent / "results"
 GPUS = ("h200", "h100")
 CUBLAS = ("cuBLAS fp16", "cuBLAS fp8")
-PARTS = {  # of a step in vLLM: the names of its kernels
-    "products": r"nvfp4_sm\d+_(gemm|gemv|units|grouped|prefill)|[Mm]arlin|nvjet|splitKreduce|fused_moe_kernel",
-    "quantize, dequantize": r"nvfp4_(quantize|grouped_quantize|gated_quantize|sm\d+_dequant)",
-    "attention": r"unified_attention|reduce_segments|reshape_and_cache",
-    "others": "",
-}
 LAYERS = {  # columns of marlin_h100.csv: in README.md
     "quantize + W4A4": "**W4A4**, quantization included",
     "W4A16": "**W4A16**",
     "Marlin": "Marlin (W4A16)",
     "bf16": "bf16",
 }
+HUMMING_TOKENS = (1, 8, 32, 128, 512, 2048, 8192)
 LARGE = Shape(2304, 4608, 7168)
 SQUARE = Shape(8192, 8192, 8192)  # its goal: cuBLAS fp16 in the same run
 LIKE_SQUARE = ("4096x7168x7168", "7000x4608x7168")  # the nearest in sm90_prefill_shapes.csv
@@ -125,20 +120,6 @@ def vllm_goals() -> str:
     return show.markdown(["<step", "<beside", "goal", *names], lines)
 
 
-def vllm_kernels() -> str:
-    """Microseconds of the kernels of a decode step, by what they do."""
-    found: dict[tuple[str, str, str], dict[str, float]] = {}
-    for row in read("vllm_kernels_h100.csv"):
-        parts = found.setdefault((row["model"], row["what"], row["run"]), dict.fromkeys(PARTS, 0.0))
-        once = float(row["calls"]) == 1  # the head, which is not NVFP4
-        name = next(name for name, wanted in PARTS.items() if re.search(wanted, row["kernel"]))
-        parts["others" if name == "products" and once else name] += float(row["us"])
-    return show.markdown(
-        ["<model", "<step", "<run", *PARTS],
-        [[*key, *(f"{us:.0f}" for us in row.values())] for key, row in found.items()],
-    )
-
-
 def experts() -> str:
     """Layers of experts, of one run of `bench --set experts --against marlin`."""
     names = (
@@ -156,11 +137,22 @@ def experts() -> str:
     )
 
 
-def experts_sm90() -> str:
-    """Layers of experts by the kernels of either backend, and as before sm90_grouped_units, of one run."""
-    names = ("floor us", "sm80 us", "before us", "sm90 us", "torch bf16 us")
-    rows = [[row[name] for name in ("experts of", "tokens", *names)] for row in read("experts_sm90_h100.csv")]
-    return show.markdown(["<experts of", "tokens", *names], rows)
+def experts_humming() -> str:
+    """Products of experts beside Humming's, on an H200: rows of the run of few tokens, then of that of many."""
+    few, many = (read(f"sm90_grouped_{name}_h200.csv") for name in ("few", "many"))
+    found: dict[tuple[str, int], dict[str, Row]] = {}
+    for row in [row for row in few if int(row["tokens"]) <= 64] + many:
+        if int(row["tokens"]) not in HUMMING_TOKENS:
+            continue
+        model = row["model"].replace(" with ", " of ")
+        found.setdefault((model, int(row["tokens"])), {})[row["product"]] = row
+    lines = []
+    for (model, tokens), products in sorted(found.items(), key=lambda item: item[0][0]):
+        up, silu, down = (products[name] for name in ("gate and up", "gate and up with silu", "down"))
+        cells = [up["now_us"], silu["now_us"], up["humming_us"], down["now_us"], down["humming_us"] or "-"]
+        lines.append([model, str(tokens), *cells])
+    names = ("gate and up", "with silu", "Humming", "down", "Humming's down")
+    return show.markdown(["<experts of", "tokens", *names], lines)
 
 
 def goals() -> str:
@@ -292,9 +284,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "vllm": vllm,
     "vllm_steps": vllm_steps,
     "vllm_goals": vllm_goals,
-    "vllm_kernels": vllm_kernels,
     "experts": experts,
-    "experts_sm90": experts_sm90,
+    "experts_humming": experts_humming,
     "goals": goals,
     "ratios": ratios,
     "targets": targets,

@@ -59,6 +59,29 @@ def test_tables_are_of_the_csv_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
         readme_tables.table(re.match(r"(\w+)", "none"))
 
 
+def test_products_of_experts_beside_hummings() -> None:
+    """What the page says below the table, by its rows."""
+    page = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8").split("### Beside Humming")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:2] == "| "]
+    ratios = {"gate and up": [], "down": []}
+    for model, tokens, up, _, theirs, down, down_theirs in rows[1:]:
+        ratios["gate and up"].append((int(tokens), 100 * float(up) / float(theirs) - 100, model))
+        if down_theirs != "-":
+            ratios["down"].append((int(tokens), 100 * float(down) / float(down_theirs) - 100, model))
+    text = " ".join(page.split())
+
+    def percents(product: str, least: int, most: int) -> list[float]:
+        return sorted(percent for tokens, percent, _ in ratios[product] if least <= tokens <= most)
+
+    up, down = percents("gate and up", 1, 2048), percents("down", 1, 2048)
+    assert f"gate and up take {-up[-1]:.0f} to {-up[0]:.0f} % less time than Humming's" in text
+    assert f"down takes {-down[-2]:.0f} to {-down[0]:.0f} % less, except that of 8 tokens of Qwen3-30B-A3B" in text
+    assert (8, down[-1], "Qwen3-30B-A3B") in ratios["down"] and f"which takes {down[-1]:.0f} % longer" in text
+    up, down = percents("gate and up", 8192, 8192), percents("down", 8192, 8192)
+    assert f"from {-up[0]:.0f} % less (gpt-oss-120b) to {up[-1]:.0f} % longer (Qwen3-30B-A3B)" in text
+    assert f"down takes {down[0]:.0f} to {down[-1]:.0f} % longer" in text
+
+
 def test_the_square_shape_on_both_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside cuBLAS, in place of the nearest shapes."""
     hopper = readme_tables.hopper
