@@ -131,7 +131,7 @@ def gptq_block(x: Array, u: AnyArray, *, global_scale: float | AnyArray | None =
             distance apart.
         u (Tensor): float32 [16, 16], the block's part of the upper Cholesky factor of the inverse of the Hessian. Rows
             may lie any distance apart, the lower triangle is not read. The diagonal must be positive.
-        global_scale (float or Tensor, optional): as of quantize, one element or one for each row. Default: 1.
+        global_scale (float or Tensor, optional): as in quantize, one element or one for each row. Default: 1.
 
     Returns:
         (data, scale, error): uint8 [N, 8], column j of x as value j; float8_e4m3fn [N, 1] (uint8 outside torch),
@@ -296,8 +296,8 @@ def swizzle(scale: Array) -> Array:
         scale (Tensor): [R, S] or [L, R, S] with S = K/16, float8_e4m3fn or uint8.
 
     Returns:
-        [.., R rounded up to 128, S rounded up to 4], contiguous, of the same dtype (uint8 outside torch). It is a
-        container of the right size whose bytes are in 128x4 order.
+        [.., R rounded up to 128, S rounded up to 4], contiguous, of the same dtype (uint8 outside torch). Its bytes
+        are in 128x4 order; the shape only has the right size.
 
     Raises:
         nvfp4.Error: an argument breaks a rule.
@@ -404,7 +404,7 @@ def gated_quantize(
     Args:
         gate (Tensor): [R, N] or [L, R, N], float16, bfloat16 or float32; N is a multiple of 16.
             Rows are contiguous and may lie any distance apart: gate and up may be halves of one [R, 2N].
-        up (Tensor, optional): the factors, as of gated. Default: None.
+        up (Tensor, optional): the factors, as in gated. Default: None.
         activation (str, optional): "silu", "gelu_tanh", "relu2" or "swiglu" (see gated). Default: "silu".
         limit (float, optional): the limit of "silu" and "swiglu", a positive number. Default: None.
         alpha (float, optional): the alpha of "swiglu". Default: 1.702.
@@ -439,7 +439,7 @@ def gated_quantize(
 
 
 def moe_route(ids: Array, E: int, expert_map: AnyArray | None = None) -> tuple[Array, Array, Array]:
-    """Sorts a router's choices by expert, for products whose rows are grouped by expert.
+    """Sorts a router's choices by expert, as products of groups need their rows.
 
     Args:
         ids (Tensor): [S, k], int32 or int64: the k experts of each of S tokens.

@@ -60,13 +60,13 @@ def info(
         l (int, optional): the number of products in the call. Default: 1.
         device (int, str or torch.device, optional): the device of the product: an ordinal, "cpu", "cuda", "cuda:1" or a
             torch.device. Default: the first usable GPU, else the CPU.
-        backend (str, optional): whose kernels run, as in gemm. Default: None.
+        backend (str, optional): the backend that runs, as in gemm. Default: None.
         a_dtype (dtype, optional): the dtype of gemm's a: torch.float16, torch.bfloat16, NumPy's types and names, or
             None for NVFP4. Default: None.
         transpose_b (bool, optional): whether B is transposed, as in gemm. Default: True.
             With False, a is M x N and the result M x K.
-        groups (int, optional): the matrices of a grouped_gemm without parts, whose result has m rows. Default: 0.
-            0 is a product by gemm. With groups l must be 1.
+        groups (int, optional): the number of matrices of a grouped_gemm without parts. Default: 0.
+            0 is a product by gemm. With groups l must be 1, and m is the number of all rows.
         operation (str, optional): the operation that the product is a step of. Default: None.
             "quantize_gemm": a_dtype is required: that of its a, torch.float32 too. The plan is that of block_scale
                 "amax6".
@@ -85,7 +85,7 @@ def info(
             plan: the launch plan of the shape, if one is given: device, backend, kernel, reason, tile_m, tile_n,
                 tile_k, swap_ab, split_k, workspace, modelled_us, the time of a back-to-back call, and single_us, that
                 of a single call with a cold L2, which are 0.0 on a CPU. `fused` says whether the kernel does the other
-                step of `operation` too. If not, another kernel does, whose time is not among these.
+                step of `operation` too. If not, another kernel does, and these times are without it.
 
     Raises:
         nvfp4.Error: the shape or device cannot be used.

@@ -78,8 +78,8 @@ def gemm(
             of a contiguous tensor of any shape with L * ceil(rows/128) * ceil(K/64) * 512 bytes. Padding may hold
             anything.
             "linear" is [rows, K/16] or [L, rows, K/16].
-        backend (str, optional): whose kernels run: "cpu", "sm80" (any GPU since Ampere), "sm90" (H100, H200), "sm100"
-            (B200, B300, Thor) or "sm120" (RTX 50, RTX PRO 6000, GB10). Default: None.
+        backend (str, optional): the backend that runs: "cpu", "sm80" (any GPU since Ampere), "sm90" (H100, H200),
+            "sm100" (B200, B300, Thor) or "sm120" (RTX 50, RTX PRO 6000, GB10). Default: None.
             None chooses by rule; `info(m, n, k)` shows the plan and the reason.
         batch_invariant (bool, optional): makes the bits of a row of the result independent of M and of the row's place.
             Default: False.
@@ -163,26 +163,26 @@ def quantize_gemm(
 
     Args:
         a (Tensor): the matrix A, [M, K] or [L, M, K], float16, bfloat16 or float32, as the x of `quantize`.
-        b (Tensor): the matrix B, [N, K/2] or [L, N, K/2], NVFP4, as of `gemm`.
+        b (Tensor): the matrix B, [N, K/2] or [L, N, K/2], NVFP4, as in `gemm`.
         scale_b (Tensor): the scales of b, in `scale_layout`.
         global_scale (float or Tensor, optional): the divisor of `quantize`. Default: 1.
             It is positive and finite. A tensor is float32, on the device of a, and has one element.
             It is no factor of the result: `alpha` is the product of all global scales.
-        alpha (float or Tensor, optional): the factor of Q(A) . B^T, as of `gemm`. Default: 1.
-        bias (Tensor, optional): a vector of length N that is added to every row, as of `gemm`. Default: None.
-        c (Tensor, optional): a matrix with the shape and the dtype of the result, as of `gemm`. Default: None.
+        alpha (float or Tensor, optional): the factor of Q(A) . B^T, as in `gemm`. Default: 1.
+        bias (Tensor, optional): a vector of length N that is added to every row, as in `gemm`. Default: None.
+        c (Tensor, optional): a matrix with the shape and the dtype of the result, as in `gemm`. Default: None.
         beta (float, optional): the factor of c. Default: 0.
         out (Tensor, optional): the tensor that the result is written to, [M, N] or [L, M, N]. Default: a new tensor.
             It must not overlap any argument but c.
         out_dtype (dtype, optional): torch.float16, torch.bfloat16 or torch.float32. Default: the dtype of `out`, else
             that of a.
-        scale_layout (str, optional): the layout of scale_b, "128x4" or "linear", as of `gemm`. Default: "128x4".
+        scale_layout (str, optional): the layout of scale_b, "128x4" or "linear", as in `gemm`. Default: "128x4".
         block_scale (str, optional): how the scales of a's blocks are chosen, "amax6" or "four_over_six", as of
             `quantize`. Default: "amax6".
-        backend (str, optional): whose kernels run, as of `gemm`. Default: None.
+        backend (str, optional): the backend that runs, as in `gemm`. Default: None.
         batch_invariant (bool, optional): makes the bits of a row of the result independent of M and of the row's place,
-            as of `gemm`. Default: False.
-        constant_b (bool, optional): a promise that no kernel still running writes b or scale_b, as of `gemm`.
+            as in `gemm`. Default: False.
+        constant_b (bool, optional): a promise that no kernel still running writes b or scale_b, as in `gemm`.
             Default: False.
 
     Returns:
@@ -239,7 +239,7 @@ def grouped_gemm(
         a (Tensor): [R, K], float16 or bfloat16, as a 16-bit a of `gemm`; or NVFP4 data, [R, K/2], uint8 or
             float4_e2m1fn_x2. Its global scale is a factor in `alpha`, by group, or in `row_scale`, by row.
         b (Tensor): the matrices, [E, N, K/2], uint8 or float4_e2m1fn_x2; E is at most 1024.
-            [E, P, N, K/2] has P parts, whose results lie side by side: gate and up are two parts.
+            [E, P, N, K/2] has P parts, such as gate and up. Their results lie side by side.
             On a CPU, also a list of E torch tensors or NumPy arrays of equal layout, [N, K/2] or [P, N, K/2] each, such
             as parts of mapped files: nothing is copied. scale_b is then a list too.
         scale_a (Tensor or None): the scales of an NVFP4 a, in `scale_layout`; None for a 16-bit a.
@@ -263,7 +263,7 @@ def grouped_gemm(
         out (Tensor, optional): [T, N] or [T, P * N], which the result is written to. Default: a new tensor.
         out_dtype (dtype, optional): torch.float16, torch.bfloat16 or torch.float32. Default: the dtype of `out`, else
             that of a.
-        scale_layout (str, optional): "128x4" or "linear", as of `gemm`. Default: "128x4".
+        scale_layout (str, optional): "128x4" or "linear", as in `gemm`. Default: "128x4".
         transpose_b (bool, optional): whether the matrices are transposed. Default: True.
             False computes [T, K] from a 16-bit a of [R, N], the gradient with respect to a. b has no parts, alpha has
             one element or [E], and bias is [E, K].
@@ -272,7 +272,7 @@ def grouped_gemm(
             chooses by rule. Default: None.
         batch_invariant (bool, optional): makes the bits of a row independent of T and of its group's size.
             Default: False.
-        constant_b (bool, optional): a promise that no kernel still running writes b or scale_b, as of `gemm`.
+        constant_b (bool, optional): a promise that no kernel still running writes b or scale_b, as in `gemm`.
             Default: False.
 
     Returns:
@@ -330,28 +330,28 @@ def gated_grouped_gemm(
 ) -> Array:
     """Multiplies groups of rows by their gate and up, and computes the gated activation: the first half of an expert.
 
-    The result has the bits of `grouped_gemm`, whose results are rounded to the dtype of this result, and of `gated` of
-    its two halves. On a GPU some plans compute both in one launch (`fused` of `info`). Otherwise the products lie in
+    The result has the bits of `grouped_gemm`, rounded to the dtype of this result, followed by `gated` of its two
+    halves. On a GPU some plans compute both in one launch (`fused` of `info`). Otherwise the products lie in
     the call's own workspace.
 
     Args:
-        a (Tensor): [R, K], float16, bfloat16 or NVFP4, as of `grouped_gemm`.
-        b (Tensor): the matrices, as of `grouped_gemm`: [E, 2, N, K/2], gate and up of each group. [E, N, K/2] or
+        a (Tensor): [R, K], float16, bfloat16 or NVFP4, as in `grouped_gemm`.
+        b (Tensor): the matrices, as in `grouped_gemm`: [E, 2, N, K/2], gate and up of each group. [E, N, K/2] or
             [E, 1, N, K/2] has one matrix each, without up. On a CPU, also a list of E tensors of [2, N, K/2],
             [1, N, K/2] or [N, K/2].
-        scale_a (Tensor or None): the scales of an NVFP4 a, as of `grouped_gemm`; None for a 16-bit a.
-        scale_b (Tensor): the scales of b, as of `grouped_gemm`.
-        ends (Tensor): int32 [E], the end of each group, as of `grouped_gemm`.
-        activation (str, optional): the function, as of `gated`: "silu", "gelu_tanh", "relu2" or "swiglu". Default:
+        scale_a (Tensor or None): the scales of an NVFP4 a, as in `grouped_gemm`; None for a 16-bit a.
+        scale_b (Tensor): the scales of b, as in `grouped_gemm`.
+        ends (Tensor): int32 [E], the end of each group, as in `grouped_gemm`.
+        activation (str, optional): the function, as in `gated`: "silu", "gelu_tanh", "relu2" or "swiglu". Default:
             "silu". "swiglu" needs two parts, "relu2" takes one. "silu" and "gelu_tanh" of one part are without up.
-        limit (float, optional): the limit of "silu" and "swiglu", a positive number, as of `gated`. Default: None.
+        limit (float, optional): the limit of "silu" and "swiglu", a positive number, as in `gated`. Default: None.
         activation_alpha (float, optional): the alpha of "swiglu", a number from 2^-64 to 2^64. Default: 1.702.
-        rows (Tensor, optional): int32 [T]. Row i of the result is computed from row rows[i] of a, as of `grouped_gemm`.
+        rows (Tensor, optional): int32 [T]. Row i of the result is computed from row rows[i] of a, as in `grouped_gemm`.
             Default: None.
-        scale_rows (Tensor, optional): int32 [E], for an NVFP4 a with 128x4 scales, as of `grouped_gemm`. Default: None.
+        scale_rows (Tensor, optional): int32 [E], for an NVFP4 a with 128x4 scales, as in `grouped_gemm`. Default: None.
         row_scale (Tensor, optional): float32 [T], a factor for each row of the products, before they are rounded.
             Default: None.
-        alpha (float or Tensor, optional): the factor of the products, as of `grouped_gemm`. Default: 1.
+        alpha (float or Tensor, optional): the factor of the products, as in `grouped_gemm`. Default: 1.
             A tensor is float32 with one element, one a matrix ([E] or [E, P]), or one a column ([E, N] or [E, P, N]).
         bias (Tensor, optional): [E, N] or [E, P, N], float32 or the dtype of the result, added to the products.
             Default: None.
@@ -359,11 +359,11 @@ def gated_grouped_gemm(
             It must not overlap any argument.
         out_dtype (dtype, optional): torch.float16, torch.bfloat16 or torch.float32. Default: the dtype of `out`, else
             that of a 16-bit a, else torch.float16.
-        scale_layout (str, optional): "128x4" or "linear", as of `gemm`. Default: "128x4".
-        backend (str, optional): whose kernels run, as of `grouped_gemm`. Default: None.
+        scale_layout (str, optional): "128x4" or "linear", as in `gemm`. Default: "128x4".
+        backend (str, optional): the backend that runs, as in `grouped_gemm`. Default: None.
         batch_invariant (bool, optional): makes the bits of a row independent of T and of its group's size.
             Default: False.
-        constant_b (bool, optional): a promise that no kernel still running writes b or scale_b, as of `gemm`.
+        constant_b (bool, optional): a promise that no kernel still running writes b or scale_b, as in `gemm`.
             Default: False.
 
     Returns:
@@ -426,30 +426,30 @@ def gated_grouped_quantize(
     halves. On a B200 one kernel computes both. Elsewhere the products lie in the call's own workspace.
 
     Args:
-        a (Tensor): [R, K], float16, bfloat16 or NVFP4, as of `grouped_gemm`.
-        b (Tensor): [E, 2, N, K/2], gate and up of each group, as of `gated_grouped_gemm`; [E, N, K/2] or [E, 1, N, K/2]
+        a (Tensor): [R, K], float16, bfloat16 or NVFP4, as in `grouped_gemm`.
+        b (Tensor): [E, 2, N, K/2], gate and up of each group, as in `gated_grouped_gemm`; [E, N, K/2] or [E, 1, N, K/2]
             has one matrix each. N is a multiple of 16, E at least 1.
-        scale_a (Tensor or None): the scales of an NVFP4 a, as of `grouped_gemm`; None for a 16-bit a.
-        scale_b (Tensor): the scales of b, as of `grouped_gemm`.
-        ends (Tensor): int32 [E], the end of each group, as of `grouped_gemm`.
-        activation (str, optional): the function, as of `gated_grouped_gemm`. Default: "silu".
-        limit (float, optional): the limit of "silu" and "swiglu", as of `gated`. Default: None.
+        scale_a (Tensor or None): the scales of an NVFP4 a, as in `grouped_gemm`; None for a 16-bit a.
+        scale_b (Tensor): the scales of b, as in `grouped_gemm`.
+        ends (Tensor): int32 [E], the end of each group, as in `grouped_gemm`.
+        activation (str, optional): the function, as in `gated_grouped_gemm`. Default: "silu".
+        limit (float, optional): the limit of "silu" and "swiglu", as in `gated`. Default: None.
         activation_alpha (float, optional): the alpha of "swiglu", a number from 2^-64 to 2^64. Default: 1.702.
-        rows (Tensor, optional): int32 [T], as of `grouped_gemm`. Default: None.
-        scale_rows (Tensor, optional): int32 [E], where the scales of a begin, as of `grouped_gemm`. Default: None.
+        rows (Tensor, optional): int32 [T], as in `grouped_gemm`. Default: None.
+        scale_rows (Tensor, optional): int32 [E], where the scales of a begin, as in `grouped_gemm`. Default: None.
         row_scale (Tensor, optional): float32 [T], a factor for each row of the products. Default: None.
-        alpha (float or Tensor, optional): the factor of the products, as of `gated_grouped_gemm`. Default: 1.
+        alpha (float or Tensor, optional): the factor of the products, as in `gated_grouped_gemm`. Default: 1.
         bias (Tensor, optional): [E, N] or [E, P, N], float32 or `product_dtype`, added to the products. Default: None.
-        global_scale (float or Tensor, optional): the multiplier of the results, as of `gated_quantize`. Default: 1.
+        global_scale (float or Tensor, optional): the multiplier of the results, as in `gated_quantize`. Default: 1.
             A tensor is float32 with one element, one a group ([E]), or one a row ([T, 1]).
         product_dtype (str, optional): "float16" or "bfloat16", to which gate and up are rounded. Default: "float16".
         out (tuple of three Tensors, optional): (data, scale, scale_rows), which are written to. Default: new tensors.
         scale_layout (str, optional): "128x4" or "linear", of the scales of a and b and of the results.
             Default: "128x4".
-        backend (str, optional): whose kernels run, as of `grouped_gemm`. Default: None.
+        backend (str, optional): the backend that runs, as in `grouped_gemm`. Default: None.
         batch_invariant (bool, optional): makes the bytes of a row independent of T and of its group's size.
             Default: False.
-        constant_b (bool, optional): a promise that no kernel still running writes b or scale_b, as of `gemm`.
+        constant_b (bool, optional): a promise that no kernel still running writes b or scale_b, as in `gemm`.
             Default: False.
 
     Returns:
@@ -500,8 +500,8 @@ def custom_kernel(a: AnyArray, b: AnyArray, sfa_permuted: AnyArray, sfb_permuted
         a (Tensor): [M, K/2, L], float4_e2m1fn_x2 or uint8, in memory (L, M, K/2).
         b (Tensor): [N, K/2, L], float4_e2m1fn_x2 or uint8, in memory (L, N, K/2).
         sfa_permuted (Tensor): the scales of a, [32, 4, ceil(M/128), 4, ceil(K/64), L], float8_e4m3fn or uint8.
-            It is the view permute(3, 4, 1, 5, 2, 0) of a contiguous tensor (L, ceil(M/128), ceil(K/64), 32, 4, 4),
-            whose bytes are those of gemm's "128x4".
+            It is the view permute(3, 4, 1, 5, 2, 0) of a contiguous tensor (L, ceil(M/128), ceil(K/64), 32, 4, 4)
+            with the bytes of gemm's "128x4".
         sfb_permuted (Tensor): the scales of b, likewise with N in place of M.
         c (Tensor): the result, [M, N, L], float16, bfloat16 or float32, in memory (L, M, N).
 

@@ -34,7 +34,7 @@ def measure(
 
     Args:
         results: what the run has timed.
-        of_layers: whether these are layers, whose bytes are more than a product's.
+        of_layers: whether these are layers, which have more bytes than a product.
     """
     copy = (clock.copy_bandwidth(20), COPY)
     if device.type == "cuda":

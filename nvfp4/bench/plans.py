@@ -184,7 +184,7 @@ def wait(device: torch.device) -> None:
 
 
 def fits(shape: Shape, device: torch.device, count: int) -> None:
-    """Rejects a shape whose inputs take more than half of the GPU's free memory."""
+    """Rejects a shape with inputs that take more than half of the GPU's free memory."""
     if device.type != "cuda":
         return
     free, _ = machine.need_torch().cuda.mem_get_info(device)

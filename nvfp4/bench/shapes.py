@@ -28,7 +28,7 @@ class Shape:
 
     @property
     def layer_bytes(self) -> int:
-        """The same of a layer, whose activations are 16-bit."""
+        """The same of a layer, which has 16-bit activations."""
         return self.n * (self.k // 2 + self.k // 16) + 2 * self.m * self.k + 2 * self.m * self.n
 
 

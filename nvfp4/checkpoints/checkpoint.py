@@ -34,18 +34,21 @@ class Checkpoint:
         mixtures: the experts that are one nvfp4.Experts or Fp8Experts of the model, by its name.
         containers: their tensors by that name (experts.Container), until the model has them.
         tensors: all other tensors by name: embeddings, norms, layers that are not quantized or quantized otherwise.
-        mxfp4: of each layer and stack that the source has as MXFP4 its tensors there. The layer is NVFP4 with equal
-            values.
-        coarse: of each layer whose block scales are for 32 values in the source its tensors there.
-        reshaped: of each layer whose global scales have another shape than its format writes its tensors in the source.
-        skipped: names of tensors, or of layers whose tensors are under `tensors` as they are stored, with the reason.
-        kept: of each tensor of a skipped layer that layer's name.
-        why: of each layer, stack and skipped layer the part of the configuration, or the tensors, that say how to read
-            it.
+        mxfp4: the layers and stacks that are MXFP4 in the source, each with its tensors there. The layer is NVFP4 with
+            equal values.
+        coarse: the layers with a block scale for 32 values in the source, each with its tensors there.
+        reshaped: the layers with global scales of another shape than their format writes, each with its tensors in the
+            source.
+        skipped: the tensors and layers that were not read, each with the reason. The tensors of such a layer are in
+            `tensors` as they are stored.
+        kept: the tensors of skipped layers, each with the layer's name.
+        why: the layers, stacks and skipped layers, each with the part of the configuration, or the tensors, that say
+            how to read it.
         kv_cache: the scales of a KV cache, which are in `skipped` too, and what describes them; None: there are none.
-        dense: the bytes of each parameter of the model, or without a model of each tensor, that is neither NVFP4 nor
-            FP8 and has more than 1 MB, or more than 1 % of the whole.
-        other_bytes: of all parameters and buffers of the model, or tensors, that are in neither kind of layers.
+        dense: the bytes of each large parameter of the model (without a model: of each tensor) that is neither NVFP4
+            nor FP8. Large is more than 1 MB, or more than 1 % of the whole.
+        other_bytes: the bytes of all parameters and buffers of the model, or tensors, that are in neither kind of
+            layers.
     """
 
     format: str

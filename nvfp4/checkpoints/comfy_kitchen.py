@@ -97,7 +97,7 @@ def read(
 
 
 def padded(scale: Tensor | None, columns: int) -> Tensor | None:
-    """A pre_quant_scale of K values for a weight whose K is rounded up: with ones for columns that are zeros."""
+    """A pre_quant_scale of K values for a weight with K rounded up: it has ones for columns that are zeros."""
     if scale is None or scale.ndim != 1 or not 0 < columns - scale.numel() < BLOCK:
         return scale
     return torch.nn.functional.pad(scale, (0, columns - scale.numel()), value=1.0)

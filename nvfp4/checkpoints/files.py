@@ -102,7 +102,7 @@ def read_json(path: Path, folder: Path | None = None) -> dict[str, Any]:
 
 
 def parse_json(where: str, text: str) -> dict[str, Any]:
-    """A JSON object, whose size and depth are checked first."""
+    """A JSON object; its size and depth are checked first."""
     if len(text) > MAX_BYTES:
         raise _C.Error(f"{where}: has more than {MAX_BYTES >> 20} MiB, too much for JSON")
     check_containers(where, text)

@@ -66,7 +66,7 @@ def read(
 
 
 def pairs(codes: Tensor) -> Tensor:
-    """Blocks [..., n], whose first n values are in the low nibbles, with the even values there."""
+    """Blocks [..., n] with the even values in the low nibbles, from blocks with the first n values there."""
     values = torch.cat([codes & 15, codes >> 4], -1)
     return values[..., 0::2] | values[..., 1::2] << 4
 

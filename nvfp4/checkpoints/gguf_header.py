@@ -98,7 +98,7 @@ class Header:
 
 
 def check_header(path: Path, quant_sizes: Mapping[int, tuple[int, int]]) -> None:
-    """Rejects a file whose header or tensors do not lie in it.
+    """Rejects a file if its header or tensors do not lie in it.
 
     Args:
         quant_sizes: elements and bytes of a block by type: gguf.GGML_QUANT_SIZES.

@@ -101,7 +101,7 @@ def other_kind(own: Mapping[str, Tensor]) -> str | None:
 
 
 def skip_other(checkpoint: Checkpoint, module: str, own: Mapping[str, Tensor]) -> None:
-    """Names a layer that no mark describes and whose tensors are quantized in a known other way."""
+    """Names a layer that no mark describes if its tensors are quantized in a known other way."""
     other = other_kind(own)
     if other is not None and module not in checkpoint.skipped:
         checkpoint.skipped[module] = in_another_way(other)

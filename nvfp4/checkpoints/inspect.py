@@ -41,7 +41,7 @@ class LayerReport:
         scales (tuple of two floats, or None): the least and the largest block scale other than zero and NaN.
             None: there is no such scale.
         zero, nan, negative, largest (int): the numbers of block scales that are 0, NaN, below 0, and 448.
-        lost (int): the number of blocks with the scale 0 whose values are not all 0.
+        lost (int): the number of blocks with the scale 0 and values that are not all 0.
         weight_global_scale, input_global_scale (float): the global scales, as multipliers.
             The largest, if the layer has several.
         nibbles (str or None): "in order" or "reversed". None: the order cannot be told.

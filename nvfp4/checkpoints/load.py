@@ -61,12 +61,13 @@ def load(
         source (str, PathLike or dict): the checkpoint.
             It is a folder with config.json and *.safetensors files, one such file, a GGUF file, or a dict of tensors by
             their full names. Files need safetensors, or gguf.
-            One part of a file in parts (-00001-of-00003) stands for all.
+            One file of a checkpoint in several files (-00001-of-00003) stands for all.
             Files are mapped into memory: a tensor's bytes are read when they are used.
-            A weight that a file does not align to 8 bytes is copied for its nvfp4.Linear. So are all weights of GGUF
-            and comfy-kitchen, whose nibbles have another order.
-        model (torch.nn.Module, optional): a model whose modules have the checkpoint's names, or one of transformers,
-            which renames some. Default: None.
+            A weight that a file does not align to 8 bytes is copied for its nvfp4.Linear. All weights of GGUF and
+            comfy-kitchen are copied too, since their nibbles have another order.
+        model (torch.nn.Module, optional): a model. Default: None.
+            Its modules have the checkpoint's names, or, in a model of transformers, those that transformers makes of
+            them.
             Each layer of the checkpoint replaces the torch.nn.Linear, nvfp4.Linear or nvfp4.Fp8Linear of its name, on
             that layer's device. An nvfp4.Experts, or an nvfp4.Fp8Experts for FP8 experts, replaces a module of
             transformers that holds all experts of a mixture.
@@ -83,7 +84,7 @@ def load(
             their layout follows from the shapes, or from the data if they tell it; otherwise it is an error.
         mesh (DeviceMesh, optional): the mesh, as for torch's parallelize_module. Default: None.
         plan (dict, optional): a plan for torch's parallelize_module, with styles of nvfp4.parallel. Default: None.
-            mesh and plan are given together. A rank then reads its slices alone.
+            Give mesh and plan together. A rank then reads only its slices.
         activations (str, optional): the mode of the layers: "auto", "nvfp4" or None. Default: "auto".
             "auto" keeps each layer's mode in the checkpoint.
             "nvfp4" quantizes the activations in all layers (W4A4), with the stored input scale, or with a dynamic one
@@ -91,8 +92,8 @@ def load(
             None keeps 16-bit activations in all layers (W4A16); stored input scales are neither used nor checked. See
             nvfp4.Linear.
             FP8 layers keep their mode with "nvfp4", and 16-bit activations with None.
-            An input scale that is missing, 0 or infinite is an error only where it is used. None loads such a
-            checkpoint, and "nvfp4" loads one whose scales are missing.
+            An input scale that is missing, 0 or infinite is an error only where it is used. So None loads such a
+            checkpoint, and "nvfp4" loads one without input scales.
         mmap (bool, optional): whether a model's tensors on the CPU stay in the mapped files. Default: True.
             If another program truncates such a file later, the system ends this process by SIGBUS at the next use of
             what is missing.
@@ -115,7 +116,7 @@ def load(
         nvfp4.Error: a file is missing or damaged, or the format is unknown.
             A tensor is missing, or has a wrong shape or dtype.
             A block scale is NaN or negative, or all of a layer's scales are 0 but its values are not.
-            The model does not fit the checkpoint, or has experts whose computation nvfp4 does not know.
+            The model does not fit the checkpoint, or has experts that compute what nvfp4 does not know.
             A plan cannot split a layer.
             batch_invariant is True and a layer of the checkpoint is FP8, or W4A4 with dynamic input scales.
             The message names the file or the tensor. The model is unchanged.

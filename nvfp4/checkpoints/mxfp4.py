@@ -83,7 +83,7 @@ def names_of(own: Mapping[str, Tensor]) -> tuple[str, str] | None:
 
 
 def pair(own: Mapping[str, Tensor]) -> Pair:
-    """A layer's or a stack's values and scales, whose shapes are checked.
+    """Checks the shapes of a layer's or a stack's values and scales, and returns both.
 
     Raises:
         nvfp4.Error: a tensor is unknown, or has another shape.

@@ -27,7 +27,7 @@ def check_target(path: Path) -> None:
 
 @contextlib.contextmanager
 def target(path: Path) -> Iterator[Path]:
-    """Yields a temporary folder, whose files are those of `path` in the end; after an error nothing is left.
+    """Yields a temporary folder. Its files become those of `path` in the end; after an error nothing is left.
 
     A new folder is the temporary one, renamed. An existing one, which may be a mount point or belong to somebody else,
     stays: the temporary one is inside, and its files are moved out, config.json last. The temporary name is drawn, so

@@ -36,7 +36,7 @@ class Verdict:
 
     @property
     def likely(self) -> str | None:
-        """The mode of a layer whose tensors are there, also in a subtree that is ignored."""
+        """The mode of a layer that has its tensors, also in a subtree that is ignored."""
         return self.subtree if self.mode is None else self.mode
 
 

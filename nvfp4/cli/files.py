@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes a file beside the old one, whose mode and owner it takes, and then replaces it. A device or a pipe is
+    """Writes a file beside the old one, with its mode and owner, and then replaces it. A device or a pipe is
     written as it is. Raises OSError."""
     path = Path(os.path.realpath(path))
     old = path.stat() if path.exists() else None

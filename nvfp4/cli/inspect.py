@@ -4,7 +4,7 @@ The table shows the mode, the shape and the scales of each layer: the least and 
 are 0 or 448. Global scales are multipliers. A layer is damaged if it would compute something else: block scales are NaN
 or negative, a block of values has the scale 0, nibbles look reversed, or a tensor is missing or has a wrong shape. A
 packed tensor that belongs to no layer is damage too, and a configuration that describes layers which are not there.
-FP8 layers have a table of their own; one whose weight has a NaN is damaged.
+FP8 layers have a table of their own; a NaN in the weight is damage.
 Notes name what is unusual but not wrong, such as q, k and v with different global scales, and what nvfp4.load skips.
 
 To find the order of nibbles, the command compares a layer with tensors that have the same channels and are not packed

@@ -40,7 +40,7 @@ def backends() -> str:
 
 
 def own_backends() -> list[dict[str, Any]]:
-    """The backends whose kernels are for one architecture."""
+    """The backends with kernels for one architecture."""
     return [row for row in _C.backends() if row["max_capability"] is not None]
 
 

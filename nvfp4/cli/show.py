@@ -35,7 +35,7 @@ class Failure(CommandError):
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table. A column whose name starts with "<" is aligned to the left, the others to the right.
+    """Prints a table. A column with a name that starts with "<" is aligned to the left, the others to the right.
 
     Control characters are escaped. On a narrow terminal cells wrap between words. If that is not enough, the terminal
     wraps the lines: nothing is cut off.

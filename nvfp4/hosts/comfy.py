@@ -1,7 +1,7 @@
 """nvfp4 as a backend of comfy-kitchen, which multiplies for ComfyUI.
 
-comfy-kitchen calls the first backend by priority whose constraints a call meets. Its own backends quantize and
-dequantize NVFP4 on any device, and multiply it from compute capability 10.0 on. Importing this module registers a
+comfy-kitchen calls the first backend, by priority, that accepts a call by its constraints. Its own backends quantize
+and dequantize NVFP4 on any device, and multiply it from compute capability 10.0 on. Importing this module registers a
 backend for the CPU and for compute capability 8.0 to 9.0:
 
     quantize_nvfp4     nvfp4.quantize, block_scale "amax6": the bytes of comfy-kitchen's eager backend
@@ -146,7 +146,7 @@ def padded_bias(bias: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
 
 
 def check_operand(name: str, t: Tensor, scale_name: str, scale: Tensor) -> None:
-    """Rejects packed values [R, K/2] whose columns are not whole blocks, or whose block scales are not 128x4."""
+    """Rejects packed values [R, K/2] with columns that are not whole blocks, or block scales that are not 128x4."""
     rows, columns = t.shape[0], t.shape[1] * 2
     if columns % BLOCK:
         raise _C.Error(f"{name}: has {columns} columns; must be a multiple of {BLOCK}, so quantize with pad_16x=True")

@@ -121,7 +121,7 @@ class ParamWrapper(DenseParamWrapper):
         return parameter_of(self.get_base_layer(), self.parameter_name)
 
     def factors(self, adapter_name: str) -> Adapter:
-        """left [E, N, r] and right [E, r, K] of the stack, whose rows of gate precede those of up."""
+        """left [E, N, r] and right [E, r, K] of the stack, with the rows of gate before those of up."""
         experts: Experts = self.get_base_layer()
         a, b = self.lora_A[adapter_name].weight, self.lora_B[adapter_name].weight
         a = a.reshape(self.num_experts, -1, a.shape[1])  # [E, r, in]

@@ -16,7 +16,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by the bytes of 
 
 
 class FixedBuffers(torch.nn.Module):
-    """A module some of whose buffers keep their dtype.
+    """A module in which some buffers keep their dtype.
 
     Attributes:
         fixed: names of buffers that `.to(dtype)`, `.half()` and similar methods leave alone.

@@ -144,8 +144,8 @@ class Fp8Linear(FixedBuffers):
         output: [..., N] in the same dtype.
 
     Quantizing divides the input by its scale in fp32, limits it to 448 and rounds it to FP8. A scale that is not stored
-    is the largest absolute value over 448, in fp32; 1 where all values are 0. A NaN makes all results NaN whose inputs
-    share its scale. So does an infinity, if the scale is not stored.
+    is the largest absolute value over 448, in fp32; 1 where all values are 0. A NaN makes all results NaN that depend
+    on its scale. So does an infinity, if the scale is not stored.
 
     What rounds, beside the sums and the one rounding of the result:
 
@@ -155,7 +155,7 @@ class Fp8Linear(FixedBuffers):
     - scales or activations "block": the weight and a quantized input are multiplied by their scales in fp32 and rounded
       to the dtype of the input, before they are multiplied.
     - scales "group", powers of two: values times scales are exact in float32 and bfloat16, from 2^-130 on in the
-      latter. For float16, whose range is smaller, the product is that of float32.
+      latter. For float16, which has a smaller range, the product is that of float32.
     - A GPU of compute capability 8.9 or more multiplies FP8 by FP8 (torch._scaled_mm), if neither has blocks, N and K
       are multiples of 16, and input and bias are bfloat16 (or both float16, with scales and activations "tensor"). Its
       sums are less exact than fp32: on an H200 they were off by up to 2^-13 of the sum of absolute products.

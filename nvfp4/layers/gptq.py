@@ -1,4 +1,4 @@
-"""GPTQ of one weight: codes and block scales that keep the product with the inputs, whose Hessian is known.
+"""GPTQ of one weight: codes and block scales that keep the product with inputs of a known Hessian.
 
 The loss of a weight's row is d H d', where d is the error of the row and H the sum of x x^T over inputs x. Columns are
 quantized one after another; each one's error is spread over the columns that follow it, by the rows of U, the upper

@@ -1,4 +1,4 @@
-"""The libraries whose models hold NVFP4 layers, and the modules of nvfp4.hosts that serve them.
+"""The libraries that have models with NVFP4 layers, and the modules of nvfp4.hosts that serve them.
 
 Layers, checkpoints and quantizing reach the code for a library only through this table, for a model of that library.
 Importing that code registers quantizers with transformers, which save the model, and layers with PEFT. Only
@@ -58,7 +58,7 @@ def services(library: str) -> Any:
 
 
 def layers_replaced(model: torch.nn.Module) -> None:
-    """Prepares a model whose layers have become NVFP4 for save_pretrained and for adapters."""
+    """Prepares a model with new NVFP4 layers for save_pretrained and for adapters."""
     prepare_saving(model)
     prepare_adapters(model)
 

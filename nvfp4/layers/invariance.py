@@ -19,15 +19,15 @@ def set_batch_invariant(model: torch.nn.Module, batch_invariant: bool = True) ->
     """Sets `batch_invariant` of all nvfp4.Linear and nvfp4.Experts of a model.
 
     The bits that these layers give for a sequence are then the same alone and in a batch, beside any other sequence.
-    The bits of the whole model are so only where torch's part is batch invariant too: attention, norms, dense layers.
+    That holds for the whole model only if torch's part is batch invariant too: attention, norms, dense layers.
 
     Args:
         model (torch.nn.Module): any module with one or more NVFP4 layers, or such a layer.
         batch_invariant (bool, optional): the new value. Default: True.
 
     Raises:
-        nvfp4.Error: the model has no NVFP4 layer, a W4A4 layer whose input scale is computed at each call from all rows
-            together, or an FP8 layer. The model is unchanged.
+        nvfp4.Error: the model has no NVFP4 layer, or it has an FP8 layer, or a W4A4 layer that computes its input scale
+            at each call from all rows together. The model is unchanged.
 
     Examples:
         >>> import nvfp4, torch

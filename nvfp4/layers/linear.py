@@ -46,8 +46,7 @@ class Linear(FixedBuffers, torch.nn.Linear):
         activations (str, optional): "nvfp4" or None. Default: "nvfp4".
             "nvfp4" quantizes the input at each call and multiplies by nvfp4.gemm (W4A4).
             None leaves the input as it is (W4A16): nvfp4.gemm multiplies a 16-bit input by the weight. For a float32
-                input
-            each call dequantizes the whole weight and calls torch.mm.
+            input each call dequantizes the whole weight and calls torch.mm.
         device (torch.device, str or int, optional): the device of the buffers. Default: torch's default device.
         dtype (torch.dtype, optional): the dtype of the bias, and of the weight that `to_linear` makes. Default:
             torch.get_default_dtype().
@@ -84,7 +83,7 @@ class Linear(FixedBuffers, torch.nn.Linear):
 
     With activations=None there is a gradient with respect to x, by gemm(..., transpose_b=False) of the packed weight.
     (A float32 gradient, or one with an alpha of [N], enters as three bfloat16 parts: three times the work.) With
-    "nvfp4" there is no gradient: the output of an input that requires one has a `grad_fn` whose backward raises
+    "nvfp4" there is no gradient: if the input requires one, the output has a `grad_fn`, and its backward raises
     nvfp4.Error. Compiled and traced code and torch.func reject such an input already. A tangent of forward-mode
     differentiation is rejected too, except by activations=None with float32.
 
@@ -275,7 +274,7 @@ class Linear(FixedBuffers, torch.nn.Linear):
 
     @classmethod
     def fuse(cls, layers: Sequence[Linear]) -> Linear:
-        """Joins layers with the same input into one, whose outputs follow one another: [..., N1 + N2 + ...].
+        """Joins layers with the same input into one. Their outputs follow one another: [..., N1 + N2 + ...].
 
         Args:
             layers (sequence of Linear): one or more layers.

@@ -1,4 +1,4 @@
-"""The tensors of one NVFP4 linear layer, of which nvfp4.Linear is made. nvfp4.checkpoints reads and writes them."""
+"""The tensors of one NVFP4 linear layer, from which nvfp4.Linear is made. nvfp4.checkpoints reads and writes them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def layer_input(x: object, in_features: int) -> Tensor:
 
 def invertible(scale: Tensor) -> Tensor:
     """Global scales as numbers that are the reciprocal of their reciprocal, so that a format of divisors stores them
-    without loss. Each changes by at most 1 in the last place. One whose reciprocal is infinite stays as it is.
+    without loss. Each changes by at most 1 in the last place. A scale with an infinite reciprocal stays as it is.
 
     If the significand of d is at most sqrt(2), 1/(1/d) rounds to d. Rounding moves 1/d by at most half a unit in its
     last place, which has half the size of d's, and the second reciprocal at most doubles that. One of d and 1/d has

@@ -157,8 +157,8 @@ class RowwiseParallel(TorchRowwise):
     rank has whole, are then applied once, and the result is rounded once. Where the sums are exact, the bits are those
     of one device. The collective chooses the order of the ranks' sums: NCCL and gloo repeat it from run to run.
 
-    With more than two ranks, whose sums are added in the collective's order, a layer with batch_invariant=True raises
-    an error.
+    With more than two ranks a layer with batch_invariant=True raises an error, since the collective chooses the order
+    of additions.
 
     The ranks share a dynamic input_global_scale, that of the whole x: they reduce the largest |x| (a max all-reduce of
     one number), so that the scale equals one device's.

@@ -82,7 +82,7 @@ def weights_read(kind: Any) -> frozenset[Path]:
     for base in reversed(kind.__mro__):
         texts |= sources(base)
     found: set[Path] = set()
-    readers: dict[str, set[str]] = {}  # functions, and their parameters whose weight they read
+    readers: dict[str, set[str]] = {}  # functions, and the parameters of which they read the weight
     for name, text in texts.items():
         if ".weight" not in text or "torch.uint8" in text:
             continue
@@ -128,7 +128,7 @@ def parsed(text: str) -> ast.FunctionDef:
 
 
 def layers_given(caller: ast.FunctionDef, name: str, names: list[str], read: set[str]) -> Iterator[Path]:
-    """The layers of `self` that a function passes to self.name as parameters whose weight that reads."""
+    """The layers of `self` that a function passes to self.name, if self.name reads the weight of that parameter."""
     for call in (node for node in ast.walk(caller) if isinstance(node, ast.Call)):
         if path_of(call.func) == ("self", name):
             given = [*zip(names, call.args), *((keyword.arg, keyword.value) for keyword in call.keywords)]

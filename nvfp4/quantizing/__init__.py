@@ -1,1 +1,1 @@
-"""nvfp4.quantize_model and nvfp4.dequantize_model: models whose layers become NVFP4, or dense again."""
+"""nvfp4.quantize_model and nvfp4.dequantize_model make the layers of a model NVFP4, or dense again."""

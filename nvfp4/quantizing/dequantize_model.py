@@ -116,7 +116,7 @@ def rounding_error(weight: Tensor, layer: Linear) -> float:
 
 
 def forget_quantizer(model: torch.nn.Module) -> None:
-    """Takes from each model of transformers, whose layers are dense now, the quantizer that nvfp4 gave it."""
+    """Takes the quantizer that nvfp4 gave it from each model of transformers, since its layers are dense now."""
     for own in model.modules():
         quantizer: Any = vars(own).get("hf_quantizer")  # getattr of a PeftModel gives that of the model inside
         if not type(quantizer).__module__.startswith("nvfp4."):

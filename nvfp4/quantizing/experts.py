@@ -168,7 +168,7 @@ def sums(results: list[Result]) -> dict[str, Any]:
 
 
 def replace_experts(model: torch.nn.Module, name: str, new: Experts, row: QuantizedLayer) -> QuantizedLayer:
-    """Puts it in place of the module, whose hooks it takes."""
+    """Puts it in place of the module, with the hooks of that."""
     old = model.get_submodule(name)
     keep_hooks(old, new)
     put(places_of(model, {name: old})[name], new)

@@ -26,7 +26,7 @@ MEMORY_SHARE = 4  # Hessians take this part of the free memory
 
 @dataclass(frozen=True)
 class Collected:
-    """A Hessian, the layers whose inputs it is of, and how many rows they read."""
+    """A Hessian, the layers that read these inputs, and how many rows they read."""
 
     names: tuple[str, ...]
     hessian: Tensor  # float32 [K, K]
@@ -41,7 +41,7 @@ class Hessians:
     that. Where a later call differs, the layer gets a Hessian of its own in the next call of `calibrate`.
 
     Args:
-        names: the layers whose Hessians are wanted.
+        names: the layers that need a Hessian.
         siblings: for some layers the names that may read one tensor, their own among them.
         max_bytes: of all Hessians on a device at a time; at least one is collected. None: a quarter of what is free.
     """

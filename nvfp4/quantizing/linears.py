@@ -26,7 +26,7 @@ def quantize_layer(
     fused: tuple[str, ...] = (),
     weights: str = "round",
 ) -> tuple[Linear, QuantizedLayer]:
-    """Makes an NVFP4 layer of a linear layer, whose hooks it takes, and describes it."""
+    """Makes an NVFP4 layer of a linear layer, with its hooks, and describes it."""
     begin, linear = time.perf_counter(), as_linear(old)
     assert linear is not None
     layer = Linear.from_linear(linear, activations, input_scale, block_scale, weights)
@@ -36,7 +36,7 @@ def quantize_layer(
 
 
 def replace_layer(old: torch.nn.Module, layer: Linear) -> Linear:
-    """Gives an NVFP4 layer the mode and the hooks of the linear layer whose place it takes."""
+    """Gives an NVFP4 layer the mode and the hooks of the linear layer that it replaces."""
     keep_hooks(old, layer.train(old.training))
     return layer
 

@@ -65,9 +65,8 @@ def quantize_model(
     Args:
         model (torch.nn.Module): any module; its linear layers are found by type.
             A layer that the model has under several names is quantized once.
-            Three kinds of layers are skipped: subclasses of torch.nn.Linear, layers whose in_features is no multiple of
-                16,
-            and the layers of torch.nn.TransformerEncoderLayer, which reads their weights itself.
+            Three kinds of layers are skipped: subclasses of torch.nn.Linear, layers with in_features that is no
+            multiple of 16, and the layers of torch.nn.TransformerEncoderLayer, which reads their weights itself.
         ignore (sequence of str or str, optional): names of layers to leave as they are. Default: ("lm_head",).
             A pattern with the wildcards of fnmatch is compared with the name of the layer, the names of the modules
             above it, and the last part of each of these.
@@ -75,14 +74,13 @@ def quantize_model(
             A pattern that matches no module is an error; "lm_head" may be missing.
             The string "mlp_only" leaves all but MLPs and experts, "experts_only" all but experts. Both go by the names
             of modules, as ModelOpt's presets do, and leave routers, heads and towers for images too.
-            Else towers for images and their projectors are quantized, which producers leave dense. The report names
-            them: `towers`.
+            Without these strings towers for images and their projectors are quantized, although producers leave them
+            dense. The report names them in `towers`.
         activations (str, optional): "nvfp4" (W4A4) or None (W4A16), see nvfp4.Linear. Default: "nvfp4".
         calibrate (callable, optional): a function that is given the model and runs it on sample inputs. Default: None.
             It is called before anything is changed.
             With weights="gptq" it may be called several times, and must then run the same samples each time.
-            The largest absolute value that a layer reads gives its input_global_scale, and so does what each product
-            of an expert reads.
+            The largest absolute value that a layer, or a product of an expert, reads gives its input_global_scale.
             Without the function, and for a layer that it does not reach, the scale is dynamic.
             An expert that it does not reach takes the largest scale of the others; the report names it.
             With activations=None it needs weights="search" or "gptq".
@@ -93,7 +91,7 @@ def quantize_model(
             The module that is called first computes all parts. It keeps the others' outputs until they are called with
             the same tensor, so the model must not change that tensor in between.
             A model that calls them with different tensors stays right and becomes slower.
-            Parts with different calibrated input scales are not joined, nor are parts of which only some have a bias.
+            Parts with different calibrated input scales are not joined, and neither are parts if only some have a bias.
         block_scale (str, optional): how nvfp4.quantize chooses the scales of inputs, and of weights with
             weights="round". Default: "amax6".
             "four_over_six" has a smaller squared error and is slower to quantize. Experts quantize inputs by "amax6".

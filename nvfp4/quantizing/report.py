@@ -15,24 +15,24 @@ class QuantizedLayer:
 
     Attributes:
         name (str): the name of the module in the model.
-        shape (tuple of ints): (N, K) of its weight. Of experts (E, H, I).
+        shape (tuple of ints): (N, K) of its weight; for experts (E, H, I).
         error (float): |W - W'| / |W| of the weight W before and W' now, by Frobenius norms; 0 for a weight of zeros.
             With weights="gptq" it misleads: it is larger than that of "search", and the output error smaller.
         bytes_before (int): the bytes of weight and bias before.
         bytes_after (int): the same now. NVFP4 layers have scales too, alpha among them.
-        input_global_scale (float or None): the scale that calibration found, or that the NVFP4 layer had. Of experts
+        input_global_scale (float or None): the scale that calibration found, or that the NVFP4 layer had; for experts
             the largest of gate and up.
             None: the scale is dynamic, or the activations are not quantized.
         fused (tuple of str): the names of the layers that became one module with this one, itself included; () if none.
         output_error (float or None): the relative error of the layer's output on the samples of `calibrate`, before the
             bias: sqrt(tr(D H D') / tr(W H W')), where D = W - W' and H is the sum of x x^T over the inputs x.
             With weights="search" H has its diagonal alone. None: there were no samples, or weights is "round".
-            Of experts it is that of both products of all experts that were reached, whose traces are added.
+            For experts the traces of both products are added over all experts that were reached.
         output_error_before (float or None): the same of a weight that is rounded by block_scale="amax6".
-        rows (int or None): how many inputs the layer read. Of experts the fewest that an expert read, of those that
-            were reached. None: it is not known.
-        damping (float or None): the damping of GPTQ if the Hessian needed more than was asked for, else None. Of
-            experts the largest.
+        rows (int or None): how many inputs the layer read. For experts it is the least number among those that were
+            reached. None: it is not known.
+        damping (float or None): the damping of GPTQ if the Hessian needed more than was asked for, else None. For
+            experts it is the largest.
         seconds (float): how long quantizing took, without `calibrate`. Layers that are quantized together share it.
     """
 
@@ -68,13 +68,13 @@ class QuantizeReport:
         dense (dict of int): the bytes of each parameter that stays dense and has more than 1 MB, or more than 1 % of
             the model.
         other_bytes (int): the bytes of all parameters and buffers that are not in `layers`.
-        unreached (dict of list of int): of each module of experts the experts that no sample reached in `calibrate`.
+        unreached (dict of list of int): for each module of experts, the experts that no sample of `calibrate` reached.
             With weights="search" and "gptq" their gate and up are quantized by "search" with the mean squares of the
-            module's tokens, their down without samples.
+            module's tokens, and their down without samples.
         weights (str): the argument of quantize_model.
-        unreached_layers (list of str): layers that no sample reached in `calibrate`, whose weights are therefore
-            quantized by "search" without samples. Gate and up of an expert whose layers are linear layers of their own
-            take the mean squares of what those of the other experts read.
+        unreached_layers (list of str): layers that no sample of `calibrate` reached. Their weights are quantized by
+            "search" without samples. If the layers of experts are linear layers of their own, gate and up of such an
+            expert take the mean squares of what the other experts read.
         towers (dict of int): the number of layers in each module for images, such as `model.visual` and
             `multi_modal_projector`, that are NVFP4 now. Producers leave these modules dense.
     """

@@ -75,7 +75,7 @@ def stored_results(folder: Path, run: Mapping[str, Any], finished: Callable[[str
 
     Args:
         run: what the results depend on, as JSON has it.
-        finished: is called with the name of each layer whose result has been stored.
+        finished: is called with the name of each layer after its result has been stored.
 
     Raises:
         nvfp4.Error: the folder belongs to another program, to another run, or to one that is not over.

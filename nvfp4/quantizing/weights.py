@@ -152,7 +152,7 @@ class Weights:
     Args:
         model, linears: the dense layers by name, which stay as they are.
         reached: the modules of experts.
-        stacked: names of those whose experts share a global scale, as in formats that store whole stacks.
+        stacked: names of those with one global scale for all experts, as in formats that store whole stacks.
         results: may have layers of an earlier run with the same arguments, which are not quantized again.
     """
 
@@ -184,7 +184,7 @@ class Weights:
         return self.scales[names].clone()  # for storage that layers do not share
 
     def stand_ins(self) -> set[str]:
-        """The names whose inputs may stand in for those of others."""
+        """The names with inputs that may stand in for those of others."""
         return {name for names in self.others.values() for name in names}
 
     def unfinished(self) -> list[str]:

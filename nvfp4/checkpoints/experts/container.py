@@ -60,7 +60,7 @@ class Container:
     def add(
         self, place: Place, own: Mapping[str, Tensor], activations: str | None, joined: bool, dynamic: bool
     ) -> None:
-        """Adds a layer or a stack, whose names are checked.
+        """Adds a layer or a stack, and checks its names.
 
         Args:
             activations: "nvfp4", None, or AUTO: by the input scale.
@@ -114,7 +114,7 @@ class Container:
         return about.make("meta", dtype)
 
     def fill(self, experts: RoutedExperts, interleaved: bool, device: torch.device | None = None) -> RoutedExperts:
-        """Fills a module, whose buffers are on the device, or on the meta device.
+        """Fills a module that has its buffers on the device, or on the meta device.
 
         Args:
             interleaved: whether a stack's rows of gate and up alternate.
@@ -340,7 +340,7 @@ def part_of(t: Tensor, expert: int, experts: int) -> Tensor:
 
 
 def divided(t: Tensor, parts: int, part: int, interleaved: bool) -> Tensor:
-    """A part of one expert's [P * N, ...], whose parts follow one another or alternate."""
+    """A part of one expert's [P * N, ...]; its parts follow one another or alternate."""
     if parts == 1:
         return t
     rows = t.shape[0] // parts

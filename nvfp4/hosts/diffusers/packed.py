@@ -40,7 +40,7 @@ class Placing(Quantizer):
         self.in_fp32: set[str] = set()  # names of modules
 
     def place(self, model: Any, checkpoint: Checkpoint, in_fp32: Sequence[str]) -> None:
-        """Puts the layers into the model, whose names they have."""
+        """Puts the layers into the model, by their names."""
         self.in_fp32 = {*in_fp32}
         kept = {*checkpoint.tensors}
         fit(checkpoint, model, unwanted_by(model, None))

@@ -114,8 +114,8 @@ class SingleFileConfig(QuantizationConfigMixin):
     quantization_config=SingleFileConfig(file))`.
 
     Args:
-        file (str or PathLike): the file that is given to from_single_file. Its header, of which diffusers passes
-            nothing on, says how the layers are packed.
+        file (str or PathLike): the file that is given to from_single_file. Its header says how the layers are packed,
+            and diffusers does not pass it on.
         activations (str, optional): "nvfp4" (W4A4) or None (W4A16), see nvfp4.load. Default: None.
         format (str, optional): "modelopt" (linear scales, the even element in the low nibble) or "comfy-kitchen" (128x4
             scales, the even element in the high nibble), see nvfp4.load. Default: None, and the file tells.

@@ -103,7 +103,7 @@ class Quantizer(DiffusersQuantizer):
         return model
 
     def remove_quantization_config(self, model: Any) -> None:
-        """Takes from a model whose layers are dense now what `finish` gave it."""
+        """Takes what `finish` gave it from a model with layers that are dense now."""
         config = {key: value for key, value in model.config.items() if key != "quantization_config"}
         model._internal_dict = type(model.config)(config)  # FrozenDict has no way to take an entry out
         for name in ("hf_quantizer", "quantization_method", FUSE_PROJECTIONS, FUSE_LORA):

@@ -69,7 +69,7 @@ QUANTIZED = (W4A4, W4A4_DYNAMIC, W4A16, AUTO, *fp8.ACTIVATIONS)  # modes of laye
 
 
 def ignore_unexpected(model: Any, pattern: str) -> None:
-    """Has from_pretrained not warn of tensors whose names match."""
+    """Keeps from_pretrained from warning of tensors with these names."""
     model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), pattern}
 
 
@@ -84,7 +84,7 @@ class ModelOptQuantizer(HfQuantizer):
         self.skipped: dict[str, str] = {}
         self.attached = False  # whether it belongs to a model that was not loaded with it
         self.experts: dict[str, tuple[Container, bool]] = {}  # to load, and whether gate and up alternate
-        self.biases: dict[str, str] = {}  # of layers whose bias is tied to the parameter of this name
+        self.biases: dict[str, str] = {}  # layers with a bias that is tied to the parameter of this name
         self.read: list[str] = []  # layers that become dense, since the module above reads the weight
         self.dense: dict[str, Fp8Tensors] = {}  # FP8 layers of the checkpoint that are dense in the model
         self.modes: dict[str, Mode] = {}  # the mode of each layer that the configuration describes, by its name here
@@ -328,7 +328,7 @@ class CompressedTensorsQuantizer(ModelOptQuantizer):
 
 
 class Mxfp4Quantizer(ModelOptQuantizer):
-    """Loads gpt-oss in MXFP4. The model, whose layers are NVFP4, is saved as after quantize_model."""
+    """Loads gpt-oss in MXFP4 into NVFP4 layers. The model is saved as after quantize_model."""
 
     saved: str | None = None  # the format; None: as `attach` has it
 
