@@ -8,8 +8,8 @@ one e4m3 for every 16 values along K, in one of two layouts:
             S = K/16, padded to whole blocks of 512 bytes
 
 `gemm`, `quantize`, `amax_scale`, `dequantize` and `swizzle` define what the functions of these names in `nvfp4` return.
-`generate_input`, `ref_kernel` and `check_implementation` do the same for `nvfp4.custom_kernel`, whose views put the
-batch last, and `load_task` reads the shapes of the competition's tasks from task.yml and nvfp4/task_gemv.yml.
+`generate_input`, `ref_kernel` and `check_implementation` do the same for `nvfp4.custom_kernel` with its views, which
+put the batch last, and `load_task` reads the shapes of the competition's tasks from task.yml and nvfp4/task_gemv.yml.
 
 Products of operands are multiples of 2^-20 and at most 6*448*6*448 < 2^22.8, so the fp64 sums here are exact up to
 K = 1184 whatever the scales, and for integer scales at any K that fits in memory; beyond, they are off by 2^-53 a

@@ -86,21 +86,21 @@ def marlin() -> str:
 
 
 def vllm() -> str:
-    """The GPU's milliseconds for a step of a model: the median of the rounds (least to most)."""
-    return steps("gpu", 3)
+    """The GPU's milliseconds for a step of a model: the median of the rounds."""
+    return steps("gpu", 3, spread=False)
 
 
 def vllm_steps() -> str:
-    """Milliseconds from one step to the next, likewise."""
-    return steps("ms", 2)
+    """Milliseconds from one step to the next: the median of the rounds (least to most)."""
+    return steps("ms", 2, spread=True)
 
 
-def steps(what: str, digits: int) -> str:
+def steps(what: str, digits: int, spread: bool) -> str:
     """A column for each engine of vllm_h100.csv."""
     found: dict[tuple[str, str], dict[str, str]] = {}
     for row in read("vllm_h100.csv"):
         middle, least, most = (f"{float(row[what + key]):.{digits}f}" for key in ("", " least", " most"))
-        cell = f"{middle} ({least}..{most})"
+        cell = f"{middle} ({least}..{most})" if spread else middle
         found.setdefault((row["model"], row["what"]), {})[row["run"]] = cell
     names = list(dict.fromkeys(name for row in found.values() for name in row))
     return show.markdown(
