@@ -1,5 +1,6 @@
-// atom and red on global and shared memory, every type of sm_80 (PTX ISA 9.7.13.15, 9.7.13.16). In the kernels that end
-// in _ops every thread has a cell of its own; the rows alternate between what atom returned and what it left behind.
+// atom and red on global and shared memory: every type of sm_80, and sm_90's bf16, vectors and 16-bit cas (PTX ISA
+// 9.7.13.15, 9.7.13.16). In the kernels that end in _ops every thread has a cell of its own; the rows alternate between
+// what atom returned and what it left behind.
 #include "golden.cuh"
 
 #define ATOM_32(text)                                                                                                  \
@@ -141,3 +142,27 @@ extern "C" __global__ void atomic_tickets(u32 *counter, u32 *seen) {
     u32 ticket = atomicAdd(counter, 1);
     seen[ticket] = 1;
 }
+
+#if __CUDA_ARCH__ >= 900
+extern "C" __global__ void atomic_sm90_ops(const u32 *in, u32 *out, int n, u32 *scratch) {
+    INPUTS
+    ATOM_32("atom.global.add.noftz.bf16x2 %0, [a], %2")
+    ATOM_32("mov.b32 %0, 1; red.global.add.noftz.bf16x2 [a], %2")
+    ATOM_32(".reg .b16 h, r; cvt.u16.u32 h, %2; atom.global.add.noftz.bf16 r, [a], h; cvt.u32.u16 %0, r")
+    ATOM_32(
+        ".reg .b16 h, g, r; cvt.u16.u32 h, %2; cvt.u16.u32 g, %3; atom.global.cas.b16 r, [a], h, g; cvt.u32.u16 %0, r")
+}
+
+// eight words to a thread: x in the cell, y the operand
+extern "C" __global__ void atomic_vectors(const uint4 *in, uint4 *out, int n, uint4 *scratch) {
+    int i = threadIdx.x;
+    uint4 x = in[i], y = in[n + i], r;
+    scratch[i] = x;
+    asm volatile("atom.global.add.v4.f32 {%0, %1, %2, %3}, [%4], {%5, %6, %7, %8};"
+                 : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+                 : "l"(scratch + i), "r"(y.x), "r"(y.y), "r"(y.z), "r"(y.w)
+                 : "memory");
+    out[i] = r;
+    out[n + i] = __ldcg(scratch + i);
+}
+#endif

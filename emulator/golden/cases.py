@@ -14,31 +14,20 @@ from compare import Approximate, Exact, ExactButNaN, Recorded
 
 HERE = Path(__file__).resolve().parent
 
-# the oldest architecture that has what the file uses
+# What each source file is compiled for, oldest first. A case runs its kernel as compiled for the first that has it.
+SM80, SM90 = "compute_80", "compute_90a"
 ARCHITECTURES = {
-    "integer": "compute_80",
-    "float32": "compute_80",
-    "float64": "compute_80",
-    "half": "compute_80",
-    "convert": "compute_80",
-    "warp": "compute_80",
-    "atomics": "compute_80",
-    "copy": "compute_80",
-    "mma": "compute_80",
-    "mma_int8": "compute_80",
-    "mma_fp8": "compute_90a",
-    "half_sm90": "compute_90a",
-    "convert_sm90": "compute_90a",
-    "elect": "compute_90a",
-    "atomics_sm90": "compute_90a",
-    "copy_sm90": "compute_90a",
-    "mbarrier": "compute_90a",
-    "cluster": "compute_90a",
-    "tma": "compute_90a",
-    "wgmma_half": "compute_90a",
-    "wgmma_fp8_tf32": "compute_90a",
-    "wgmma_int8": "compute_90a",
-    "tma_wgmma": "compute_90a",
+    "integer": [SM80],
+    "float": [SM80, SM90],
+    "convert": [SM80, SM90],
+    "warp": [SM80, SM90],
+    "atomics": [SM80, SM90],
+    "copy": [SM80, SM90],
+    "mma": [SM80, SM90],
+    "mbarrier": [SM90],
+    "cluster": [SM90],
+    "tma": [SM90],
+    "wgmma": [SM90],
 }
 
 
@@ -135,10 +124,10 @@ def scalar_cases() -> list[Case]:
         scalar("integer", "int_predicate_ops", g.rows_int32(2, n)),
         scalar("integer", "int16_ops", g.rows_int32(3, n)),
         scalar("integer", "int64_ops", g.rows_int64(4, n)),
-        scalar("float32", "f32_ops", g.rows_f32(5, n)),
-        scalar("float32", "f32_predicate_ops", g.rows_f32(6, n)),
+        scalar("float", "f32_ops", g.rows_f32(5, n)),
+        scalar("float", "f32_predicate_ops", g.rows_f32(6, n)),
         scalar(
-            "float32",
+            "float",
             "f32_approx_ops",
             g.rows_moderate_f32(7, n),
             Approximate(
@@ -149,19 +138,19 @@ def scalar_cases() -> list[Case]:
                 + [(2**-21, 2**-20), (0, 2**-18), (0, 2**-18), (2**-9.9, 0)],
             ),
         ),
-        scalar("float64", "f64_ops", g.rows_f64(8, n), ExactButNaN()),
-        scalar("half", "f16_ops", mixed),
-        scalar("half", "f16x2_ops", mixed[::-1].copy()),
-        scalar("half", "half_approx_ops", f16, Approximate("f16", [(2**-9, 2**-9), (2**-8, 2**-23)])),
-        scalar("half_sm90", "half_sm90_ops", mixed),
-        scalar("half_sm90", "f32_sm90_ops", g.rows_f32(13, n)),
-        scalar("half_sm90", "half_sm90_approx_ops", bf16, Approximate("bf16", [(2**-6, 2**-7), (2**-6, 2**-125)])),
+        scalar("float", "f64_ops", g.rows_f64(8, n), ExactButNaN()),
+        scalar("float", "f16_ops", mixed),
+        scalar("float", "f16x2_ops", mixed[::-1].copy()),
+        scalar("float", "half_approx_ops", f16, Approximate("f16", [(2**-9, 2**-9), (2**-8, 2**-23)])),
+        scalar("float", "half_sm90_ops", mixed),
+        scalar("float", "f32_sm90_ops", g.rows_f32(13, n)),
+        scalar("float", "half_sm90_approx_ops", bf16, Approximate("bf16", [(2**-6, 2**-7), (2**-6, 2**-125)])),
         scalar("convert", "cvt_from_f32", g.rows_f32(14, n)),
         scalar("convert", "cvt_from_int", g.rows_int32(15, n)),
         scalar("convert", "cvt_from_f16", f16),
-        scalar("convert_sm90", "cvt_sm90_from_f32", g.rows_f32(16, n)),
-        scalar("convert_sm90", "cvt_sm90_from_half", mixed),
-        scalar("convert_sm90", "cvt_sm90_from_fp8", codes, n=256),
+        scalar("convert", "cvt_sm90_from_f32", g.rows_f32(16, n)),
+        scalar("convert", "cvt_sm90_from_half", mixed),
+        scalar("convert", "cvt_sm90_from_fp8", codes, n=256),
         scalar("warp", "shuffle_ops", shuffle, n=32),
         scalar("warp", "vote_ops", votes, n=32),
         scalar("atomics", "atomic32_ops", g.rows_int32(40, n), scratch=True),
@@ -169,7 +158,7 @@ def scalar_cases() -> list[Case]:
         scalar("atomics", "atomic_shared32_ops", g.rows_f32(42, n)),
         scalar("atomics", "atomic64_ops", g.rows_int64(43, n), scratch=True),
         scalar("atomics", "atomic_f64_ops", g.rows_f64(44, n), ExactButNaN(), scratch=True),
-        scalar("atomics_sm90", "atomic_sm90_ops", mixed, scratch=True),
+        scalar("atomics", "atomic_sm90_ops", mixed, scratch=True),
     ]
 
 
@@ -230,13 +219,13 @@ def warp_cases() -> list[Case]:
             name="registers",
         ),
         simple(
-            "elect",
+            "warp",
             "elect_masks",
             {"in": np.array(masks, np.uint32)},
             128 * len(masks),
             args=["in", "out", Int32(len(masks))],
         ),
-        simple("elect", "elect_after_exit", {}, 128),
+        simple("warp", "elect_after_exit", {}, 128),
         contended,
         simple(
             "atomics",
@@ -247,7 +236,7 @@ def warp_cases() -> list[Case]:
             block=(128, 1, 1),
         ),
         simple(
-            "atomics_sm90",
+            "atomics",
             "atomic_vectors",
             {"in": g.rows_f32(55, 128)[:256], "scratch": poison(512)},
             2 * 32 * 16,
@@ -262,9 +251,7 @@ def copy_cases() -> list[Case]:
     straight = np.arange(32, dtype=np.uint32)
     image = g.counter(256, 2)
     sizes = np.array([i % 17 for i in range(32)], np.uint32)
-    store = simple(
-        "copy_sm90", "bulk_store", {"in": g.words32(63, 256)}, 2304, args=["in", "out", Int32(1024)], shared=1024
-    )
+    store = simple("copy", "bulk_store", {"in": g.words32(63, 256)}, 2304, args=["in", "out", Int32(1024)], shared=1024)
     store.block = (128, 1, 1)
     operands = np.concatenate([g.words32(64, 13 * 128), g.words32(65, 3 * 128) & np.uint32(0x3FFFBFFF)])
     before = np.concatenate([g.words32(66, 13 * 128), g.words32(67, 3 * 128) & np.uint32(0xBFFF3FFF)])
@@ -272,7 +259,7 @@ def copy_cases() -> list[Case]:
     before[12 * 128 : 13 * 128] = g.rows_f32(69, 128)[128:256]
     reduce = Case(
         "bulk_reduce",
-        "copy_sm90",
+        "copy",
         "bulk_reduce",
         {"in": Buffer(operands), "out": Buffer(before, keep=True)},
         ["in", "out"],
@@ -282,7 +269,7 @@ def copy_cases() -> list[Case]:
     )
     loads = [
         simple(
-            "copy_sm90",
+            "copy",
             "bulk_load",
             {"in": g.words32(62, 1024)},
             4104,
@@ -297,34 +284,32 @@ def copy_cases() -> list[Case]:
         simple("copy", "cp_async_sizes", {"in": g.words32(60, 160), "sizes": sizes}, 6 * 512),
         simple("copy", "ldmatrix_forms", {"in": image, "rows": straight}, 448 * 4, name="ldmatrix_straight"),
         simple("copy", "ldmatrix_forms", {"in": image, "rows": rows}, 448 * 4, name="ldmatrix_scattered"),
-        simple(
-            "copy_sm90", "stmatrix_forms", {"in": g.counter(256, 2), "rows": straight}, 3072, name="stmatrix_straight"
-        ),
-        simple("copy_sm90", "stmatrix_forms", {"in": g.counter(256, 2), "rows": rows}, 3072, name="stmatrix_scattered"),
+        simple("copy", "stmatrix_forms", {"in": g.counter(256, 2), "rows": straight}, 3072, name="stmatrix_straight"),
+        simple("copy", "stmatrix_forms", {"in": g.counter(256, 2), "rows": rows}, 3072, name="stmatrix_scattered"),
         *loads,
         store,
         reduce,
-        simple("copy_sm90", "cp_async_mbarrier", {"in": g.words32(70, 64)}, 512),
+        simple("copy", "cp_async_mbarrier", {"in": g.words32(70, 64)}, 512),
     ]
 
 
 def mma_cases() -> list[Case]:
     """Every shape on small integers, whose sums are exact in any order, and on noise."""
     cases = []
-    table = [  # kernel, source, type of A, of B, of C, registers of A, B, C
-        ("mma_m16n8k16_f16_f32", "mma", "f16", "f16", "f32", 4, 2, 4),
-        ("mma_m16n8k16_f16_f16", "mma", "f16", "f16", "f16", 4, 2, 2),
-        ("mma_m16n8k8_f16_f32", "mma", "f16", "f16", "f32", 2, 1, 4),
-        ("mma_m16n8k8_f16_f16", "mma", "f16", "f16", "f16", 2, 1, 2),
-        ("mma_m16n8k16_bf16", "mma", "bf16", "bf16", "f32", 4, 2, 4),
-        ("mma_m16n8k8_bf16", "mma", "bf16", "bf16", "f32", 2, 1, 4),
-        ("mma_m16n8k8_tf32", "mma", "tf32", "tf32", "f32", 4, 2, 4),
-        ("mma_m16n8k4_tf32", "mma", "tf32", "tf32", "f32", 2, 1, 4),
-        ("mma_m16n8k32_e4m3", "mma_fp8", "e4m3", "e4m3", "f32", 4, 2, 4),
-        ("mma_m16n8k32_e5m2", "mma_fp8", "e5m2", "e5m2", "f32", 4, 2, 4),
-        ("mma_m16n8k32_e4m3_e5m2", "mma_fp8", "e4m3", "e5m2", "f32", 4, 2, 4),
+    table = [  # kernel, type of A, of B, of C, registers of A, B, C
+        ("mma_m16n8k16_f16_f32", "f16", "f16", "f32", 4, 2, 4),
+        ("mma_m16n8k16_f16_f16", "f16", "f16", "f16", 4, 2, 2),
+        ("mma_m16n8k8_f16_f32", "f16", "f16", "f32", 2, 1, 4),
+        ("mma_m16n8k8_f16_f16", "f16", "f16", "f16", 2, 1, 2),
+        ("mma_m16n8k16_bf16", "bf16", "bf16", "f32", 4, 2, 4),
+        ("mma_m16n8k8_bf16", "bf16", "bf16", "f32", 2, 1, 4),
+        ("mma_m16n8k8_tf32", "tf32", "tf32", "f32", 4, 2, 4),
+        ("mma_m16n8k4_tf32", "tf32", "tf32", "f32", 2, 1, 4),
+        ("mma_m16n8k32_e4m3", "e4m3", "e4m3", "f32", 4, 2, 4),
+        ("mma_m16n8k32_e5m2", "e5m2", "e5m2", "f32", 4, 2, 4),
+        ("mma_m16n8k32_e4m3_e5m2", "e4m3", "e5m2", "f32", 4, 2, 4),
     ]
-    for seed, (kernel, source, a, b, c, na, nb, nc) in enumerate(table, 100):
+    for seed, (kernel, a, b, c, na, nb, nc) in enumerate(table, 100):
         for what, count in (("integers", 1), ("noise", 3), ("specials", 1)):
             parts = []
             for problem in range(count):
@@ -348,7 +333,7 @@ def mma_cases() -> list[Case]:
                     parts.append(part.view(np.uint8))
             cases.append(
                 simple(
-                    source,
+                    "mma",
                     kernel,
                     {"in": np.concatenate(parts)},
                     128 * nc * count,
@@ -370,7 +355,7 @@ def mma_cases() -> list[Case]:
         if "satfinite" in kernel:
             data[32 * (na + nb) :: 2] = 0x7FFFFFF0
             data[32 * (na + nb) + 1 :: 2] = 0x80000010
-        cases.append(simple("mma_int8", kernel, {"in": data}, 512, args=["in", "out", Int32(1)]))
+        cases.append(simple("mma", kernel, {"in": data}, 512, args=["in", "out", Int32(1)]))
     return cases
 
 

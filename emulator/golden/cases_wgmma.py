@@ -28,7 +28,6 @@ def image(seed: int, size: int, kind: str, what: str) -> np.ndarray:
 
 def chain(
     name: str,
-    source: str,
     kernel: str,
     registers: int,
     kind: str,
@@ -51,7 +50,7 @@ def chain(
     advance = [Int32(step_b >> 4)] if a is None else [Int32(step_a >> 4), Int32(step_b >> 4)]
     return Case(
         name,
-        source,
+        "wgmma",
         kernel,
         {"in": Buffer(data), "out": output(128 * 4 * registers)},
         ["in", "out", Int32(size // 16), *start, *advance, Int32(steps), Int32(scale_d)],
@@ -73,7 +72,6 @@ def k_major(start: int, swizzle: int, rows: int = 64) -> tuple[int, int]:
 
 def half_cases() -> list[Case]:
     made = []
-    half = "wgmma_half"
     # every swizzle, several n, the whole span in K
     for swizzle in (0, 32, 64, 128):
         steps = max(swizzle, 64) // 32
@@ -81,7 +79,7 @@ def half_cases() -> list[Case]:
             a, step_a = k_major(0, swizzle)
             b, step_b = k_major(8192, swizzle, n)
             name = f"f16_n{n}_kk_swizzle{swizzle}"
-            made.append(chain(name, half, f"wgmma_f16_n{n}_f32_ss_kk", registers, "f16", a, b, step_a, step_b, steps))
+            made.append(chain(name, f"wgmma_f16_n{n}_f32_ss_kk", registers, "f16", a, b, step_a, step_b, steps))
         b, step_b = k_major(8192, swizzle)
         for kernel, registers in (
             ("f16_n64_f32_rs_k", 32),
@@ -92,7 +90,6 @@ def half_cases() -> list[Case]:
             made.append(
                 chain(
                     f"{kernel}_swizzle{swizzle}",
-                    half,
                     f"wgmma_{kernel}",
                     registers,
                     kind,
@@ -109,7 +106,6 @@ def half_cases() -> list[Case]:
             made.append(
                 chain(
                     f"{kernel}_swizzle{swizzle}",
-                    half,
                     f"wgmma_{kernel}",
                     registers,
                     kind,
@@ -131,7 +127,6 @@ def half_cases() -> list[Case]:
             made.append(
                 chain(
                     f"f16_n64_{majors}_swizzle{swizzle}",
-                    half,
                     f"wgmma_f16_n64_f32_ss_{majors}",
                     32,
                     "f16",
@@ -145,7 +140,6 @@ def half_cases() -> list[Case]:
         made.append(
             chain(
                 f"f16_n64_f16_ss_mm_swizzle{swizzle}",
-                half,
                 "wgmma_f16_n64_f16_ss_mm",
                 16,
                 "f16",
@@ -159,7 +153,6 @@ def half_cases() -> list[Case]:
         made.append(
             chain(
                 f"bf16_n64_mm_swizzle{swizzle}",
-                half,
                 "wgmma_bf16_n64_f32_ss_mm",
                 32,
                 "bf16",
@@ -171,44 +164,40 @@ def half_cases() -> list[Case]:
             )
         )
         made.append(
-            chain(
-                f"f16_n16_mm_swizzle{swizzle}", half, "wgmma_f16_n16_f32_ss_mm", 8, "f16", am, bm, mn_step, mn_step, 2
-            )
+            chain(f"f16_n16_mm_swizzle{swizzle}", "wgmma_f16_n16_f32_ss_mm", 8, "f16", am, bm, mn_step, mn_step, 2)
         )
         made.append(
-            chain(f"f16_n64_rs_m_swizzle{swizzle}", half, "wgmma_f16_n64_f32_rs_m", 32, "f16", None, bm, 0, mn_step, 2)
+            chain(f"f16_n64_rs_m_swizzle{swizzle}", "wgmma_f16_n64_f32_rs_m", 32, "f16", None, bm, 0, mn_step, 2)
         )
     # n of two atoms, MN-major, 128-byte swizzle; leading and stride both ways round
     a, step_a = k_major(0, 128)
     for leading, stride in ((4096, 1024), (1024, 2048), (2048, 4096)):
         b = descriptor(8192, leading, stride, 128)
         made.append(
-            chain(f"f16_n128_km_{leading}_{stride}", half, "wgmma_f16_n128_f32_ss_km", 64, "f16", a, b, step_a, 256, 1)
+            chain(f"f16_n128_km_{leading}_{stride}", "wgmma_f16_n128_f32_ss_km", 64, "f16", a, b, step_a, 256, 1)
         )
     b, step_b = k_major(8192, 128)
-    made.append(chain("f16_n128_kk_swizzle128", half, "wgmma_f16_n128_f32_ss_kk", 64, "f16", a, b, step_a, step_b, 4))
+    made.append(chain("f16_n128_kk_swizzle128", "wgmma_f16_n128_f32_ss_kk", 64, "f16", a, b, step_a, step_b, 4))
     made.append(
-        chain(
-            "f16_n256_kk_swizzle128", half, "wgmma_f16_n256_f32_ss_kk", 128, "f16", a, b, step_a, step_b, 4, size=40960
-        )
+        chain("f16_n256_kk_swizzle128", "wgmma_f16_n256_f32_ss_kk", 128, "f16", a, b, step_a, step_b, 4, size=40960)
     )
     # no swizzle, leading and stride in other orders; MN-major too
     for leading, stride in ((128, 256), (128, 1024), (2048, 128), (4096, 256), (16, 1040)):
         a, b = descriptor(0, leading, stride, 0), descriptor(4096, leading, stride, 0)
-        made.append(chain(f"f16_n16_kk_none_{leading}_{stride}", half, "wgmma_f16_n16_f32_ss_kk", 8, "f16", a, b))
-        made.append(chain(f"f16_n16_mm_none_{leading}_{stride}", half, "wgmma_f16_n16_f32_ss_mm", 8, "f16", a, b))
+        made.append(chain(f"f16_n16_kk_none_{leading}_{stride}", "wgmma_f16_n16_f32_ss_kk", 8, "f16", a, b))
+        made.append(chain(f"f16_n16_mm_none_{leading}_{stride}", "wgmma_f16_n16_f32_ss_mm", 8, "f16", a, b))
     # the leading offset of a swizzled K-major operand does not count
     for leading in (0, 512, 4096):
         a, b = (descriptor(s, leading, 1024, 128) for s in (0, 8192))
-        made.append(chain(f"f16_n16_kk_leading{leading}", half, "wgmma_f16_n16_f32_ss_kk", 8, "f16", a, b, 32, 32, 4))
+        made.append(chain(f"f16_n16_kk_leading{leading}", "wgmma_f16_n16_f32_ss_kk", 8, "f16", a, b, 32, 32, 4))
     # scale-d 0, negated operands
     a, b = k_major(0, 128)[0], k_major(8192, 128)[0]
-    made.append(chain("f16_n16_scale_d_0", half, "wgmma_f16_n16_f32_ss_kk", 8, "f16", a, b, 32, 32, 1, 0))
-    made.append(chain("f16_n16_scale_d_0_then_1", half, "wgmma_f16_n16_f32_ss_kk", 8, "f16", a, b, 32, 32, 3, 0))
+    made.append(chain("f16_n16_scale_d_0", "wgmma_f16_n16_f32_ss_kk", 8, "f16", a, b, 32, 32, 1, 0))
+    made.append(chain("f16_n16_scale_d_0_then_1", "wgmma_f16_n16_f32_ss_kk", 8, "f16", a, b, 32, 32, 3, 0))
     for what in ("negate_a", "negate_b", "negate_both"):
-        made.append(chain(f"f16_n16_{what}", half, f"wgmma_f16_n16_f32_ss_kk_{what}", 8, "f16", a, b, 32, 32, 2))
-    made.append(chain("f16_n16_rs_negate_a", half, "wgmma_f16_n16_f32_rs_k_negate_a", 8, "f16", None, b, 0, 32, 2))
-    made.append(chain("f16_n8_rs", half, "wgmma_f16_n8_f32_rs_k", 4, "f16", None, b, 0, 32, 2))
+        made.append(chain(f"f16_n16_{what}", f"wgmma_f16_n16_f32_ss_kk_{what}", 8, "f16", a, b, 32, 32, 2))
+    made.append(chain("f16_n16_rs_negate_a", "wgmma_f16_n16_f32_rs_k_negate_a", 8, "f16", None, b, 0, 32, 2))
+    made.append(chain("f16_n8_rs", "wgmma_f16_n8_f32_rs_k", 4, "f16", None, b, 0, 32, 2))
     # arithmetic on numbers that do not add up exactly
     for kernel, registers, kind in (
         ("wgmma_f16_n16_f32_ss_kk", 8, "f16"),
@@ -217,10 +206,8 @@ def half_cases() -> list[Case]:
     ):
         for steps, what in ((1, "noise"), (4, "noise"), (1, "wide"), (4, "wide")):
             name = f"{kernel}_{what}_{steps}"
-            made.append(chain(name, half, kernel, registers, kind, a, b, 32, 32, steps, what=what))
-    made.append(
-        chain("wgmma_f16_n8_f32_rs_noise", half, "wgmma_f16_n8_f32_rs_k", 4, "f16", None, b, 0, 32, 4, what="noise")
-    )
+            made.append(chain(name, kernel, registers, kind, a, b, 32, 32, steps, what=what))
+    made.append(chain("wgmma_f16_n8_f32_rs_noise", "wgmma_f16_n8_f32_rs_k", 4, "f16", None, b, 0, 32, 4, what="noise"))
     return made
 
 
@@ -231,7 +218,7 @@ def probe_cases() -> list[Case]:
 
     def probe(name: str, a: int, b: int | None = None) -> None:
         b = descriptor(12288, 16, 1024, 128) if b is None else b
-        made.append(chain(f"probe_{name}", "wgmma_half", kernel, 8, "f16", a, b))
+        made.append(chain(f"probe_{name}", kernel, 8, "f16", a, b))
 
     for row in range(1, 8):
         probe(f"start_row{row}", descriptor(128 * row, 16, 1024, 128))
@@ -261,7 +248,7 @@ def probe_cases() -> list[Case]:
         a = descriptor(start, 4096, 1024, 128, base)
         b = descriptor(12288, 4096, 1024, 128)
         name = f"probe_mm_start{start}_base{base}"
-        made.append(chain(name, "wgmma_half", "wgmma_f16_n16_f32_ss_mm", 8, "f16", a, b))
+        made.append(chain(name, "wgmma_f16_n16_f32_ss_mm", 8, "f16", a, b))
     # the same with TMA on the other side
     spec_a, spec_b = (tensor(F16, (64, rows), (64, rows), SWIZZLE_128) for rows in (64, 16))
     a, b = (generate.small_integers(s, 64 * rows, "f16") for s, rows in ((290, 64), (291, 16)))
@@ -276,7 +263,7 @@ def probe_cases() -> list[Case]:
         made.append(
             Case(
                 f"tma_wgmma_{at_a}_{at_b}_base{base_a}{base_b}",
-                "tma_wgmma",
+                "wgmma",
                 "tma_then_wgmma",
                 {"a": Buffer(a), "b": Buffer(b), "out": output(4096)},
                 [
@@ -325,7 +312,6 @@ def other_cases() -> list[Case]:
                 made.append(
                     chain(
                         f"{kernel}_{what}_swizzle{swizzle}",
-                        "wgmma_fp8_tf32",
                         f"wgmma_{kernel}",
                         registers,
                         kind,
@@ -345,7 +331,6 @@ def other_cases() -> list[Case]:
             made.append(
                 chain(
                     f"{kernel}_swizzle{swizzle}",
-                    "wgmma_int8",
                     f"wgmma_{kernel}",
                     registers,
                     "s8",

@@ -1,5 +1,5 @@
-// mma.sync as sm_80 has it (PTX ISA 9.7.14.5). One warp; the input holds every lane's registers of A, then of B, then
-// of C for each of `count` problems, the output every lane's registers of D.
+// mma.sync on floats, 8-bit integers and, from sm_89 on, 8-bit floats (PTX ISA 9.7.14.5). One warp; the input holds every
+// lane's registers of A, then of B, then of C for each of `count` problems, the output every lane's registers of D.
 #include "golden.cuh"
 
 #define FRAGMENTS(na, nb, nc)                                                                                          \
@@ -54,3 +54,14 @@ MMA_4_2_4(mma_m16n8k16_bf16, "m16n8k16.row.col.f32.bf16.bf16.f32")
 MMA_2_1_4(mma_m16n8k8_bf16, "m16n8k8.row.col.f32.bf16.bf16.f32")
 MMA_4_2_4(mma_m16n8k8_tf32, "m16n8k8.row.col.f32.tf32.tf32.f32")
 MMA_2_1_4(mma_m16n8k4_tf32, "m16n8k4.row.col.f32.tf32.tf32.f32")
+
+MMA_4_2_4(mma_m16n8k32_s8, "m16n8k32.row.col.s32.s8.s8.s32")
+MMA_4_2_4(mma_m16n8k32_u8_s8, "m16n8k32.row.col.s32.u8.s8.s32")
+MMA_4_2_4(mma_m16n8k32_s8_satfinite, "m16n8k32.row.col.satfinite.s32.s8.s8.s32")
+MMA_2_1_4(mma_m16n8k16_u8, "m16n8k16.row.col.s32.u8.u8.s32")
+
+#if __CUDA_ARCH__ >= 900
+MMA_4_2_4(mma_m16n8k32_e4m3, "m16n8k32.row.col.f32.e4m3.e4m3.f32")
+MMA_4_2_4(mma_m16n8k32_e5m2, "m16n8k32.row.col.f32.e5m2.e5m2.f32")
+MMA_4_2_4(mma_m16n8k32_e4m3_e5m2, "m16n8k32.row.col.f32.e4m3.e5m2.f32")
+#endif

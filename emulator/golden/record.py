@@ -1,14 +1,16 @@
 """Records what a GPU gives for every case, or checks a driver against what was recorded.
 
-    python record.py --out vectors                     on the GPU: writes one .npz a source file, and provenance.json
+    python record.py --out vectors.npz                 on the GPU: writes all results, and where they are from
     python record.py --check [--library libcuda.so.1]  compares; prints each difference and exits with 1 if there is one
 
-nvcc (NVCC, or on PATH) compiles the kernels to PTX, once for each version of the source."""
+nvcc (NVCC, or on PATH) compiles the kernels to PTX, once for each version of the source. The file of results has an
+array CASE/BUFFER for each buffer that is kept, CASE/error where the driver failed, and the text `provenance`."""
 
 import argparse
 import contextlib
 import ctypes
 import datetime
+import functools
 import hashlib
 import json
 import multiprocessing
@@ -28,7 +30,7 @@ from cases import ARCHITECTURES, HERE, Case, Coordinates, Int32, Int64, Map, all
 from cases_tma import encodings
 from driver import Driver, DriverError
 
-VECTORS = HERE / "vectors"
+VECTORS = HERE / "vectors.npz"
 ENCODINGS = "encodings"
 SECONDS_PER_CASE = 40
 
@@ -37,29 +39,40 @@ def find_nvcc() -> str | None:
     return os.environ.get("NVCC") or shutil.which("nvcc")
 
 
-def compile_ptx(source: str) -> Path:
+@functools.cache
+def compile_ptx(source: str, architecture: str) -> Path:
     """The PTX of a source file, from the cache if neither it nor a header has changed."""
     files = [HERE / f"{source}.cu", *sorted(HERE.glob("*.cuh"))]
     digest = hashlib.sha256(b"\0".join(f.read_bytes() for f in files)).hexdigest()[:16]
     cache = Path(
         os.environ.get("EMULATE_GOLDEN_CACHE") or Path(tempfile.gettempdir(), f"emulator-golden-{os.getuid()}")
     )
-    ptx = cache / f"{source}-{digest}.ptx"
+    ptx = cache / f"{source}-{architecture}-{digest}.ptx"
     if not ptx.exists():
         nvcc = find_nvcc()
         if nvcc is None:
             sys.exit("record.py: no nvcc was found: put it on PATH or name it in NVCC")
         cache.mkdir(parents=True, exist_ok=True)
         part = cache / f"{ptx.name}.{os.getpid()}"
-        command = [nvcc, "-std=c++17", "-ptx", f"-arch={ARCHITECTURES[source]}", "-o", str(part), str(files[0])]
+        command = [nvcc, "-std=c++17", "-ptx", f"-arch={architecture}", "-o", str(part), str(files[0])]
         subprocess.run(command, check=True)
         part.rename(ptx)
     return ptx
 
 
+@functools.cache
+def kernels(source: str) -> dict[str, Path]:
+    """The PTX to run each kernel of a source file from: that of the oldest architecture that has the kernel."""
+    found: dict[str, Path] = {}
+    for architecture in ARCHITECTURES[source]:
+        ptx = compile_ptx(source, architecture)
+        found = dict.fromkeys(re.findall(r"\.entry (\w+)\(", ptx.read_text()), ptx) | found
+    return found
+
+
 def run(driver: Driver, case: Case) -> dict[str, np.ndarray]:
     """The bytes of every kept buffer after the launch."""
-    function = driver.function(compile_ptx(case.source), case.kernel)
+    function = driver.function(kernels(case.source)[case.kernel], case.kernel)
     pointers = {name: driver.allocate(buffer.init) for name, buffer in case.buffers.items()}
     try:
         params = []
@@ -120,7 +133,7 @@ def record_some(directory: Path) -> int:
 
 def record(out: Path) -> None:
     for source in ARCHITECTURES:
-        compile_ptx(source)
+        kernels(source)
     cases = all_cases()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -142,15 +155,10 @@ def record(out: Path) -> None:
                 i = int((directory / "current").read_text())
                 print(f"{cases[i].name}: the process ended with {code}", flush=True)
                 np.savez(directory / f"{i}.npz", error=np.array(f"process ended with {code}"))
-        out.mkdir(parents=True, exist_ok=True)
-        for source in ARCHITECTURES:
-            arrays = {}
-            for i, case in enumerate(cases):
-                if case.source == source:
-                    with np.load(directory / f"{i}.npz") as result:
-                        arrays |= {f"{case.name}/{key}": result[key] for key in result.files}
-            np.savez_compressed(out / f"{source}.npz", **arrays)
-        shutil.copy(directory / f"{ENCODINGS}.npz", out)
+        arrays = {}
+        for name, prefix in [*((str(i), case.name) for i, case in enumerate(cases)), (ENCODINGS, ENCODINGS)]:
+            with np.load(directory / f"{name}.npz") as result:
+                arrays |= {f"{prefix}/{key}": result[key] for key in result.files}
         provenance = json.loads((directory / "provenance.json").read_text())
     provenance["date"] = datetime.date.today().isoformat()
     if shutil.which("nvidia-smi"):
@@ -158,7 +166,7 @@ def record(out: Path) -> None:
         provenance["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0].strip()
     nvcc = subprocess.run([find_nvcc() or "nvcc", "--version"], capture_output=True, text=True).stdout
     provenance["nvcc"] = " ".join(re.findall(r"release [\d.]+, V[\d.]+", nvcc))
-    (out / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n")
+    np.savez_compressed(out, provenance=np.array(json.dumps(provenance)), **arrays)
     print(f"{len(cases)} cases and {len(encodings())} encodings recorded on {provenance['device']}")
 
 
@@ -194,8 +202,8 @@ def check_some(library: str | None, cases: list[Case], stored: dict, verbose: bo
 
 
 def check_encodings(library: str | None, answers: Connection) -> None:
-    with np.load(VECTORS / f"{ENCODINGS}.npz") as stored:
-        codes = stored["codes"]
+    with np.load(VECTORS) as stored:
+        codes = stored[f"{ENCODINGS}/codes"]
     for (label, _, _), got, want in zip(encodings(), encoding_codes(Driver(library)), codes, strict=True):
         text = f"encoding, {label}: {got} here, {want} on hardware"
         answers.send(("agrees", []) if got == want else ("differs", [text]))
@@ -232,10 +240,11 @@ def check(library: str | None, sources: list[str], only: str | None, verbose: bo
             if code:
                 count("differs", [f"the encodings ended with exit code {code}"])
             continue
-        with np.load(VECTORS / f"{source}.npz") as vectors:
-            stored = {key: vectors[key] for key in vectors.files}
-        compile_ptx(source)
         cases = [c for c in all_cases() if c.source == source and (not only or re.search(only, c.name))]
+        names = {case.name for case in cases}
+        with np.load(VECTORS) as vectors:
+            stored = {key: vectors[key] for key in vectors.files if key.partition("/")[0] in names}
+        kernels(source)
         while cases:
             answers, code = in_child(check_some, library, cases, stored, verbose)
             for answer in answers:
@@ -245,6 +254,8 @@ def check(library: str | None, sources: list[str], only: str | None, verbose: bo
                 count("differs", [f"{cases[0].name}: the process ended with exit code {code}"])
                 cases = cases[1:]
     print(f"{tally['agrees']} agree, {tally['rejected']} rejected as they may be, {tally['differs']} differ")
+    with np.load(VECTORS) as vectors:
+        print(f"recorded: {vectors['provenance']}")
     return 1 if tally["differs"] else 0
 
 

@@ -15,7 +15,7 @@ import pytest
 from emulate import Emulator, EmulatorError, build
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-SOURCES = sorted(path.stem for path in (GOLDEN / "vectors").glob("*.npz"))
+SOURCES = sorted([*(path.stem for path in GOLDEN.glob("*.cu")), "encodings"])
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +37,27 @@ def test_agrees_with_hardware(source: str, library: Path) -> None:
     assert done.returncode == 0, f"EMULATE_SEED={seed}\n{done.stdout}\n{done.stderr}"
 
 
-def test_every_source_has_vectors() -> None:
-    assert {path.stem for path in GOLDEN.glob("*.cu")} | {"encodings"} == set(SOURCES)
-
-
-def test_findings_name_recorded_cases() -> None:
+@pytest.fixture(scope="module")
+def listed() -> list[list[str]]:
+    """Source file, kernel and name of each case."""
     command = [sys.executable, GOLDEN / "record.py", "--list"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    names = {line.split()[2] for line in done.stdout.splitlines()} | {"encodings"}
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_every_case_has_vectors(listed: list[list[str]]) -> None:
+    """And each source file cases; no vector is of a case that is gone."""
+    sources, _, names = (set(column) for column in zip(*listed))
+    assert sources | {"encodings"} == set(SOURCES)
+    with np.load(GOLDEN / "vectors.npz") as vectors:
+        recorded = {key.partition("/")[0] for key in vectors.files}
+    assert recorded == names | {"encodings", "provenance"}
+    readme = (GOLDEN / "README.md").read_text(encoding="utf-8").replace("\n", " ")
+    assert f"{len(names)} cases from {len(sources)} source files" in readme
+
+
+def test_findings_name_recorded_cases(listed: list[list[str]]) -> None:
+    names = {name for *_, name in listed} | {"encodings"}
     with (GOLDEN / "findings.csv").open(encoding="utf-8", newline="") as file:
         findings = list(csv.DictReader(file))
     assert len(findings) >= 30
