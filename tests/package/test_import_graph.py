@@ -1,10 +1,11 @@
 """Imports go one way: between the rooms of nvfp4/, by the table of docs/life-of-a-call.md, and between the folders of
-csrc/, by the table before it. Inside a room there is no circle."""
+csrc/, by the table before it. Inside a room there is no circle. emulator/ knows nothing of the rest."""
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -192,3 +193,54 @@ def test_an_include_that_climbs_is_found(tmp_path: Path, path: str, line: str) -
     file.parent.mkdir(parents=True)
     file.write_text(f'#include "{line}"\n')
     assert broken_includes(tmp_path) == [f"{path}: {line}"]
+
+
+# ---- emulator/ ----
+
+
+def strangers(emulator: Path) -> list[str]:
+    """What emulator/ imports, includes or names that a project of its own has not."""
+    paths = [path for path in sorted(emulator.rglob("*")) if path.is_file() and path.suffix not in (".npz", ".pyc")]
+    paths = [path for path in paths if path.relative_to(emulator).parts[0] not in ("build", ".pytest_cache")]
+    modules = {path.stem for path in paths} | sys.stdlib_module_names | {"numpy", "pytest", "torch"}
+    found = []
+    for path in paths:
+        text, name = path.read_text(encoding="utf-8"), path.relative_to(emulator)
+        found += [f"{name}: {word}" for word in re.findall(r"(?i)nvfp4", text)]
+        for node in ast.walk(ast.parse(text)) if path.suffix == ".py" else ():
+            imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            imported += [node.module or "."] if isinstance(node, ast.ImportFrom) else []
+            found += [f"{name}: {module}" for module in imported if module.partition(".")[0] not in modules]
+        for target in re.findall(r'(?m)^\s*#include "([^"]+)"', text) if path.suffix in SOURCES else ():
+            places = [(folder / target).resolve() for folder in (path.parent, emulator / "src")]
+            if not any(place.is_file() and emulator.resolve() in place.parents for place in places):
+                found.append(f"{name}: {target}")
+    return found
+
+
+def test_the_emulator_is_a_project_of_its_own() -> None:
+    assert strangers(ROOT / "emulator") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("tests/test_one.py", "import nvfp4", ["nvfp4", "nvfp4"]),
+        ("tests/test_one.py", "def f():\n    from paths import ROOT", ["paths"]),
+        ("README.md", "It runs NVFP4 kernels.", ["NVFP4"]),
+        ("src/one.c", '#include "../../csrc/common/math.h"', ["../../csrc/common/math.h"]),
+        ("src/one.c", '#include "room/one.h"\n#include <math.h>', []),
+        ("tests/test_one.py", "import numpy.random\nfrom emulate import build", []),
+    ],
+)
+def test_a_stranger_in_the_emulator_is_found(tmp_path: Path, name: str, text: str, found: list[str]) -> None:
+    files = {
+        "emulator/emulate.py": "",
+        "emulator/src/room/one.h": "",
+        "csrc/common/math.h": "",
+        f"emulator/{name}": text,
+    }
+    for file, content in files.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(content)
+    assert strangers(tmp_path / "emulator") == [f"{name}: {what}" for what in found]

@@ -44,14 +44,15 @@ def test_a_column_is_what_a_job_installs(job: str) -> None:
 
 
 def test_pins_elsewhere_are_those_of_the_table() -> None:
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".ci/*"), *ROOT.glob("nvfp4/**/*.py")]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("nvfp4/**/*.py")]
+    pages += [*ROOT.glob(".ci/*"), *ROOT.glob(".github/workflows/*.yml")]
     pins = [
         (path.name, name, version)
         for path in pages
         for name, version in re.findall(r"\b([a-z][\w-]*)==(\d+(?:\.\w+)+)(?![.\w])", path.read_text(encoding="utf-8"))
         if name not in NOT_LISTED
     ]
-    assert {name for name, *_ in pins} >= {"README.md", "CONTRIBUTING.md", "run", "machine.py"}
+    assert {name for name, *_ in pins} >= {"README.md", "CONTRIBUTING.md", "run", "ci.yml", "machine.py"}
     for page, name, version in pins:
         assert version in VERSIONS[name].values(), f"{page}: {name}=={version}"
     style = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
