@@ -4,7 +4,7 @@
 #     tools/build_library.sh PREFIX
 #
 # writes PREFIX/include/nvfp4.h, PREFIX/lib/libnvfp4.a, PREFIX/lib/libnvfp4.so, a link to libnvfp4.so.0, and
-# PREFIX/lib/pkgconfig/nvfp4.pc. Both libraries define the functions of nvfp4.h and no other global name. They have the
+# PREFIX/lib/pkgconfig/nvfp4.pc. PREFIX may be moved. Both libraries define the functions of nvfp4.h and no other global name. They have the
 # GPU code that `pip install .` has left in build/cuda; without it, or with NVFP4_CUDA=0, they are for the CPU alone.
 # CC, AR and OBJCOPY name other programs than gcc, ar and objcopy; CC must be a gcc.
 set -euo pipefail
@@ -54,7 +54,7 @@ cp csrc/nvfp4.h "$prefix/include"
 cp "$work"/libnvfp4.{a,so.0} "$prefix/lib"
 ln -sf libnvfp4.so.0 "$prefix/lib/libnvfp4.so"
 cat >"$prefix/lib/pkgconfig/nvfp4.pc" <<END
-prefix=$prefix
+prefix=\${pcfiledir}/../..
 libdir=\${prefix}/lib
 includedir=\${prefix}/include
 

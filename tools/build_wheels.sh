@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Builds the source distribution and the manylinux_2_28 wheels:
+# Builds the files of a release: the source distribution, the manylinux_2_28 wheels, and for programs in C the archives
+# libnvfp4-VERSION-linux-PROCESSOR.tar.gz of what tools/build_library.sh makes:
 #
 #     tools/build_wheels.sh FOLDER            all, then tools/check_wheels.sh
-#     tools/build_wheels.sh FOLDER x86_64     one wheel (or aarch64), unchecked
+#     tools/build_wheels.sh FOLDER x86_64     wheel and archive of one processor (or aarch64), unchecked
 #
 # gcc compiles and links, as in every other build, so a wheel has the machine code that was tested. zig only writes the
-# symbol tables of glibc 2.28 that the module is linked with. Device code is compiled once for both wheels; NVFP4_CUDA=0
+# symbol tables of glibc 2.28 that module and library are linked with. Device code is compiled once for all; NVFP4_CUDA=0
 # leaves it out; build/cuda is taken where it is up to date (of the same flags: NVFP4_WERROR counts). The same commit,
 # fat binaries, compilers and SOURCE_DATE_EPOCH (else the commit's time) give the same bytes.
 set -euo pipefail
-[ $# -ge 1 ] || { sed -n '2,5p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,6p' "$0"; exit 2; }
 mkdir -p "$1"
 output=$(realpath "$1")
 shift
@@ -32,12 +33,17 @@ mapfile -t compiler < <(python -c "$required" | grep "^nvidia" || true)
 
 logged() { "$@" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }; }
 
+# packed PARENT/NAME: writes NAME.tar.gz.
+packed() {
+    tar -C "$(dirname "$1")" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner \
+        -c "$(basename "$1")" | gzip -9n >"$output/$(basename "$1").tar.gz"
+}
+
 logged python -m build --no-isolation --sdist --outdir "$work/sdist" .
 sdist=$(basename "$work"/sdist/*.tar.gz)
 tar -xzf "$work/sdist/$sdist" -C "$work"
 source=$work/${sdist%.tar.gz}
-tar -C "$work" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -c "${source##*/}" |
-    gzip -9n >"$output/$sdist"
+packed "$source"
 if [ -d build/cuda ]; then # fat binaries that are up to date
     mkdir "$source/build"
     cp -r build/cuda "$source/build"
@@ -60,9 +66,16 @@ symbol_tables() {
     echo "GROUP ( $nonshared $folder/libpthread.so.0 )" >"$folder/libpthread.so"
 }
 
-# The names with no version are Python's, or weak ones of the start files.
-unversioned() {
-    readelf --dyn-syms --wide "$1" | awk '$7 == "UND" && $8 && $8 !~ /@/ && $5 != "WEAK" && $8 !~ /^_?Py/ {print $8}'
+# Fails if FILE needs a symbol that glibc 2.28 lacks: one of a later version, or of none. The names with no version are
+# Python's, or weak ones of the start files.
+check_symbols() {
+    local missing newest
+    missing=$(readelf --dyn-syms --wide "$1" |
+        awk '$7 == "UND" && $8 && $8 !~ /@/ && $5 != "WEAK" && $8 !~ /^_?Py/ {print $8}')
+    [ -z "$missing" ] || { echo "not in glibc $glibc: $missing"; exit 1; }
+    newest=$(readelf --dyn-syms --wide "$1" | grep -o '@GLIBC_2[.0-9]*' | sort -V | tail -n 1)
+    [ "$(printf '%s\n' "$newest" "@GLIBC_$glibc" | sort -V | tail -n 1)" = "@GLIBC_$glibc" ] ||
+        { echo "$1 needs ${newest#@}"; exit 1; }
 }
 
 archs=("$@")
@@ -79,13 +92,20 @@ for arch in "${archs[@]}"; do
     )
     wheel=$(echo "$work/$arch"/wheel/*.whl)
     python -m zipfile -e "$wheel" "$work/$arch/unpacked"
-    missing=$(unversioned "$work/$arch/unpacked/nvfp4/_C.abi3.so")
-    [ -z "$missing" ] || { echo "not in glibc $glibc: $missing"; exit 1; }
+    check_symbols "$work/$arch/unpacked/nvfp4/_C.abi3.so"
     # It is built with its platform tag: auditwheel's repair, which has nothing to add, takes this machine's alone.
     auditwheel show "$wheel" | tee "$work/log"
     needs=$(tr -s '\n' ' ' <"$work/log" | grep -o "platform tag: \"manylinux_2_[0-9]*_$arch\"" | grep -o '2_[0-9]*')
     [ "${needs#2_}" -le "${glibc#2.}" ] || { echo "needs glibc ${needs/_/.}"; exit 1; }
     cp "$wheel" "$output"
+
+    library=$work/$arch/lib${source##*/}-linux-$arch
+    export CC="$gcc -B$work/$arch/" AR=${gcc%gcc}ar OBJCOPY=${gcc%gcc}objcopy
+    "$source/tools/build_library.sh" "$library"
+    unset CC AR OBJCOPY
+    check_symbols "$library/lib/libnvfp4.so"
+    cp LICENSE "$library"
+    packed "$library"
 done
 ls -l "$output"
 [ $# != 0 ] || tools/check_wheels.sh "$output"

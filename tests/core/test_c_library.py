@@ -71,6 +71,13 @@ def test_the_commands_of_the_page(page: tuple[Path, subprocess.CompletedProcess[
     assert files == {"include/nvfp4.h", "lib/pkgconfig/nvfp4.pc"} | libraries
 
 
+def test_the_folder_may_be_moved(page: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    moved = shutil.copytree(page[0] / "nvfp4", tmp_path / "moved", symlinks=True)
+    for option, name in (("libdir", "lib"), ("includedir", "include")):
+        told = run(tmp_path, f"pkg-config --variable={option} nvfp4", PKG_CONFIG_PATH=f"{moved}/lib/pkgconfig").stdout
+        assert Path(told.strip()).resolve() == moved / name
+
+
 def functions_of_the_header() -> set[str]:
     code = re.sub(r"(?s)/\*.*?\*/", "", (CSRC / "nvfp4.h").read_text())
     found = re.findall(r"(?m)^(?!static)[\w ]+[ *](nvfp4_\w+)\([^()]*\); *$", code)
