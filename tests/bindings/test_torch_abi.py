@@ -1,7 +1,9 @@
-"""csrc/bindings/torch/shim.h and csrc/bindings/dlpack.h against the headers of the torch that is installed."""
+"""csrc/bindings/torch/shim.h and csrc/bindings/dlpack.h against the headers of the torch that is installed, or of
+another one in the folder NVFP4_TORCH_INCLUDE: .ci/hosts names those of the oldest and of the newest torch."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +12,8 @@ import pytest
 import torch
 from paths import ROOT
 
-INCLUDE = Path(torch.__file__).parent / "include"
+OTHER = os.environ.get("NVFP4_TORCH_INCLUDE")
+INCLUDE = Path(OTHER) if OTHER else Path(torch.__file__).parent / "include"
 BINDINGS = Path("csrc/bindings")
 SOURCE = Path("tests/bindings/torch_abi.cpp")
 
@@ -23,7 +26,7 @@ def compiles(folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """tests/bindings/torch_abi.cpp and what it includes of ours, to be changed."""
-    if shutil.which("g++") is None or not (INCLUDE / "torch/csrc/stable/c/shim.h").exists():
+    if shutil.which("g++") is None or not (OTHER or (INCLUDE / "torch/csrc/stable/c/shim.h").exists()):
         pytest.skip("needs g++ and torch's headers")
     for name in (SOURCE, BINDINGS / "torch/shim.h", BINDINGS / "dlpack.h"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@
 #include <ATen/dlpack.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/c/shim.h>
+#include <torch/headeronly/version.h>
 
 #include <cstddef>
 #include <type_traits>
@@ -17,6 +18,10 @@ static_assert(std::is_same_v<torch_library, TorchLibraryHandle>);
 static_assert(std::is_same_v<torch_string, StringHandle>);
 static_assert(std::is_same_v<torch_list, StableListHandle>);
 static_assert(std::is_same_v<torch_value, StableIValue>);
+
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 10
+extern "C" int32_t torch_dtype_float4_e2m1fn_x2(); // the optional function that 2.10 lacks
+#endif
 
 #define X(result, name, arguments) static_assert(std::is_same_v<decltype(&::name), result(*) arguments>, #name);
 TORCH_SHIM(X)

@@ -76,6 +76,14 @@ def test_versions_are_those_that_the_project_allows() -> None:
         assert VERSIONS[name]["newest"].startswith(f"{limit[1]}.{int(limit[2]) - 1}.")
 
 
+def test_torchs_headers_are_those_of_both_ends() -> None:
+    """.ci/hosts reads the row. No torch after its last one has been seen, so that may lie below the promised end."""
+    first, last = OTHERS["torch, headers"].split(", ")
+    (promised,) = (item.specifier for item in requirements(PROJECT) if item.name == "torch")
+    assert f">={first.removesuffix('.0')}," in f"{promised},{promised}," and last in promised
+    assert f"torch=={first}\n" in (ROOT / "tools/check_wheels.sh").read_text(encoding="utf-8")
+
+
 def test_what_pages_and_errors_say_was_tested() -> None:
     both = {name: (VERSIONS[name]["oldest"], VERSIONS[name]["newest"]) for name in ("transformers", "peft")}
     said = {
