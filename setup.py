@@ -18,6 +18,7 @@ import re
 import shlex
 import shutil
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -53,6 +54,15 @@ def check_flags() -> None:
         for flag in os.environ.get(name, "").split():
             if flag in UNSAFE:
                 sys.exit(f"nvfp4: {name} has {flag}, which changes results; must not have it.")
+
+
+def check_python() -> None:
+    """Stops a build for a Python without the limited API, which the module is written in."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        sys.exit(
+            f"nvfp4: this Python {sys.version.split()[0]} is free-threaded, which Python's limited API does not "
+            "support; must be an ordinary build of Python 3.10 or later."
+        )
 
 
 def version() -> str:
@@ -142,6 +152,7 @@ def why_it_stays() -> str:
     return "it has GPU code, and this build has none" if GPU in note and not nvfp4_cuda.wanted() else ""
 
 
+check_python()
 check_flags()
 setup(
     version=version(),

@@ -525,6 +525,21 @@ def test_flags_that_change_results_stop_a_build(flag: str, variable: str, checko
     assert done.stderr == f"nvfp4: {variable} has {flag}, which changes results; must not have it.\n"
 
 
+def test_a_free_threaded_python_stops_a_build(checkout: Path) -> None:
+    pytest.importorskip("setuptools", minversion="77")
+    code = (
+        "import runpy, sysconfig; real = sysconfig.get_config_var; "
+        "sysconfig.get_config_var = lambda name: name == 'Py_GIL_DISABLED' or real(name); runpy.run_path('setup.py')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert re.fullmatch(
+        r"nvfp4: this Python 3\.\S+ is free-threaded, which Python's limited API does not support; "
+        r"must be an ordinary build of Python 3\.10 or later\.\n",
+        done.stderr,
+    )
+
+
 def test_build_without_nvcc_says_what_is_missing(checkout: Path) -> None:
     done = setup_py(checkout, "build_ext", PATH="/nonexistent")
     assert done.returncode != 0
