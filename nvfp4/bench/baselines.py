@@ -1,8 +1,8 @@
-"""The products that `nvfp4 bench` compares on one shape: ours, on one backend or several, and torch's and vLLM's as
-baselines.
+"""The products that `nvfp4 bench` compares on one shape: ours, on one backend or several, and torch's, vLLM's and
+Humming's as baselines.
 
 All implementations multiply the same values. Operands of torch's plain products are dequantized in advance, outside the
-timing, and so is Marlin's A; "dequantize + matmul" starts from the NVFP4 bytes, like ours.
+timing, and so is the A of Marlin and of Humming; "dequantize + matmul" starts from the NVFP4 bytes, like ours.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nvfp4 import gemm, swizzle
-from nvfp4.bench import marlin
+from nvfp4.bench import humming, marlin
 from nvfp4.bench.shapes import Shape
 from nvfp4.bench.timing import BACK_TO_BACK_CALLS, Implementation
 from nvfp4.cli.machine import free_memory, has_bf16, kernel, last_level_cache, need_torch
@@ -31,14 +31,15 @@ AGREEMENT_FP8 = 2**-4  # e4m3 has three bits of mantissa: no operand is off by m
 L2_MULTIPLE = 4  # a GPU's input sets together take this many times its L2
 MAX_SETS = 1000
 BYTES = {"nvfp4": 9 / 16, "fp16": 2, "bf16": 2, "fp32": 4, "fp8": 1}  # of a value
-KINDS = ("fp16", "bf16", "fp32", "fp8", "dequant", "marlin")
+OTHERS = {"marlin": marlin, "humming": humming}  # libraries with a product of 16-bit A and NVFP4 weights
+KINDS = ("fp16", "bf16", "fp32", "fp8", "dequant", *OTHERS)
 NAMES = {
     "fp16": "torch fp16 matmul",
     "bf16": "torch bf16 matmul",
     "fp32": "torch fp32 matmul",
     "fp8": "torch fp8 matmul",
     "dequant": "torch dequantize + matmul",
-    "marlin": marlin.NAME,
+    **{kind: library.NAME for kind, library in OTHERS.items()},
 }
 NOTES = {"fp8": "not exact: rounds to e4m3"}
 
@@ -105,7 +106,7 @@ class Bench:
 
 def input_bytes(kind: str, shape: Shape) -> int:
     """Bytes of both operands."""
-    of_a, of_b = ("fp16", "nvfp4") if kind == "marlin" else (kind, kind)
+    of_a, of_b = ("fp16", "nvfp4") if kind in OTHERS else (kind, kind)
     return int(shape.m * shape.k * BYTES[of_a] + shape.n * shape.k * BYTES[of_b])
 
 
@@ -217,12 +218,12 @@ def scaled(packed: Packed, count: int, results: Results, device: torch.device) -
     return call
 
 
-def by_marlin(packed: Packed, count: int, results: Results, device: torch.device) -> Callable[[int], Tensor]:
-    """vLLM's product of A's dequantized values in fp16 and B's bytes. It allocates its results."""
+def by_other(kind: str, packed: Packed, count: int, results: Results, device: torch.device) -> Callable[[int], Tensor]:
+    """A library's product of A's dequantized values in fp16 and B's bytes. It allocates its results."""
     torch = need_torch()
     table = pair_table(torch.float16, device)
     pairs = [
-        (dequantized(a, table), marlin.linear(b.data, b.linear, torch.float16))
+        (dequantized(a, table), OTHERS[kind].linear(b.data, b.linear, torch.float16))
         for a, b in (packed[i % len(packed)] for i in range(count))
     ]
 
@@ -238,7 +239,7 @@ OWN_SETS: dict[str, Callable[..., Callable[[int], Tensor]]] = {  # kinds that ro
     "bf16": partial(plain, "bfloat16"),
     "fp32": partial(plain, "float32"),
     "fp8": scaled,
-    "marlin": by_marlin,
+    **{kind: partial(by_other, kind) for kind in OTHERS},
 }
 
 

@@ -1,4 +1,4 @@
-"""Time the product against torch, or vLLM's Marlin, on the same device, in the same run.
+"""Time the product against torch, vLLM's Marlin or Humming, on the same device, in the same run.
 
 Shapes are a set (--set) or a list (--shapes). Sets:
   ranked           the competition's three shapes at M = 1, 16 and 128
@@ -10,8 +10,8 @@ Shapes are a set (--set) or a list (--shapes). Sets:
   readme           the table of README.md, as layers: with --against marlin as it stands there
   experts          layers of experts of four models, whole; --m are tokens
 --m replaces the M of a set. "As layers" means that nvfp4.Linear with bf16 activations is timed instead of the product,
-against torch's bf16 layer (and Marlin, with --against marlin): once in W4A4, where each call quantizes the activations
-with a static scale, and once in W4A16.
+against torch's bf16 layer (and those of --against marlin,humming): once in W4A4, where each call quantizes the
+activations with a static scale, and once in W4A16.
 
 Our product, on each --backend, alternates with the baselines of --against on the same values. A ratio divides the time
 of a baseline by that of the first implementation in the same round; above 1 ours is faster. There are two figures:
@@ -40,8 +40,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvfp4 import __version__
-from nvfp4.bench import experts, layers, limits, marlin, plot, report, timing, tune
-from nvfp4.bench.baselines import KINDS, L2_MULTIPLE, NAMES, Bench, default_kinds, prepare, unavailable
+from nvfp4.bench import experts, layers, limits, plot, report, timing, tune
+from nvfp4.bench.baselines import KINDS, L2_MULTIPLE, NAMES, OTHERS, Bench, default_kinds, prepare, unavailable
 from nvfp4.bench.shapes import OF_LAYERS, SETS, Shape, layer_of, task_shapes
 from nvfp4.cli import files, machine, show
 
@@ -150,15 +150,16 @@ def run(args: argparse.Namespace) -> int:
             raise show.CommandError("--from times nothing: only --markdown, --json, --csv and --plot go with it")
         deliver(report.load(args.stored), args)
         return 0
-    if args.set in OF_LAYERS and (args.backend or args.against not in (None, ["marlin"])):
+    if args.set in OF_LAYERS and (args.backend or not set(args.against or []) <= set(OTHERS)):
         raise show.CommandError(
             f"--set {args.set} times nvfp4.Linear against torch's bf16 layer: --backend does not go with it, and "
-            "--against only with marlin"
+            f"--against only with {' and '.join(OTHERS)}"
         )
     backends = args.backend or [None]
     device = pick_target(backends).device
-    if "marlin" in (args.against or []):
-        marlin.need(device)
+    for kind in args.against or []:
+        if kind in OTHERS:
+            OTHERS[kind].need(device)
     shapes = args.shapes or SETS[args.set or "ranked"](args.m)
     check_memory(shapes, device)
     with machine.need_torch().cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -181,8 +182,7 @@ def preparation(
 ) -> Prepare:
     """The function that makes the implementations of a shape."""
     if args.set in OF_LAYERS:
-        of_layers = partial(layers.prepare, device=device, seed=args.seed)
-        return partial(of_layers, beside_marlin=True) if args.against else of_layers
+        return partial(layers.prepare, device=device, seed=args.seed, against=args.against or [])
     return partial(prepare, device=device, backends=backends, kinds=kinds, seed=args.seed)
 
 

@@ -3,7 +3,8 @@
 Ours is the whole layer in W4A16: moe_route, gated_grouped_gemm, grouped_gemm of down, moe_combine; and in W4A4, with
 quantize of the rows of all experts and gated_grouped_quantize. The baseline is the two products and the activation
 alone, with the same weights in bf16: torch._grouped_mm on a GPU, on a CPU a loop over the experts that have rows. The
-ratio is that of W4A16. With --against marlin vLLM's whole layer is another baseline.
+ratio is that of W4A16. With --against marlin vLLM's whole layer is another baseline. With --against humming a second
+table has the products alone, of rows in the order of their experts: ours, and Humming's, which has no whole layer.
 
 Calls rotate through routings drawn at random, and nearly all weights are read from memory: caches hold little of them.
 On a GPU they are in one CUDA graph, as the layers of a model would be, and a time is the graph's over their number.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -29,8 +30,10 @@ from nvfp4 import (
     moe_route,
     quantize,
     swizzle,
+    unswizzle,
 )
-from nvfp4.bench import marlin, timing
+from nvfp4.bench import humming, marlin, timing
+from nvfp4.bench.baselines import OTHERS
 from nvfp4.cli import machine, show
 
 if TYPE_CHECKING:
@@ -45,6 +48,8 @@ ROUNDS, CPU_ROUNDS = 50, 10
 BUDGET_S, CPU_BUDGET_S = 2.0, 10.0  # of the slowest implementation for a model and a number of tokens
 TOKENS, CPU_TOKENS = (1, 4, 16, 64, 128, 1024), (1, 4, 16)
 NAMES = ("layer", "route and combine", "torch bf16", "layer W4A4")
+PRODUCTS = ("gate and up", "down")
+ACTIVATED = "gate and up, silu"
 Call = Callable[[], "Tensor"]
 
 
@@ -90,32 +95,41 @@ class Routing:
     sizes: list[int]  # rows of each expert
 
 
+@dataclass
+class Baselines:
+    """What --against names."""
+
+    marlin: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None  # the layer
+    humming: list[Callable[[Tensor, Tensor], Tensor]] | None = None  # the products
+
+
 def run(args: argparse.Namespace) -> int:
-    beside_marlin = args.against == ["marlin"]
-    for option in ("backend", "csv", "plot", "markdown", *([] if beside_marlin else ["against"])):
+    against = args.against or []
+    taken = set(against) <= set(OTHERS)
+    for option in ("backend", "csv", "plot", "markdown", *([] if taken else ["against"])):
         if getattr(args, option):
             raise show.CommandError(
                 f"--set experts has its own baseline and table: --{option} does not go with it"
-                + (", but for --against marlin" if option == "against" else "")
+                + (f", but for --against {','.join(OTHERS)}" if option == "against" else "")
             )
     torch = machine.need_torch()
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    if beside_marlin:
-        marlin.need(device)
+    for kind in against:
+        OTHERS[kind].need(device)
     on_gpu = device.type == "cuda"
     tokens = args.m or (TOKENS if on_gpu else CPU_TOKENS)
     clock: timing.Clock = timing.DeviceClock(device) if on_gpu else timing.HostClock()
     rate, found, left_out = clock.copy_bandwidth(20), [], {}
     with show.progress(len(MODELS) * len(tokens)) as step:
         for model in MODELS:
-            copies = 2 + 9 / 16 * (3 if beside_marlin else 1)  # vLLM makes its own from one in another layout
+            copies = 2 + 9 / 16 * (1 + 2 * len(against))  # each makes its own from one in another layout
             needed, free = int(model.experts * model.values * copies), machine.free_memory(device)
             if needed > free * 0.8:
                 left_out[model.name] = f"needs {show.si(needed, 'B')}, {show.si(free, 'B')} are free"
                 continue
             generator = torch.Generator(device).manual_seed(args.seed)
             weights = make_weights(model, device, generator)
-            theirs = marlin.experts(weights.data, weights.scale) if beside_marlin else None
+            theirs = make_baselines(against, weights)
             for count in tokens:
                 step(f"bench {model.name}, {count} tokens")
                 found.append(measure(model, weights, theirs, count, device, clock, rate, args.repeat, generator))
@@ -138,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def display(found: list[dict[str, Any]], conditions: dict[str, str], left_out: dict[str, str]) -> None:
-    names = list(found[0]["seconds"]) if found else [*NAMES]
+    names = [name for name in found[0]["seconds"] if name not in of_products()] if found else [*NAMES]
     columns = ["<experts of", "tokens", "hit", "floor us", *(f"{name} us" for name in names), "ratio"]
     rows = []
     for one in found:
@@ -147,8 +161,27 @@ def display(found: list[dict[str, Any]], conditions: dict[str, str], left_out: d
         rows.append([one["model"], str(one["tokens"]), str(one["hit"]), *cells, f"{one['ratio']['median']:.2f}"])
     print("; ".join(f"{name}: {value}" for name, value in conditions.items()))
     show.table("Layers of experts, medians; a ratio above 1: W4A16 is faster than torch's bf16", columns, rows)
+    if any(ACTIVATED in one["seconds"] for one in found):
+        display_products(found)
     for name, why in left_out.items():
         print(f"{name} is left out: {why}")
+
+
+def display_products(found: list[dict[str, Any]]) -> None:
+    names, rows = of_products(), []
+    for one in found:
+        times = [one["seconds"].get(name) for name in names]
+        ratios = [one["product_ratios"].get(name) for name in PRODUCTS]
+        rows.append(
+            [one["model"], str(one["tokens"])]
+            + [show.digits(time["median"] * 1e6) if time else "fails" for time in times]
+            + [f"{ratio['median']:.2f}" if ratio else "-" for ratio in ratios]
+        )
+    columns = ["<experts of", "tokens", *(f"{name} us" for name in names), *(f"ratio, {name}" for name in PRODUCTS)]
+    title = f"Products of sorted rows, medians; a ratio above 1: ours is faster than {humming.NAME}"
+    show.table(title, columns, rows)
+    failures = {f"{one['model']}: {name}: {why}": None for one in found for name, why in one["fails"].items()}
+    print("".join(f"{failure}\n" for failure in failures), end="")
 
 
 # ---- inputs ----
@@ -186,6 +219,26 @@ def make_routing(model: Model, tokens: int, device: torch.device, generator: tor
     rows, ends, _ = moe_route(ids, model.experts)
     sizes = torch.bincount(ids.flatten(), minlength=model.experts).tolist()
     return Routing(x, ids, weights / weights.sum(1, keepdim=True), sum(s > 0 for s in sizes), rows, ends, sizes)
+
+
+def make_baselines(against: Sequence[str], weights: Weights) -> Baselines:
+    torch = machine.need_torch()
+    scales = []
+    for packed, swizzled in zip(weights.data, weights.scale):
+        rows, columns = packed.shape[2], packed.shape[3] // 8
+        parts = ([unswizzle(part, rows, columns) for part in own] for own in swizzled if against)
+        scales.append(torch.stack([torch.cat(own) for own in parts]) if against else swizzled)
+    made = Baselines()
+    if "marlin" in against:
+        made.marlin = marlin.experts(weights.data, (scales[0], scales[1]))
+    if "humming" in against:
+        made.humming = [humming.grouped(data.flatten(1, 2), scale) for data, scale in zip(weights.data, scales)]
+    return made
+
+
+def of_products() -> list[str]:
+    """The names of the products' implementations."""
+    return [PRODUCTS[0], ACTIVATED, f"{humming.NAME} {PRODUCTS[0]}", PRODUCTS[1], f"{humming.NAME} {PRODUCTS[1]}"]
 
 
 # ---- implementations ----
@@ -232,10 +285,45 @@ def baseline(model: Model, weights: Weights, routing: Routing) -> Tensor:
     return torch.cat(parts)
 
 
+def product_calls(
+    model: Model, weights: Weights, theirs: list[Callable[[Tensor, Tensor], Tensor]], routings: list[Routing]
+) -> tuple[dict[str, list[Call]], dict[str, str]]:
+    """The calls of each product by ours and by Humming, which agree; and why some of Humming fail."""
+    torch = machine.need_torch()
+    calls: dict[str, list[Call]] = {}
+    fails: dict[str, str] = {}
+    for i, name in enumerate(PRODUCTS):
+        given = []
+        for routing in routings:
+            rows = routing.x[routing.rows]
+            x = rows if i == 0 else torch.randn(len(rows), model.inner, device=rows.device).bfloat16()
+            begins = torch.cat([routing.ends.new_zeros(1), routing.ends]).long()
+            given.append((x, routing.ends, begins))
+        of = None, weights.scale[i]
+        ours: list[Call] = [
+            partial(grouped_gemm, x, weights.data[i], *of, ends, constant_b=True) for x, ends, _ in given
+        ]
+        calls[name] = ours
+        if i == 0:
+            calls[ACTIVATED] = [
+                partial(gated_grouped_gemm, x, weights.data[i], *of, ends, constant_b=True) for x, ends, _ in given
+            ]
+        own = f"{humming.NAME} {name}"
+        others: list[Call] = [partial(theirs[i], x, begins) for x, _, begins in given]
+        try:
+            for one, other in zip(ours, others):
+                check_agreement(model, len(routings[0].x), other(), one(), name=own)
+        except RuntimeError as error:
+            fails[own] = str(error).partition("\n")[0]
+        else:
+            calls[own] = others
+    return calls, fails
+
+
 def measure(
     model: Model,
     weights: Weights,
-    theirs: Callable[[Tensor, Tensor, Tensor], Tensor] | None,
+    theirs: Baselines,
     tokens: int,
     device: torch.device,
     clock: timing.Clock,
@@ -253,19 +341,23 @@ def measure(
         NAMES[2]: [partial(baseline, model, weights, routing) for routing in routings],
         NAMES[3]: [partial(layer_w4a4, model, weights, routing) for routing in routings],
     }
-    if theirs is not None:
-        calls[marlin.NAME] = [partial(theirs, each.x, each.weights, each.ids.int()) for each in routings]
+    if theirs.marlin is not None:
+        calls[marlin.NAME] = [partial(theirs.marlin, each.x, each.weights, each.ids.int()) for each in routings]
     for i, routing in enumerate(routings):
         wanted = route_and_combine(model, calls[NAMES[2]][i](), routing)
         check_agreement(model, tokens, calls[NAMES[0]][i](), wanted)
         check_agreement(model, tokens, calls[NAMES[3]][i](), wanted, AGREEMENT_W4A4)
-        if theirs is not None:
+        if theirs.marlin is not None:
             check_agreement(model, tokens, calls[marlin.NAME][i](), wanted, name=marlin.NAME)
+    fails: dict[str, str] = {}
+    if theirs.humming is not None:
+        products, fails = product_calls(model, weights, theirs.humming, routings)
+        calls |= products
     each_call = 1 / ROUTINGS if on_gpu else 1.0
     if on_gpu:
         calls = {name: [timing.captured(own)] for name, own in calls.items()}
     implementations = [
-        timing.Implementation(name, partial(nth, own), "this", ours=name not in (NAMES[2], marlin.NAME), sets=len(own))
+        timing.Implementation(name, partial(nth, own), "this", ours=not is_baseline(name), sets=len(own))
         for name, own in calls.items()
     ]
     with torch.cuda.device(device) if on_gpu else nullcontext():
@@ -275,7 +367,8 @@ def measure(
         each.name: timing.Spread.of([seconds * each_call for seconds in each.back_to_back.values()])
         for each in implementations
     }
-    return {
+    by_name = {each.name: each for each in implementations}
+    result = {
         "model": model.name,
         "tokens": tokens,
         "hit": round(hit, 1),
@@ -283,6 +376,18 @@ def measure(
         "seconds": {name: vars(spread) for name, spread in spreads.items()},
         "ratio": vars(timing.ratio(implementations[2], implementations[0], "back_to_back")),
     }
+    if theirs.humming is not None:
+        result["fails"] = fails
+        result["product_ratios"] = {
+            name: vars(timing.ratio(other, by_name[name], "back_to_back"))
+            for name in PRODUCTS
+            if (other := by_name.get(f"{humming.NAME} {name}"))
+        }
+    return result
+
+
+def is_baseline(name: str) -> bool:
+    return name in (NAMES[2], marlin.NAME) or name.startswith(humming.NAME)
 
 
 def time_all(

@@ -1,7 +1,7 @@
 """The layers that the sets `linear` and `models` of `nvfp4 bench` compare on one shape.
 
 They are nvfp4.Linear with activations in NVFP4 (W4A4: quantize and product), nvfp4.Linear with activations as they are
-(W4A16), torch's layer with the same weights in bf16, and on request vLLM's Marlin (W4A16).
+(W4A16), torch's layer with the same weights in bf16, and on request vLLM's Marlin and Humming (W4A16).
 
 All take bf16 activations and give bf16 results. Each block of 16 activations holds values of e2m1 times a scale of
 e4m3, one of them 6 times the scale: quantizing loses nothing, so all layers must compute the same.
@@ -13,8 +13,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nvfp4.bench import marlin
-from nvfp4.bench.baselines import BYTES, MAX_SETS, Bench, Operand, agree, dequantized, operands, pair_table, rotation
+from nvfp4.bench.baselines import (
+    BYTES,
+    MAX_SETS,
+    OTHERS,
+    Bench,
+    Operand,
+    agree,
+    dequantized,
+    operands,
+    pair_table,
+    rotation,
+)
 from nvfp4.bench.shapes import Shape
 from nvfp4.bench.timing import Implementation
 from nvfp4.cli.machine import kernel, need_torch
@@ -32,7 +42,7 @@ def prepare(
     seed: int,
     run: str = "",
     max_sets: int = MAX_SETS,
-    beside_marlin: bool = False,
+    against: Sequence[str] = (),
 ) -> Bench:
     """Makes the activations and the layers, and checks that all compute the same."""
     torch = need_torch()
@@ -57,9 +67,9 @@ def prepare(
     ]
     wide = [partial(torch.nn.functional.linear, weight=dequantized(w[i % len(w)], table)) for i in range(sets["bf16"])]
     implementations.append(Implementation(BF16, partial(call, inputs, wide), run, sets=len(wide)))
-    if beside_marlin:
-        theirs = [marlin.linear(each.data, each.linear, torch.bfloat16) for each in w]
-        implementations.append(Implementation(marlin.NAME, partial(call, inputs, theirs), run, sets=len(theirs)))
+    for library in (OTHERS[kind] for kind in against):
+        theirs = [library.linear(each.data, each.linear, torch.bfloat16) for each in w]
+        implementations.append(Implementation(library.NAME, partial(call, inputs, theirs), run, sets=len(theirs)))
     left_out = agree(shape, implementations)
     return Bench([each for each in implementations if each.name not in left_out], cold, left_out)
 

@@ -10,7 +10,6 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nvfp4 import unswizzle
 from nvfp4.cli.machine import need_torch
 from nvfp4.cli.show import CommandError
 
@@ -69,7 +68,7 @@ def experts(data: tuple[Tensor, Tensor], scale: tuple[Tensor, Tensor]) -> Callab
 
     Args:
         data: gate and up [E, 2, I, H/2] and down [E, 1, H, I/2], uint8, which are copied.
-        scale: their scales in the 128x4 layout, [E, P, ...]. Global scales are 1.
+        scale: their scales in the linear layout, [E, P * rows, K/16]. Global scales are 1.
     """
     torch = need_torch()
     from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
@@ -83,10 +82,8 @@ def experts(data: tuple[Tensor, Tensor], scale: tuple[Tensor, Tensor]) -> Callab
     )
     one = torch.ones(count, device=data[0].device)
     stacks = []
-    for packed, swizzled in zip(data, scale):
-        rows, columns = packed.shape[2], packed.shape[3] // 8
-        plain = torch.stack([torch.cat([unswizzle(part, rows, columns) for part in own]) for own in swizzled])
-        stacks += [packed.flatten(1, 2), plain, one]
+    for packed, linear_scale in zip(data, scale):
+        stacks += [packed.flatten(1, 2), linear_scale, one]
     w13, scale13, global13, w2, scale2, global2 = marlin_utils_fp4.prepare_nvfp4_moe_layer_for_marlin(
         sizes, *stacks, True
     )

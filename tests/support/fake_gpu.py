@@ -62,7 +62,9 @@ class Clock(timing.DeviceClock):
         return COPY
 
 
-def prepare_layers(shape: Shape, device: torch.device, seed: int, run: str = "", max_sets: int = 0) -> baselines.Bench:
+def prepare_layers(
+    shape: Shape, device: torch.device, seed: int, run: str = "", max_sets: int = 0, against: Sequence[str] = ()
+) -> baselines.Bench:
     calls = {name: partial(lambda i, name: seconds(name, shape), name=name) for name in LAYERS}
     made = [timing.Implementation(name, call, run, ours="nvfp4" in name) for name, call in calls.items()]
     return baselines.Bench(made, cold=True)
