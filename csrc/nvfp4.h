@@ -108,6 +108,10 @@ typedef enum nvfp4_flags {
     NVFP4_NO_TRANSPOSE_B = 4,
     /* The products of nvfp4_gated_grouped_quantize, which alone takes the flag, are rounded to bf16 and not to fp16. */
     NVFP4_BF16_PRODUCTS = 8,
+    /* A promise, of nvfp4_grouped_gemm alone: no kernel that may still run when the product starts writes ends. It is
+     * true of ends that nvfp4_moe_route has written where a product of gate and up lies between. With NVFP4_CONSTANT_B
+     * too, kernels of sm90 then load b early. Bits of the result do not change. */
+    NVFP4_CONSTANT_ENDS = 16,
 } nvfp4_flags;
 
 #define NVFP4_HOST (-1) /* nvfp4_tensor.device of host memory */

@@ -18,6 +18,7 @@ archs: str
 BATCH_INVARIANT: int
 BF16_PRODUCTS: int
 CONSTANT_B: int
+CONSTANT_ENDS: int
 NO_TRANSPOSE_B: int
 
 # ---- operations ----

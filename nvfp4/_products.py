@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nvfp4 import _C
-from nvfp4._C import BATCH_INVARIANT, BF16_PRODUCTS, CONSTANT_B, NO_TRANSPOSE_B
+from nvfp4._C import BATCH_INVARIANT, BF16_PRODUCTS, CONSTANT_B, CONSTANT_ENDS, NO_TRANSPOSE_B
 from nvfp4._tracing import operation
 
 TYPE_CHECKING = False
@@ -226,6 +226,7 @@ def grouped_gemm(
     backend: str | None = None,
     batch_invariant: bool = False,
     constant_b: bool = False,
+    constant_ends: bool = False,
 ) -> Array:
     """Multiplies groups of rows, each group by a matrix of its own: the experts of a mixture.
 
@@ -274,6 +275,8 @@ def grouped_gemm(
             Default: False.
         constant_b (bool, optional): a promise that no kernel still running writes b or scale_b, as in `gemm`.
             Default: False.
+        constant_ends (bool, optional): a promise that no kernel still running writes ends. Default: False.
+            It is true of the ends of `moe_route` for the second product of a layer, since the first lies between.
 
     Returns:
         `out`, or a new tensor [T, N] or [T, P * N]. Rows at and past the last end are not written.
@@ -295,11 +298,14 @@ def grouped_gemm(
                [3., 3.],
                [3., 3.]], dtype=float16)
     """
-    if type(batch_invariant) is not bool or type(constant_b) is not bool or type(transpose_b) is not bool:
-        reject_switch(batch_invariant=batch_invariant, constant_b=constant_b, transpose_b=transpose_b)
+    if not (type(batch_invariant) is type(constant_b) is type(constant_ends) is type(transpose_b) is bool):
+        promises = {"constant_b": constant_b, "constant_ends": constant_ends}
+        reject_switch(batch_invariant=batch_invariant, transpose_b=transpose_b, **promises)
     flags = BATCH_INVARIANT if batch_invariant else 0
     if constant_b:
         flags |= CONSTANT_B
+    if constant_ends:
+        flags |= CONSTANT_ENDS
     if not transpose_b:
         flags |= NO_TRANSPOSE_B
     tensors = (a, b, scale_a, scale_b, ends, rows, scale_rows, row_scale, alpha, bias)

@@ -228,7 +228,8 @@ nvfp4_status check_groups(const checked_call *c, const nvfp4_grouped_gemm_args *
     grouped_problem *p = &call->problem.grouped;
     p->has_activation = has_activation;
     p->activation = NVFP4_SILU, p->limit = INFINITY, p->activation_alpha = 1.702f; /* defined in every launch */
-    nvfp4_status status = check_flags(args->flags);
+    const uint32_t own_flags = has_activation ? 0 : NVFP4_CONSTANT_ENDS;
+    nvfp4_status status = check_flags(args->flags & ~own_flags);
     if (!status) status = check_operands(c, args, p);
     if (!status) status = check_order(c, args, p);
     if (!status) status = check_result(c, args, p);
@@ -237,6 +238,7 @@ nvfp4_status check_groups(const checked_call *c, const nvfp4_grouped_gemm_args *
     status = check_alpha(c, &args->alpha, &p->g);
     if (!status) status = check_bias(c, &args->bias, args->out.dtype, &p->g);
     p->g.constant_b = (args->flags & NVFP4_CONSTANT_B) != 0;
+    p->constant_ends = (args->flags & NVFP4_CONSTANT_ENDS) != 0;
     call->is_empty = p->g.m == 0 || p->g.n == 0 || p->groups == 0;
     return status;
 }

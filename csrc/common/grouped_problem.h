@@ -35,6 +35,7 @@ typedef struct grouped_problem {
     int32_t groups, parts;
     int32_t has_activation, activation; /* 0 or 1; nvfp4_activation */
     float limit, activation_alpha;      /* of `gated` */
+    int32_t constant_ends;              /* 1: no kernel that may still run writes ends. For plans */
 } grouped_problem;
 
 #endif

@@ -247,7 +247,7 @@ def of_products() -> list[str]:
 def layer(model: Model, weights: Weights, routing: Routing) -> Tensor:
     rows, ends, places = moe_route(routing.ids, model.experts)
     h = gated_grouped_gemm(routing.x, weights.data[0], None, weights.scale[0], ends, rows=rows, constant_b=True)
-    y = grouped_gemm(h, weights.data[1], None, weights.scale[1], ends, constant_b=True)
+    y = grouped_gemm(h, weights.data[1], None, weights.scale[1], ends, constant_b=True, constant_ends=True)
     return moe_combine(y, places, routing.weights)
 
 

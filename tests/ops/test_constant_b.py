@@ -1,4 +1,4 @@
-"""gemm(..., constant_b=True) behind the kernel that writes a: the same bits as without, and who passes the flag. What
+"""gemm(..., constant_b=True) behind the kernel that writes a: the same bits as without, and who passes the flags. What
 may be read early: kernels/test_dependent_launch.py, and on a GPU kernels/test_late_operands.py."""
 
 from __future__ import annotations
@@ -76,3 +76,24 @@ def test_linear_does_not_pass_it(activations: str | None, flags: list[int]) -> N
     with torch.inference_mode():
         layer(torch.ones(2, 32, dtype=torch.float16))
     assert flags == [0]
+
+
+def test_experts_pass_it_and_the_ends_of_their_second_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """moe_route, which writes the ends, is right before the first product, and a product lies between it and the
+    second."""
+    seen: list[tuple[int, int]] = []  # rows of a matrix, flags
+
+    def recording(call: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*arguments: Any) -> Any:
+            seen.append((arguments[1].shape[-2], next(x for x in arguments[10:] if type(x) is int)))
+            return call(*arguments)
+
+        return record
+
+    for name in ("grouped_gemm", "gated_grouped_gemm"):
+        monkeypatch.setattr(_C, name, recording(getattr(_C, name)))
+    layer = nvfp4.Experts(3, 32, 16, activations=None)
+    ids, weights = torch.tensor([[0, 2]]), torch.ones(1, 2)
+    with torch.inference_mode():
+        layer(torch.ones(1, 32, dtype=torch.float16), ids, weights)
+    assert seen == [(16, _C.CONSTANT_B), (32, _C.CONSTANT_B + _C.CONSTANT_ENDS)]

@@ -166,6 +166,7 @@ BAD: dict[str, Arguments] = {
     "transpose_b: is of type int; must be True or False": {"transpose_b": 0},
     "batch_invariant: is of type NoneType; must be True or False": {"batch_invariant": None},
     "constant_b: is of type int; must be True or False": {"constant_b": 1},
+    "constant_ends: is of type int; must be True or False": {"constant_ends": 1},
     "scale_layout: is '4'; must be '128x4' or 'linear'": {"scale_layout": "4"},
 }
 

@@ -93,6 +93,7 @@ def cases() -> list[Grouped]:
                 threads=1 + i % 2,
                 batch_invariant=i % 5 == 0,
                 constant_b=i % 5 == 1,
+                constant_ends=i % 2 == 1,
             )
         )
     return found

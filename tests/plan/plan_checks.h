@@ -114,6 +114,7 @@ static inline grouped_problem grouped(int32_t kind, int64_t m, int64_t n, int64_
     p.g.product_kind = kind;
     p.g.a_batch = 0, p.g.out_batch = n * 2;
     p.a_rows = m, p.groups = groups, p.parts = parts;
+    p.constant_ends = (m + n / 8) % 2;
     if (p.g.a_type == VALUES_E2M1) {
         p.g.scale_a_batch = 0;
         if (p.g.scale_layout == NVFP4_128X4)

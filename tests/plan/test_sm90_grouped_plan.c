@@ -64,6 +64,8 @@ static void check_few(const gpu *g, const grouped_problem *all, const gemm_candi
     expect(p->out_type != NVFP4_FP32, "results of 16 bits");
     expect(c->tile_n == 256 && s->tiles_n == ceil_div(p->n, 256), "tiles cover N");
     expect((s->b_cache_policy == L2_EVICT_FIRST) == (c->tile_m != 32), "B is read once, or stays in L2");
+    expect(s->early_b == (p->constant_b && all->constant_ends),
+           "a constant B is loaded early, if the ends are constant");
     check_tiles_of_groups(g, all, c, step, s->tiles_n, 1);
     const tensor_layout *b = &plan->tensor_map[0].layout;
     expect(plan->tensor_maps == 1 && b->data == p->b && b->element_bytes == 1 && b->rank == 3, "a tensor map of B");

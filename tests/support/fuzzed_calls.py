@@ -36,7 +36,7 @@ NUMPY = {torch.uint8: np.uint8, torch.float16: np.float16, torch.float32: np.flo
 
 OPTIONAL = ("alpha", "bias", "c", "out", "residual", "global_scale", "out_dtype", "backend", "scale_a")
 OPTIONAL += ("up", "limit", "activation_alpha", "expert_map", "weights", "ends", "importance")
-SWITCHES = ("batch_invariant", "constant_b", "transpose_b", "by_row")
+SWITCHES = ("batch_invariant", "constant_b", "constant_ends", "transpose_b", "by_row")
 NUMBERS = ("alpha", "beta", "global_scale", "eps", "limit", "activation_alpha")
 
 

@@ -97,6 +97,7 @@ class Grouped:
     threads: int = 1  # on the CPU
     batch_invariant: bool = False
     constant_b: bool = False
+    constant_ends: bool = False
     seed: int = 0  # of the data, and the emulated GPU's
     broken: str = ""  # the operand whose layout breaks a rule
     at: dict[str, At] = field(default_factory=dict)
@@ -222,6 +223,7 @@ def groupeds(draw: Draw, target: str, volume: float) -> Grouped:
         threads=one_of(draw, 1, 2) if not backends_on_gpu(target) else 1,
         batch_invariant=batch_invariant,
         constant_b=one_of(draw, False, False, True),
+        constant_ends=one_of(draw, False, True),
         seed=draw(st.integers(0, 2**20)),
         broken=broken,
         at={name: x for name, x in at.items() if x != At()},
@@ -338,7 +340,7 @@ def make_grouped(case: Grouped, device: str) -> dict[str, Any]:
     if not case.allocated:
         args["out"] = make.place("out", torch.full((case.t, case.width), math.nan, dtype=dtype))
     make.guard_results(args["a"])
-    names = ("batch_invariant", "constant_b", *(GATING if case.activation else ("transpose_b",)))
+    names = ("batch_invariant", "constant_b", *(GATING if case.activation else ("transpose_b", "constant_ends")))
     switches = {name: getattr(case, name) for name in names}
     return args | {"scale_layout": case.layout, "out_dtype": dtype, **switches}
 

@@ -117,6 +117,7 @@ PyMODINIT_FUNC PyInit__C(void) {
         PyModule_AddStringConstant(module, "archs", nvfp4_embedded_archs()) != 0 ||
         PyModule_AddIntConstant(module, "BATCH_INVARIANT", NVFP4_BATCH_INVARIANT) != 0 ||
         PyModule_AddIntConstant(module, "CONSTANT_B", NVFP4_CONSTANT_B) != 0 ||
+        PyModule_AddIntConstant(module, "CONSTANT_ENDS", NVFP4_CONSTANT_ENDS) != 0 ||
         PyModule_AddIntConstant(module, "NO_TRANSPOSE_B", NVFP4_NO_TRANSPOSE_B) != 0 ||
         PyModule_AddIntConstant(module, "BF16_PRODUCTS", NVFP4_BF16_PRODUCTS) != 0) {
         Py_XDECREF(module);

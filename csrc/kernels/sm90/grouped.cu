@@ -255,7 +255,7 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
     if (warp == C::MATH_WARPS) {
         grouped_tiles tiles(table, p, s.tiles_n, blockIdx.x, gridDim.x, p.has_activation);
         produce(
-            p, s, cta, tiles, (header_of<C> *)(shared + C::TILES_OFFSET),
+            p, s, cta, tiles, (header_of<C> *)(shared + C::TILES_OFFSET), false,
             [&](const grouped_tile &tile, int32_t column, int32_t early, int is_described,
                 pipeline_state<C::STAGES> &state) { load_tile(p, s, cta, tile, column, early, is_described, state); });
     } else {

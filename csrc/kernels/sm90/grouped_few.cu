@@ -24,10 +24,12 @@
  * A lane dequantizes 64 values of a row in a stage, one atom of scales: words w = 0 to 3 of each half. Chunk 4w + j of a
  * half of mma_b, 16 bytes, has for each lane t of a quad pair j (w4a16.cuh) of the 8 values of word w at 64t.
  *
+ * Dependent launch: with early_b the ends, and B of the first tile, are read before griddepcontrol.wait. In a layer of
+ * experts that is while the product of gate and up, whose CTAs leave the SMs one after the other, is still running.
+ *
  * Tails: values past the end of K are zeros in A and in B, and scales there are masked. Rows that A does not have are
  * not copied: their results have the factor NaN. Rows past the end of a group and columns past the end of B reach only
  * results that are not stored. */
-#include "kernels/common/dependent.cuh"
 #include "kernels/sm90/grouped_few_config.h"
 #include "kernels/sm90/grouped_roles.cuh"
 
@@ -282,12 +284,13 @@ __device__ __forceinline__ void multiply(const grouped_problem &p, const sm90_gr
     const grouped_cta<C> cta{shared_address(shared)};
     if (cta.base % 1024) __trap(); /* the swizzle pattern follows absolute addresses */
     prologue(s.b, cta);
-    begin_dependent_grid();
+    if (!s.early_b) begin_dependent_grid();
     group_table &table = *(group_table *)(shared + C::TABLE_OFFSET);
     /* Scratch in the staging buffers, which the barrier at the end of group_table::fill frees. */
     table.fill(p.ends, p.groups, (int)p.g.m, C::ROWS, *(group_table_scratch<C::THREADS> *)(shared + C::STAGING_OFFSET));
 
     const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
+    if (s.early_b && warp != C::MATH_WARPS + C::COPY_WARPS) begin_dependent_grid();
     if (warp < C::MATH_WARPS) {
         setmaxnreg_inc<MATH_REGISTERS>();
         multiply_tiles(p, s, cta, warp, shared);
@@ -305,7 +308,7 @@ __device__ __forceinline__ void multiply(const grouped_problem &p, const sm90_gr
         const int role = warp - C::MATH_WARPS - C::COPY_WARPS;
         if (role == 0) {
             grouped_tiles tiles(table, p, s.tiles_n, blockIdx.x, gridDim.x, p.has_activation);
-            produce(p, s, cta, tiles, (header_of<C> *)(shared + C::TILES_OFFSET),
+            produce(p, s, cta, tiles, (header_of<C> *)(shared + C::TILES_OFFSET), s.early_b,
                     [&](const grouped_tile &tile, int32_t column, int32_t early, int is_described,
                         pipeline_state<C::STAGES> &state) {
                         load_b(p, s, cta, tile.l, column, is_described ? early : 0, is_described ? s.stages_k : early,

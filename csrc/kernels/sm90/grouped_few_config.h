@@ -43,7 +43,8 @@ typedef struct sm90_grouped_few_schedule {
     int32_t stages_k;  /* ceil(K/256), at least 1 */
     int32_t tiles_n;   /* of a part, or of both parts of an activation */
     gating numbers;    /* of an activation */
-    uint8_t padding_[24];
+    int32_t early_b;   /* 1: ends and b are read before griddepcontrol.wait */
+    uint8_t padding_[20];
 } sm90_grouped_few_schedule;
 
 #endif

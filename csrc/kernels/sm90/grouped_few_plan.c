@@ -120,7 +120,8 @@ static void build(const device_props *props, const product_problem *problem, con
     *s = (sm90_grouped_few_schedule){.b_cache_policy = b_cache_policy(config),
                                      .stages_k = (int32_t)ceil_div(p->g.k, SM90_GROUPED_FEW_STAGE_K),
                                      .tiles_n = tiling->tiles_n,
-                                     .numbers = gating_of(p->limit, p->activation_alpha, p->parts == 2)};
+                                     .numbers = gating_of(p->limit, p->activation_alpha, p->parts == 2),
+                                     .early_b = p->g.constant_b && p->constant_ends};
     const tensor_layout b = values_layout(&p->g, 1, p->g.l, SM90_GROUPED_FEW_STAGE_K / 2, SM90_GROUPED_BOX_ROWS, 128);
     add_tensor_map(out, &b, &s->b);
 }

@@ -5,6 +5,7 @@
 
 #include "kernels/common/batch_epilogue.cuh"
 #include "kernels/common/cluster.cuh"
+#include "kernels/common/dependent.cuh"
 #include "kernels/common/group_activation.cuh"
 #include "kernels/common/grouped_tiles.cuh"
 #include "kernels/common/ldmatrix.cuh"
@@ -132,11 +133,11 @@ template <class C> struct fetched_tile {
     int32_t scaled;     /* rows of the group that have scales of A */
     float factors[EACH], alphas[2];
 
-    __device__ __forceinline__ void next(grouped_tiles &tiles, const grouped_problem &p) {
-        if (!tiles.next<C::EVEN>(tile, C::ROWS)) {
-            tile.rows = 0;
-            return;
-        }
+    __device__ __forceinline__ void find(grouped_tiles &tiles) {
+        if (!tiles.next<C::EVEN>(tile, C::ROWS)) tile.rows = 0;
+    }
+    __device__ __forceinline__ void fetch(const grouped_problem &p) {
+        if (!tile.rows) return;
         const gemm_problem &g = p.g;
         scaled = rows_with_scales(p, tile.group);
 #pragma unroll
@@ -215,15 +216,18 @@ __device__ __forceinline__ uint32_t claim_tile(uint32_t *claimed) {
 
 /* A converged warp: describes each tile of the CTA, and loads it. One thread calls load(tile, column, early,
  * is_described, state) twice for each tile. The first time, before the tile is described, it loads what does not depend
- * on the pre-pass of `early` stages, which are 0 for all but the first tile; then all the rest. */
+ * on the pre-pass of `early` stages, which are 0 for all but the first tile; then all the rest.
+ *
+ * waits: the warp has not executed griddepcontrol.wait, and does so behind the loads of `early` stages. */
 template <class C, class S, class LOAD>
 __device__ __forceinline__ void produce(const grouped_problem &p, const S &s, const grouped_cta<C> &cta,
-                                        grouped_tiles &tiles, header_of<C> *headers, LOAD load) {
+                                        grouped_tiles &tiles, header_of<C> *headers, bool waits, LOAD load) {
     const int tile_n = has_both_parts(p) ? TILE_N / 2 : TILE_N;
     pipeline_state<C::STAGES> state;
     pipeline_state<TILES_AHEAD> slot;
     fetched_tile<C> next;
-    next.next(tiles, p);
+    next.find(tiles);
+    if (!waits) next.fetch(p);
     int32_t early = min(s.stages_k, C::STAGES); /* loaded while rows are fetched */
     for (bool more = true; more; slot.advance(), early = 0) {
         const grouped_tile now = next.tile;
@@ -231,6 +235,11 @@ __device__ __forceinline__ void produce(const grouped_problem &p, const S &s, co
 #pragma unroll 1
         for (int is_described = 0; is_described < 2; is_described++) {
             if (is_described) {
+                if (waits) {
+                    begin_dependent_grid();
+                    next.fetch(p);
+                    waits = false;
+                }
                 mbarrier_wait(cta.tile_empty(slot.index), slot.phase ^ 1);
                 next.write(headers[slot.index], p, tile_n);
                 mbarrier_arrive(cta.tile_full(slot.index));
@@ -238,7 +247,10 @@ __device__ __forceinline__ void produce(const grouped_problem &p, const S &s, co
                     griddepcontrol_wait(); /* of the pre-pass */
                     tiles.number = claim_tile(s.claimed);
                 }
-                if (more) next.next(tiles, p);
+                if (more) {
+                    next.find(tiles);
+                    next.fetch(p);
+                }
             }
             if (more && elect_one()) load(now, now.column * tile_n, early, is_described, state);
             __syncwarp();

@@ -239,7 +239,7 @@ class Experts(RoutedExperts):
         return y if adapter is None else y + low_rank(self._hidden(inner), *adapter, ends)
 
     def _down(self, h: Tensor, ends: Tensor, adapter: Adapter | None) -> Tensor:
-        y = w4a16.product(self.down, h, ends, None, self.batch_invariant)
+        y = w4a16.product(self.down, h, ends, None, self.batch_invariant, constant_ends=is_constant())
         return y if adapter is None else y + low_rank(h, *adapter, ends)
 
     def _transposed(self, of_down: bool, dy: Tensor, ends: Tensor) -> Tensor:

@@ -13,13 +13,14 @@ from nvfp4.layers.experts.stack import Stack, as_grouped_gemm_takes_it, experts_
 from nvfp4.layers.gradient import bf16_parts
 
 
-def product(stack: Stack, a: Tensor, ends: Tensor, rows: Tensor | None, batch_invariant: bool) -> Tensor:
+def product(
+    stack: Stack, a: Tensor, ends: Tensor, rows: Tensor | None, batch_invariant: bool, constant_ends: bool = False
+) -> Tensor:
     """a [R, K] times each group's matrices, [T, P * N], in the dtype of a: rounded once. For float32 it is the sum
-    of the products of three bfloat16 parts, which are exact."""
+    of the products of three bfloat16 parts, which are exact. constant_ends: as of grouped_gemm."""
     if stack.kept is None:
-        return _product(
-            a, stack.weight, stack.weight_scale, stack.weight_global_scale, stack.bias, ends, rows, batch_invariant
-        )
+        operands = stack.weight, stack.weight_scale, stack.weight_global_scale, stack.bias
+        return _product(a, *operands, ends, rows, batch_invariant, constant_ends=constant_ends)
     used, ends = stack.used(ends)
     results = []
     for p in range(stack.shape[1]):
@@ -75,6 +76,7 @@ def _product(
     batch_invariant: bool,
     transpose_b: bool = True,
     out_dtype: torch.dtype | None = None,
+    constant_ends: bool = False,
 ) -> Tensor:
     """grouped_gemm, of float32 by parts, the smallest first."""
     bias = as_grouped_gemm_takes_it(bias, a.dtype)
@@ -95,6 +97,7 @@ def _product(
             transpose_b=transpose_b,
             batch_invariant=batch_invariant,
             constant_b=is_constant(),
+            constant_ends=constant_ends,
         )
         total = y if total is None else total + y
     assert total is not None

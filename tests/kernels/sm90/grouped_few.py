@@ -18,11 +18,13 @@ TILE_N, BOX_ROWS = (HEADERS.value(f"SM90_GROUPED_{name}") for name in ("TILE_N",
 class Product(grouped_units.Product):
     """Results have 16 bits. A tile has columns of both parts of an activation."""
 
+    early_b = 0
+
     def launch_few(self, module: Module, config: Config, ctas: int = 132, wait: bool = True) -> None:
         both = self.activation is not None and self.parts == 2
         made = Schedule(
             b_cache_policy=EVICT_FIRST, stages_k=ceil_div(self.k, STAGE_K),
-            tiles_n=ceil_div(self.n, TILE_N // (1 + both)),
+            tiles_n=ceil_div(self.n, TILE_N // (1 + both)), early_b=self.early_b,
         )  # fmt: skip
         if self.activation:
             self.activation.fill(made.numbers, self.parts)

@@ -13,6 +13,7 @@ import numpy
 import pytest
 from emulate import Module
 from harness import few_rows, sass
+from harness.headers import Config
 from harness.launch import SHARED_LIMIT, load, timing
 from harness.values import BF16, FP16, rounded
 from sm90.grouped_few import CONFIGS, STAGE_K, Product
@@ -151,26 +152,69 @@ def test_rows_do_not_depend_on_others(name: str, random: numpy.random.Generator)
         assert (alone.result()[0].view("u4") == product.result()[row].view("u4")).all()
 
 
+@pytest.mark.parametrize("early_b", [0, 1])
 @of_each_kind
-def test_calls_in_a_row(name: str, random: numpy.random.Generator) -> None:
+def test_calls_in_a_row(name: str, early_b: int, random: numpy.random.Generator) -> None:
     """Dependent launches: each has the previous result as A."""
     config = CONFIGS[name]
     for case in range(SEEDS):
         emulator, module = load(config, timing(random, case))
         calls = [Product(emulator, random, config, [2, 9], 128, 128, out_type=FP16, gathers=False) for _ in range(3)]
         launch_one = partial(Product.launch_few, module=module, config=config, ctas=3, wait=False)
+        for call in calls:
+            call.early_b = early_b
         check_calls_in_a_row(calls, launch_one, a_is_fp16=not config.bf16)
 
 
-@pytest.mark.parametrize("operand", ["a", "b", "scale_b", "ends", "rows", "row_scale", "alpha"])
-def test_late_operands(operand: str, random: numpy.random.Generator) -> None:
-    """The grid before writes an operand late."""
+READ_EARLY, OTHERS = ["b", "scale_b", "ends"], ["a", "rows", "row_scale", "alpha"]
+
+
+def run_behind_late(operand: str, random: numpy.random.Generator, early_b: int, k: int = 800) -> None:
+    """The grid before writes an operand late, or reads the output late and overwrites it."""
     config = CONFIGS[str(random.choice(list(CONFIGS)))]
     for case in range(3 * SEEDS):
         emulator, module = load(config, timing(random, case))
-        product = Product(emulator, random, config, [3, 3, 20], 150, 800, parts=2, out_type=FP16)
-        launch_one = partial(Product.launch_few, module=module, config=config, ctas=3, wait=False)
+        product = Product(emulator, random, config, [3, 3, 20], 150, k, parts=2, out_type=FP16)
+        product.early_b = early_b
+        launch_one = partial(Product.launch_few, module=module, config=config, ctas=(3, 30)[case % 2], wait=False)
         check_late_operand(product, launch_one, operand, random, case)
+
+
+@pytest.mark.parametrize("operand", [*OTHERS, *READ_EARLY, "out"])
+def test_late_operands(operand: str, random: numpy.random.Generator) -> None:
+    run_behind_late(operand, random, 0)
+
+
+@pytest.mark.parametrize("operand", [*OTHERS, "out"])
+def test_late_operands_beside_an_early_b(operand: str, random: numpy.random.Generator) -> None:
+    run_behind_late(operand, random, 1)
+
+
+@pytest.mark.parametrize("operand", READ_EARLY)
+def test_early_b_is_read_early(operand: str, random: numpy.random.Generator) -> None:
+    """A grid that does write it late is the caller's error: the result is wrong."""
+    with pytest.raises(AssertionError):
+        run_behind_late(operand, random, 1)
+
+
+@pytest.mark.parametrize("ends_between", [[2, 9], [0, 0]], ids=["", "without tiles"])
+@pytest.mark.parametrize("operand", [*OTHERS, *READ_EARLY])
+def test_early_b_behind_another_launch(operand: str, ends_between: list[int], random: numpy.random.Generator) -> None:
+    """What the grid before the launch before writes is complete when that one lets this one start."""
+    config = CONFIGS[str(random.choice(list(CONFIGS)))]
+    for case in range(SEEDS):
+        emulator, module = load(config, timing(random, case))
+        product = Product(emulator, random, config, [3, 3, 20], 150, 800, out_type=FP16)
+        between = Product(emulator, random, config, ends_between, 150, 800, m=9, out_type=FP16)
+        product.early_b, between.early_b = 1, case % 2
+
+        def launch_both(
+            product: Product, between: Product = between, module: Module = module, config: Config = config
+        ) -> None:
+            for one in (between, product):
+                one.launch_few(module, config, 3, wait=False)
+
+        check_late_operand(product, launch_both, operand, random, case)
 
 
 def test_shared_memory() -> None:

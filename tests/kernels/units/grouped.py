@@ -278,9 +278,13 @@ def check_calls_in_a_row(calls: Sequence[Product], launch_one: Callable[..., Non
 def check_late_operand(
     product: Product, launch_one: Callable[..., None], operand: str, random: Generator, case: int
 ) -> None:
-    """The grid before writes an operand late."""
+    """The grid before writes an operand late, or reads the output late and overwrites it."""
     before = Predecessor(product.emulator, product.config.headers.name)
-    before.writes(*late_operand(product, operand, random, case))
+    array, value = late_operand(product, operand, random, case)
+    if operand == "out":
+        before.reads_and_writes(array)
+    else:
+        before.writes(array, value)
     with before.launched():
         launch_one(product)
     product.check(product.expected() * product.alpha)
@@ -292,7 +296,7 @@ def late_operand(product: Product, operand: str, random: Generator, case: int) -
     product.scale_rows(random)
     product.alpha = float(random.choice([0.5, 2.0]))
     product.keep(numpy.array([product.alpha], "f4"), "alpha", alpha_stride=0)
-    arrays = {"a": product.arrays[0], "b": product.arrays[2], "scale_b": product.arrays[3]}
+    arrays = {"a": product.arrays[0], "b": product.arrays[2], "scale_b": product.arrays[3], "out": product.out}
     arrays |= {"ends": product.placed_ends, "rows": product.placed_rows, "row_scale": product.row_scale}
     value = {"ends": (0, 20, -1)[case % 3], "rows": 0, "b": 0, "scale_b": 0}.get(operand)
     return (arrays | {"alpha": product.kept["alpha"]})[operand], value
