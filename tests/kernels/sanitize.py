@@ -395,12 +395,13 @@ def run_groups(backends: list[str]) -> int:
             options["scale_a"] = None
         expected = nvfp4.grouped_gemm(**tensors, **options, backend="cpu")[:79]
         given = {name: gpu(x) for name, x in tensors.items()}
-        for place in range(4):
-            what = f"{kind} of {a_type} A, {layout}, on {backend}, candidate {place}"
+        for place, promised in itertools.product(range(4), (False, True) if transpose_b else (False,)):
+            what = f"{kind} of {a_type} A, {layout}, on {backend}, candidate {place}, promises {promised}"
+            promises = {"constant_b": promised, "constant_ends": promised}
             under_way.say(f"{calls} products of groups done; {what}")
             _C.set_candidate(place)
             try:
-                got = nvfp4.grouped_gemm(**given, **options, backend=backend)[:79].cpu()
+                got = nvfp4.grouped_gemm(**given, **options, **promises, backend=backend)[:79].cpu()
             finally:
                 _C.set_candidate(0)
             if not torch.equal(got.nan_to_num(nan=7.5), expected.nan_to_num(nan=7.5)):

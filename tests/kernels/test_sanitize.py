@@ -131,4 +131,4 @@ def test_products_of_groups() -> None:
     code = f"import sys; sys.path.append({str(Path(sanitize.__file__).parent)!r}); import sanitize\n"
     code += "print(sanitize.run_groups(sanitize.gpu_backends()))"
     done = python("-c", code, env={**os.environ, **driver(), "EMULATE_DEVICE": "sm_90"})
-    assert done.stdout == "72\n", done.stdout + done.stderr
+    assert done.stdout == "104\n", done.stdout + done.stderr
