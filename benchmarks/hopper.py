@@ -6,10 +6,12 @@
     vllm_steps  the same page: from step to step, with the host
     vllm_goals  the same page: the GPU's time beside each goal
     experts   the same page: layers of experts, beside Marlin and bf16 on an H100
-    experts_humming  the same page: their products beside Humming's, on an H200
+    experts_humming  the same page: layers, and their products beside Humming's, on an H200
     goals     the same page: every shape beside its goal, cuBLAS and published kernels
     ratios    the same page: back-to-back calls, and speed-ups of the H200's run (results/h200.json)
     targets   the same page: each goal, what was measured, met or missed
+    humming_layers  the same page: layers beside Humming on an H200
+    skewed    the same page: layers of experts under skewed routing, and products beside Humming's
 
 Only the goals are typed in (goals.py).
 """
@@ -38,7 +40,6 @@ LAYERS = {  # columns of marlin_h100.csv: in README.md
     "Marlin": "Marlin (W4A16)",
     "bf16": "bf16",
 }
-HUMMING_TOKENS = (1, 8, 32, 128, 512, 2048, 8192)
 LARGE = Shape(2304, 4608, 7168)
 SQUARE = Shape(8192, 8192, 8192)  # its goal: cuBLAS fp16 in the same run
 LIKE_SQUARE = ("4096x7168x7168", "7000x4608x7168")  # the nearest in sm90_prefill_shapes.csv
@@ -138,21 +139,45 @@ def experts() -> str:
 
 
 def experts_humming() -> str:
-    """Products of experts beside Humming's, on an H200: rows of the run of few tokens, then of that of many."""
-    few, many = (read(f"sm90_grouped_{name}_h200.csv") for name in ("few", "many"))
-    found: dict[tuple[str, int], dict[str, Row]] = {}
-    for row in [row for row in few if int(row["tokens"]) <= 64] + many:
-        if int(row["tokens"]) not in HUMMING_TOKENS:
+    """Layers, and products beside Humming's, of one run of `bench --set experts --against humming`."""
+    labels = {
+        "layer": "layer",
+        "gate and up": "gate and up",
+        "gate and up, silu": "with silu",
+        "Humming W4A16 gate and up": "Humming",
+        "down": "down",
+        "Humming W4A16 down": "Humming's down",
+    }
+    rows = [
+        [row[name] for name in ("model", "tokens", *(f"{name} us" for name in labels))]
+        for row in read("experts_humming_h200.csv")
+    ]
+    return show.markdown(["<experts of", "tokens", *labels.values()], rows)
+
+
+def humming_layers() -> str:
+    names = ("W4A4", "W4A16", "Humming", "bf16")
+    rows = [
+        [str(Shape(*(int(row[size]) for size in "mnk"))), *(row[f"{name} back-to-back"] for name in names)]
+        for row in read("layers_humming_h200.csv")
+    ]
+    return show.markdown(["<M x N x K", *names], rows)
+
+
+def skewed() -> str:
+    """A cell has the layer's time, then how many times as long Humming's gate and up, and its down, take as ours."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in read("experts_skew_h200.csv"):
+        if row["tokens"] not in ("32", "512", "2048"):
             continue
-        model = row["model"].replace(" with ", " of ")
-        found.setdefault((model, int(row["tokens"])), {})[row["product"]] = row
-    lines = []
-    for (model, tokens), products in sorted(found.items(), key=lambda item: item[0][0]):
-        up, silu, down = (products[name] for name in ("gate and up", "gate and up with silu", "down"))
-        cells = [up["now_us"], silu["now_us"], up["humming_us"], down["now_us"], down["humming_us"] or "-"]
-        lines.append([model, str(tokens), *cells])
-    names = ("gate and up", "with silu", "Humming", "down", "Humming's down")
-    return show.markdown(["<experts of", "tokens", *names], lines)
+        ratios = [
+            f"{float(theirs) / float(row[ours]):.2f}" if (theirs := row[f"Humming {name}"]) != "fails" else "-"
+            for ours, name in (("gate and up, silu", "gate and up"), ("down", "down"))
+        ]
+        cell = f"{float(row['layer']):.0f}; {', '.join(ratios)}"
+        found.setdefault((row["model"], row["tokens"]), []).append(cell)
+    columns = ["<experts of", "tokens", "skew 0", "0.7", "1.4", "one expert"]
+    return show.markdown(columns, [[*key, *cells] for key, cells in found.items()])
 
 
 def goals() -> str:
@@ -289,4 +314,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "goals": goals,
     "ratios": ratios,
     "targets": targets,
+    "humming_layers": humming_layers,
+    "skewed": skewed,
 }

@@ -1,10 +1,14 @@
-"""Writes log/marlin_h100.csv from two runs of bench on one GPU, one after the other, or log/experts_h100.csv from one:
+"""Writes log/marlin_h100.csv from two runs of bench on one GPU, one after the other, or log/experts_h100.csv or
+log/experts_humming_h200.csv from one:
 
     python -m nvfp4 bench --set readme --against marlin --json layers.json
     python -m nvfp4 bench --shapes ... --against none --json products.json   # the same shapes
     python benchmarks/marlin_log.py layers.json products.json
 
     python -m nvfp4 bench --set experts --against marlin --json experts.json
+    python benchmarks/marlin_log.py experts.json
+
+    python -m nvfp4 bench --set experts --m 1,8,32,128,512,2048 --against humming --json experts.json
     python benchmarks/marlin_log.py experts.json
 
 A single call is the median less an empty pair of events, as the run measured it.
@@ -21,7 +25,7 @@ from typing import Any
 
 import recorded
 
-from nvfp4.bench import marlin, report
+from nvfp4.bench import experts, marlin, report
 from nvfp4.cli import show
 
 LOG = Path(__file__).resolve().parent / "log"
@@ -56,6 +60,9 @@ def write_experts(path: str) -> None:
     """Microseconds, and how many times as long torch's bf16 and Marlin take as the layer in W4A16."""
     run = json.loads(Path(path).read_text(encoding="utf-8"))
     found = run["results"]
+    if "product_ratios" in found[0]:
+        write_products(found, run["conditions"]["hardware"])
+        return
     names = list(found[0]["seconds"])
     header = ["model", "tokens", "hit", "floor us", *(f"{name} us" for name in names), "over bf16", "over Marlin"]
     rows = [header]
@@ -65,6 +72,18 @@ def write_experts(path: str) -> None:
         cells = map(show.digits, (one["floor"] * 1e6, *us.values()))
         rows.append([one["model"], one["tokens"], one["hit"], *cells, *ratios])
     recorded.write(LOG / "experts_h100.csv", rows, run["conditions"]["hardware"])
+
+
+def write_products(found: list[dict[str, Any]], card: str) -> None:
+    names = ["layer", *experts.of_products()]
+    lines = [["model", "tokens", "hit", *(f"{name} us" for name in names), *experts.PRODUCTS]]
+    for one in found:
+        times = [one["seconds"].get(name) for name in names]
+        ratios = [one["product_ratios"].get(name) for name in experts.PRODUCTS]
+        cells = [show.digits(time["median"] * 1e6) if time else "fails" for time in times]
+        cells += [f"{ratio['median']:.2f}" if ratio else "-" for ratio in ratios]
+        lines.append([one["model"], one["tokens"], one["hit"], *cells])
+    recorded.write(LOG / "experts_humming_h200.csv", lines, card)
 
 
 def main() -> int:
