@@ -4,22 +4,12 @@
 #define NVFP4_PLAN_GEMM_BACKEND_H
 
 #include "common/device_props.h"
-#include "common/gated_grouped_quantize_problem.h"
 #include "common/kernel_set.h"
 #include "common/math.h"
-#include "common/quantize_gemm_problem.h"
 #include "nvfp4.h"
 #include "plan/launch_plan.h"
+#include "plan/product_problem.h"
 #include "plan/traits.h"
-
-/* The problem of a product: gemm or grouped, by its product_kind; quantize_gemm for a kernel that quantizes A too,
- * gated_grouped_quantize for one that quantizes the activation too. Each begins with a gemm_problem. */
-typedef union product_problem {
-    gemm_problem gemm;
-    grouped_problem grouped;
-    quantize_gemm_problem quantize_gemm;
-    gated_grouped_quantize_problem gated_grouped_quantize;
-} product_problem;
 
 /* The way in which a backend runs one kind of product. A planner is asked only for products whose A it takes. */
 typedef struct gemm_planner {

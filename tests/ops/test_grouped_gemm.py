@@ -204,6 +204,10 @@ NAMED = {
     "its scales anywhere, any ends": Grouped(150, 9, 80, 33, 2, ends="wild", a="nvfp4", scale_rows="wild"),
     "no terms of it": Grouped(5, 33, 0, 5, 2, a="nvfp4", scale_rows="wild", bias="out", row_scale=True),
     "several tiles an SM": Grouped(1000, 8, 32, 1000, 2, rows="outside", row_scale=True),
+    "one group, rows behind it": Grouped(
+        100, 40, 192, 1, 2, ends="few", a="nvfp4", alpha="matrix", bias="out", row_scale=True
+    ),
+    "one group, any end, its scales anywhere": Grouped(100, 40, 192, 1, 2, ends="wild", a="nvfp4", scale_rows="wild"),
     "more stages than in flight": Grouped(70, 130, 1312, 2, rows="permuted"),
     "the second quarter of a block": Grouped(9, 200, 144, 3, 2, layout="linear", out_dtype="float32", bias="float32"),
 }

@@ -105,6 +105,8 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
            "B is the operand of the mma with 128 rows");
     expect(s->mma_b.data == p->a && s->mma_b.scale == p->scale_a && s->mma_b.scale_pitch == p->scale_a_pitch,
            "A the other");
+    expect(s->is_dense == (all->groups == 1 && p->m <= 128 && all->scale_a_rows == 128),
+           "one group of a block of rows or fewer has its tiles and scales in the parameters");
     expect(plan->tensor_maps == (p->k > 0 ? (pair ? 4 : 2) : 0), "values have tensor maps, scales of a pair too");
     if (plan->tensor_maps) check_map(p, plan, 1, interleaved, &s->mma_a), check_map(p, plan, 0, 0, &s->mma_b);
     if (plan->tensor_maps && pair) check_scale_maps(all, plan, interleaved, s);
@@ -218,8 +220,8 @@ static void check_choice(const gpu *g, const grouped_problem *p) {
 }
 
 /* Rows of the first plan's tile, for a product or one with an activation. */
-static int32_t first_tile(int64_t m, int activation) {
-    const grouped_problem product = grouped(PRODUCT_GROUPED, m, 768, 2048, 128, 2, PLAIN),
+static int32_t first_tile(int64_t m, int32_t groups, int activation) {
+    const grouped_problem product = grouped(PRODUCT_GROUPED, m, 768, 2048, groups, 2, PLAIN),
                           p = with_activation(&product);
     static candidate_list list;
     list_candidates(NVFP4_BACKEND_SM100, &gpus[B200], &product.g, 0, &list);
@@ -231,10 +233,39 @@ static int32_t first_tile(int64_t m, int activation) {
 static void check_choices(void) {
     snprintf(about, sizeof about, "choices");
     for (int activation = 0; activation < 2; activation++) {
-        expect(first_tile(8, activation) == 64, "a token has a row in each of its groups");
-        expect(first_tile(11000, activation) == 128, "rows of about a block have a wide tile");
-        expect(first_tile(65536, activation) == 256, "many rows a group have a pair's");
+        expect(first_tile(8, 128, activation) == 64, "a token has a row in each of its groups");
+        expect(first_tile(11000, 128, activation) == 128, "rows of about a block have a wide tile");
+        expect(first_tile(65536, 128, activation) == 256, "many rows a group have a pair's");
+        expect(first_tile(64, 1, activation) == 64, "one group has all rows, and no row more");
     }
+}
+
+/* Whether the first plan's launch takes its tiles from the parameters. */
+static int is_dense(const grouped_problem *p) {
+    static candidate_list list;
+    launch_plan plan;
+    list_candidates(NVFP4_BACKEND_SM100, &gpus[B200], &p->g, 0, &list);
+    const product_problem problem = {.grouped = *p};
+    launch_plan_init(&plan);
+    planner()->build(&gpus[B200].props, &problem, &list.all[first_of(&list)], NULL, &plan);
+    return ((const sm100_grouped_schedule *)param_of(&plan, &plan.step[0], 1))->is_dense;
+}
+
+/* One group: with an end only where few rows can lie behind it, and where the scales of A begin at 0 or nowhere. */
+static void check_dense(void) {
+    snprintf(about, sizeof about, "one group");
+    grouped_problem p = grouped(PRODUCT_GROUPED, 128, 768, 2048, 1, 2, PLAIN);
+    expect(is_dense(&p), "a block of rows");
+    p.scale_a_rows = 256;
+    expect(!is_dense(&p), "scales may begin with the second block");
+    p.scale_a_rows = 0;
+    expect(!is_dense(&p), "rows have no scales");
+    p = grouped(PRODUCT_GROUPED, 129, 768, 2048, 1, 2, PLAIN);
+    expect(!is_dense(&p), "more rows");
+    p.ends = NULL;
+    expect(is_dense(&p), "without an end all are results");
+    p = grouped(PRODUCT_GROUPED, 2, 768, 2048, 2, 2, PLAIN);
+    expect(!is_dense(&p), "two groups");
 }
 
 /* Groups may all be without scales: no load takes what the map then describes. */
@@ -288,6 +319,7 @@ int main(void) {
     check_no_scales();
     check_rows_apart();
     check_choices();
+    check_dense();
     for (size_t m = 0; m < COUNT(rows_of_result); m++)
         for (size_t n = 0; n < COUNT(columns); n++)
             for (size_t k = 0; k < COUNT(depths); k++)

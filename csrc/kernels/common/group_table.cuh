@@ -17,8 +17,11 @@ template <int THREADS> struct group_table_scratch {
 struct group_table {
     int32_t rows[NVFP4_MAX_GROUPS + 1], tiles[NVFP4_MAX_GROUPS + 1];
 
-    /* Called by all THREADS threads of the CTA; ends with a barrier. m: rows of all groups. Ends are read once, into the
-     * rows of the same groups: if they change meanwhile, neither rows nor tiles fall from one group to the next. */
+    __device__ __forceinline__ int32_t rows_before(int group) const { return rows[group]; }
+    __device__ __forceinline__ int32_t tiles_before(int group) const { return tiles[group]; }
+
+    /* Called by all THREADS threads of the CTA; ends with a barrier. m: rows of all groups. Ends are read once, into
+     * the rows of the same groups: if they change meanwhile, neither rows nor tiles fall from one group to the next. */
     template <int THREADS>
     __device__ __forceinline__ void fill(const int32_t *ends, int groups, int m, int tile_rows,
                                          group_table_scratch<THREADS> &scratch) {
@@ -50,8 +53,8 @@ struct group_table {
         __syncthreads();
     }
 
-    /* Copies the table to the same place in another CTA of the cluster, which has started. Called by all THREADS threads
-     * behind fill; a cluster barrier must follow. */
+    /* Copies the table to the same place in another CTA of the cluster, which has started. Called by all THREADS
+     * threads behind fill; a cluster barrier must follow. */
     template <int THREADS> __device__ __forceinline__ void copy_to(uint32_t rank, int groups) const {
         const uint32_t to_rows = mapa(shared_address(rows), rank), to_tiles = mapa(shared_address(tiles), rank);
         for (int e = (int)threadIdx.x; e <= groups; e += THREADS) {

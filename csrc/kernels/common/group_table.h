@@ -3,8 +3,7 @@
 #ifndef NVFP4_COMMON_GROUP_TABLE_H
 #define NVFP4_COMMON_GROUP_TABLE_H
 
-#include "nvfp4.h"
-
+#define NVFP4_MAX_GROUPS  1024 /* as in nvfp4.h */
 #define GROUP_TABLE_BYTES (2 * 4 * (NVFP4_MAX_GROUPS + 1))
 
 #endif

@@ -96,7 +96,9 @@ static int32_t grouped_candidates(const device_props *props, const gemm_traits *
         const units_target units = sm100_units(&model, props);
         return of_units(out, units_target_grouped_candidates(&units, props, t, out));
     }
-    return sm100_grouped_candidates(&model, props, t, out);
+    const int32_t count = sm100_grouped_candidates(&model, props, t, out);
+    for (int32_t i = 0; i < count; i++) out[i].backend = NVFP4_BACKEND_SM100;
+    return count;
 }
 
 static int32_t grouped_batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {

@@ -15,17 +15,20 @@
  *
  * Each role finds its tiles in the table itself, as a converged warp.
  *
+ * A dense group needs no table (groups.cuh).
+ *
  * With CTA_GROUP = 2 two CTAs issue one mma. Each loads its 128 rows of mma_a, half of the rows of mma_b and all scales
  * of mma_b. full and acc_empty of the leader, the CTA of rank 0, count for both CTAs; its mma warp alone issues, and
  * commits arrive in both. The leader reads the ends and copies its table to the other CTA: two tables could differ
  * where ends change meanwhile, and CTAs with different tiles would wait for each other forever.
  *
  * With MATRICES = 2 gate and up of the same columns are multiplied by the same rows of A, and only the activation is
- * stored. A CTA alone has two mma_a and accumulators side by side, so gate and up of an element meet in one thread. In a
- * pair mma_a has 16 rows of gate and the 16 of up in turn: a warp's lower lanes have gate of 16 columns, the upper ones
- * up. Of 32 rows of the result each half of the warp passes 16 to the other by shuffles. Row 32 w + 16 h + i of a CTA's
- * mma_a, i < 16, is column 32 w + 16 rank + i of the tile's 128, of gate (h = 0) or up: in the 128x4 layout the scales
- * of these rows are then half an atom of each matrix, and one TMA load of four dimensions brings either operand.
+ * stored. A CTA alone has two mma_a and accumulators side by side, so gate and up of an element meet in one thread. In
+ * a pair mma_a has 16 rows of gate and the 16 of up in turn: a warp's lower lanes have gate of 16 columns, the upper
+ * ones up. Of 32 rows of the result each half of the warp passes 16 to the other by shuffles. Row 32 w + 16 h + i of a
+ * CTA's mma_a, i < 16, is column 32 w + 16 rank + i of the tile's 128, of gate (h = 0) or up: in the 128x4 layout the
+ * scales of these rows are then half an atom of each matrix, and one TMA load of four dimensions brings either
+ * operand.
  *
  * A pair has room for one accumulator of 256 columns. Its epilogue takes all sums of a tile into registers, rounded to
  * the 16-bit type of the result, before it stores one, so that the next tile's mma waits for loads alone.
@@ -52,7 +55,6 @@
 #include "kernels/common/batch_epilogue.cuh"
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/group_activation.cuh"
-#include "kernels/common/grouped_tiles.cuh"
 #include "kernels/common/mbarrier.cuh"
 #include "kernels/common/placement.cuh"
 #include "kernels/common/tcgen05.cuh"
@@ -60,6 +62,7 @@
 #include "kernels/sm100/column_pairs.cuh"
 #include "kernels/sm100/grouped_config.h"
 #include "kernels/sm100/grouped_quantize.cuh"
+#include "kernels/sm100/groups.cuh"
 
 /* EPILOGUE_WARPS is a group's. */
 enum { EPILOGUE_WARPS = 4, PRODUCER_WARP = 4, MMA_WARP = 5 };
@@ -71,6 +74,7 @@ template <int CTA_GROUP_, int MATRICES_, int MMA_TILE_N_, int STAGES_, int ACCUM
     static constexpr int ACCUMULATORS = ACCUMULATORS_, THREADS = SM100_GROUPED_THREADS(CTA_GROUP);
     static constexpr int EPILOGUE_GROUPS = CTA_GROUP; /* each has the rows of one block of scales */
     static constexpr bool INTERLEAVED = CTA_GROUP == 2 && MATRICES == 2;
+    static constexpr bool ROUNDS = !SM100_GROUPED_DUAL; /* products, before an activation */
     static constexpr int CTA_MMAS = SM100_GROUPED_CTA_MMAS(CTA_GROUP, MATRICES);
     static constexpr int SUMS = SM100_GROUPED_SUMS(CTA_GROUP, MATRICES, MMA_TILE_N); /* columns of accumulators */
     static constexpr int MMA_SFB_ATOMS = CEIL_DIV(MMA_TILE_N, SM100_ATOM_ROWS);      /* a K block of 64 */
@@ -143,9 +147,9 @@ __device__ __forceinline__ int scale_blocks(const grouped_tile &tile) {
     return (tile.rows + SM100_ATOM_ROWS - 1) / SM100_ATOM_ROWS;
 }
 
-/* One thread of each CTA of a pair: loads its part of the stages of a tile. Scales come by tensor maps, because no other
- * copy can signal the leader's mbarrier. A block that does not exist counts as many bytes: CTAs that read different
- * scale_rows expect the same. */
+/* One thread of each CTA of a pair: loads its part of the stages of a tile. Scales come by tensor maps, because no
+ * other copy can signal the leader's mbarrier. A block that does not exist counts as many bytes: CTAs that read
+ * different scale_rows expect the same. */
 template <class C>
 __device__ __forceinline__ void load_tile_of_pair(const grouped_problem &p, const sm100_grouped_schedule &s,
                                                   const cta_memory<C> &cta, const grouped_tile &tile,
@@ -157,7 +161,7 @@ __device__ __forceinline__ void load_tile_of_pair(const grouped_problem &p, cons
     const int boxes = (rows + SM100_GROUPED_BOX_ROWS - 1) / SM100_GROUPED_BOX_ROWS, atoms = scale_blocks(tile);
     int32_t blocks_of_b[C::MMA_SFB_ATOMS];
     for (int i = 0; i < C::MMA_SFB_ATOMS; i++) {
-        const int64_t at = scale_row_of(p, tile.group, tile.row_in_group + i * SM100_ATOM_ROWS);
+        const int64_t at = loaded_scale_row(p, s, tile.group, tile.row_in_group + i * SM100_ATOM_ROWS);
         blocks_of_b[i] = at < 0 ? -1 : (int32_t)(at / SM100_ATOM_ROWS);
     }
 #pragma unroll 1
@@ -197,7 +201,7 @@ __device__ __forceinline__ void load_tile(const grouped_problem &p, const sm100_
     const mma_operand &a = s.mma_a, &b = s.mma_b;
     const int32_t column = tile.column * SM100_CTA_ROWS;
     const int boxes = (tile.rows + SM100_GROUPED_BOX_ROWS - 1) / SM100_GROUPED_BOX_ROWS;
-    const int64_t row_of_scales = scale_row_of(p, tile.group, tile.row_in_group); /* negative: there are none */
+    const int64_t row_of_scales = loaded_scale_row(p, s, tile.group, tile.row_in_group);
     const uint8_t *scales_a = a.scale + tile.l * a.scale_batch + tile.column * a.scale_pitch;
     const uint8_t *scales_b = b.scale + row_of_scales / SM100_ATOM_ROWS * b.scale_pitch;
 #pragma unroll 1
@@ -293,7 +297,7 @@ template <class C> struct column_output {
 
     __device__ __forceinline__ column_output(const grouped_problem &p, const sm100_grouped_schedule &s,
                                              const grouped_tile &tile, uint32_t rank)
-        : p(p), s(s), tile(tile), is_nan(scale_row_of(p, tile.group, tile.row_in_group) < 0) {
+        : p(p), s(s), tile(tile), is_nan(!has_scales(p, s, tile.group, tile.row_in_group)) {
         constexpr int ROWS = SM100_GROUPED_INTERLEAVED_ROWS;
         const int lane = threadIdx.x % SM100_CTA_ROWS;
         n = first_column(tile, rank) + (C::INTERLEAVED ? lane / 32 * 32 + (int)rank * ROWS + lane % ROWS : lane);
@@ -329,9 +333,9 @@ template <class C> struct column_output {
     }
 
     /* Results by matrix i, before the factors of their rows, from their sums. */
-    __device__ __forceinline__ void scale(float (&v)[CHUNK], int i) const {
+    template <int COUNT> __device__ __forceinline__ void scale(float (&v)[COUNT], int i) const {
 #pragma unroll
-        for (int j = 0; j < CHUNK; j++) {
+        for (int j = 0; j < COUNT; j++) {
             v[j] = __fmul_rn(alpha[i], v[j]);
             if (p.g.bias) v[j] = __fadd_rn(v[j], bias[i]);
         }
@@ -348,9 +352,14 @@ template <class C> struct column_output {
                 const float got = __shfl_xor_sync(0xffffffff, is_upper() ? first : second, CHUNK);
                 gate = is_upper() ? got : first, up = is_upper() ? second : got;
             } else if (C::MATRICES == 2) {
-                up = rounded(of[OWN - 1][i], p.g.out_type);
+                up = of[OWN - 1][i];
+                if (C::ROUNDS) up = rounded(up, p.g.out_type);
             }
-            if (p.has_activation && C::CTA_GROUP == 1) gate = rounded(gate, p.g.out_type);
+            if (p.has_activation && C::CTA_GROUP == 1 && C::ROUNDS) gate = rounded(gate, p.g.out_type);
+            if (SM100_GROUPED_DUAL && s.up_is_first) {
+                const float first = gate;
+                gate = up, up = first;
+            }
             v[i] = p.has_activation ? gated(p.activation, gate, up, s.numbers) : gate;
         }
     }
@@ -428,20 +437,23 @@ template <class C> struct drained_rows {
  * 6-9, has the rows of a tile from 128 on. */
 template <class C>
 __device__ __forceinline__ void epilogue(const grouped_problem &p, const sm100_grouped_schedule &s,
-                                         const cta_memory<C> &cta, grouped_tiles tiles, uint32_t tmem) {
+                                         const cta_memory<C> &cta, tiles_of_call tiles, uint32_t tmem) {
     const int group = C::EPILOGUE_GROUPS == 2 && threadIdx.x >= SM100_CTA_ROWS;
     const uint32_t lanes = tmem + (threadIdx.x / 32 % 4 << 21) + group * SM100_ATOM_ROWS;
     const bool has_sums = p.g.k > 0;
     const bool quantizes = s.quantized.data;
-    const group_table &table = tiles.table;
-    blocks_before before(table);
+    const groups_of_call &groups = tiles.table;
+    blocks_before before(groups);
     pipeline_state<C::ACCUMULATORS> acc;
     grouped_tile whole;
-    if (quantizes && blockIdx.x == 0 && threadIdx.x < 32) store_scale_rows(table, p.groups, s.quantized.scale_rows);
+    if (quantizes && blockIdx.x == 0 && threadIdx.x < 32) store_scale_rows(groups, p.groups, s.quantized.scale_rows);
     for (; tiles.next(whole, C::MMA_TILE_N); acc.advance()) {
         const grouped_tile tile = C::EPILOGUE_GROUPS == 1 ? whole : rows_of_group(whole, group);
-        const column_output<C> out(p, s, tile, cta.rank);
-        const quantized_tile quantized(s.quantized, tile, p.g.n, out.n, quantizes ? before.of(tile.group) : 0);
+        const int32_t results = groups.results_of(p, tile.group);
+        grouped_tile stored = tile; /* the rows that are results; maybe none */
+        stored.rows = min(tile.rows, results - tile.row_in_group);
+        const column_output<C> out(p, s, stored, cta.rank);
+        const quantized_tile quantized(s.quantized, stored, p.g.n, out.n, quantizes ? before.of(tile.group) : 0);
         const uint32_t accumulator = lanes + acc.index * C::SUMS;
         /* All is read: the mma of a later tile may overwrite it while the last rows are stored. */
         auto release = [&] {
@@ -454,7 +466,7 @@ __device__ __forceinline__ void epilogue(const grouped_problem &p, const sm100_g
             out.activate(of, v);
             const int from = out.stored_from(row);
             if (quantizes)
-                quantized.store(v, from, min((int)CHUNK, tile.rows - from));
+                quantized.store(v, from, min((int)CHUNK, stored.rows - from));
             else
                 out.store(v, from);
         };
@@ -463,19 +475,20 @@ __device__ __forceinline__ void epilogue(const grouped_problem &p, const sm100_g
             mbarrier_wait(cta.acc_full(acc.index), acc.phase);
             tcgen05_fence_after_thread_sync();
         };
-        if constexpr (C::EPILOGUE_GROUPS == 2) {
+        if constexpr (C::EPILOGUE_GROUPS == 2 && C::ROUNDS) {
             const row_factors factors(out);
             wait();
             drained_rows<C> drained(out, factors, accumulator, has_sums);
             if (has_sums) release();
 #pragma unroll 1
-            for (int row = 0; row < tile.rows; row += C::LOADED_ROWS) {
+            for (int row = 0; row < stored.rows; row += C::LOADED_ROWS) {
                 float of[1][C::LOADED_ROWS];
                 drained.take(of[0], p.g.out_type);
                 store(of, row);
             }
         } else {
             wait();
+            if (C::EPILOGUE_GROUPS == 2 && has_sums && tile.rows <= 0) release();
 #pragma unroll 1
             for (int row = 0; row < tile.rows; row += C::LOADED_ROWS) {
                 float of[C::CTA_MMAS][C::LOADED_ROWS] = {};
@@ -490,13 +503,14 @@ __device__ __forceinline__ void epilogue(const grouped_problem &p, const sm100_g
                 for (int i = 0; i < C::CTA_MMAS; i++) {
                     out.scale(of[i], i);
 #pragma unroll
-                    for (int j = 0; j < CHUNK; j++) of[i][j] = __fmul_rn(of[i][j], out.factor_of(row + j));
+                    for (int j = 0; j < C::LOADED_ROWS; j++) of[i][j] = __fmul_rn(of[i][j], out.factor_of(row + j));
                 }
                 store(of, row);
             }
         }
         /* Both CTAs of a pair with two matrices have columns of the same 128. */
-        if (quantizes && tile.rows > 0 && is_last_of_group(table, tile) && (!C::INTERLEAVED || cta.rank == 0))
+        const bool is_last = stored.rows > 0 && stored.row_in_group + stored.rows == results;
+        if (quantizes && is_last && (!C::INTERLEAVED || cta.rank == 0))
             quantized.pad_rows(out.first_column(tile, cta.rank));
     }
 }
@@ -542,9 +556,12 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
     group_table &table = *(group_table *)(shared + C::TABLE_OFFSET);
     auto &scratch = *(group_table_scratch<C::THREADS> *)(shared + C::SCRATCH_OFFSET);
     /* The barrier at the end of fill, or the cluster's, orders mbarrier_init and the tensor memory address, too. */
-    if (cta.rank == 0) table.fill<C::THREADS>(p.ends, p.groups, (int)p.g.m, C::MMA_TILE_N, scratch);
+    if (s.is_dense)
+        __syncthreads();
+    else if (cta.rank == 0)
+        table.fill<C::THREADS>(p.ends, p.groups, (int)p.g.m, C::MMA_TILE_N, scratch);
     if constexpr (C::CTA_GROUP == 2) {
-        if (cta.rank == 0) table.copy_to<C::THREADS>(1, p.groups);
+        if (!s.is_dense && cta.rank == 0) table.copy_to<C::THREADS>(1, p.groups);
         __syncwarp();
         barrier_cluster_arrive();
         barrier_cluster_wait();
@@ -552,7 +569,8 @@ template <class C> __device__ __forceinline__ void multiply(const grouped_proble
     tcgen05_fence_after_thread_sync();
     const uint32_t tmem = ld_shared(cta.tmem_address());
 
-    grouped_tiles tiles(table, p, s.tiles_n, blockIdx.x / C::CTA_GROUP, gridDim.x / C::CTA_GROUP, C::MATRICES > 1);
+    const groups_of_call groups(table, p, s, C::MMA_TILE_N);
+    tiles_of_call tiles(groups, p, s.tiles_n, blockIdx.x / C::CTA_GROUP, gridDim.x / C::CTA_GROUP, C::MATRICES > 1);
     pipeline_state<C::STAGES> state;
     grouped_tile tile;
     if (warp == PRODUCER_WARP) {

@@ -11,6 +11,7 @@
 #include "kernels/common/group_table.h"
 #include "kernels/sm100/config.h"
 
+#ifndef SM100_GROUPED_CONFIGS /* a program may choose its own */
 /*    id, cta_group, matrices, mma_tile_n, stages, accumulators (each of all matrices) */
 #define SM100_GROUPED_CONFIGS(X)                                                                                       \
     X(sm100_grouped_128x64, 1, 1, 64, 7, 2)                                                                            \
@@ -19,6 +20,9 @@
     X(sm100_grouped_gated_128x64, 1, 2, 64, 4, 2)                                                                      \
     X(sm100_grouped_gated_128x128, 1, 2, 128, 4, 1)                                                                    \
     X(sm100_grouped_gated_128x256, 2, 2, 256, 5, 1)
+/* 1: the competition's dual product (contest/dual_launch.cu). Products are not rounded before the activation. */
+#define SM100_GROUPED_DUAL 0
+#endif
 
 /* Warps: 0-3 epilogue, 4 producer, 5 mma, 6-9 (pairs only) epilogue of rows 128 and on. */
 #define SM100_GROUPED_THREADS(cta_group) ((cta_group) == 2 ? 320 : 192)
@@ -65,8 +69,8 @@ typedef struct sm100_quantized {
 
 /* Second parameter. CTA or pair i of n takes tiles i, i + n, ...: those of a group that share columns are neighbours.
  *
- * Values of B: boxes {128, 128, 1}; a pair with two matrices has uint8 {K/2, 32, L, N/32} in boxes {128, 16, 2, 4}. Of A:
- * boxes {128, SM100_GROUPED_BOX_ROWS, 1}. */
+ * Values of B: boxes {128, 128, 1}; a pair with two matrices has uint8 {K/2, 32, L, N/32} in boxes {128, 16, 2, 4}. Of
+ * A: boxes {128, SM100_GROUPED_BOX_ROWS, 1}. */
 typedef struct sm100_grouped_schedule {
     mma_operand mma_a, mma_b;
     /* Pairs only. Of B: uint16 {256, ceil(K/64), ceil(N/128), L} in boxes {256, 4, 1, 1}; with two matrices {256, L,
@@ -76,7 +80,9 @@ typedef struct sm100_grouped_schedule {
     int32_t column_pairs; /* neighbouring columns of the result are stored as 32 bits */
     gating numbers;       /* of the activation */
     sm100_quantized quantized;
-    int32_t padding_[12];
+    int32_t is_dense;    /* one group, whose scales lie as its rows: all rows before its end, or, without ends, all */
+    int32_t up_is_first; /* of two matrices; with SM100_GROUPED_DUAL alone */
+    int32_t padding_[10];
 } sm100_grouped_schedule;
 
 #endif

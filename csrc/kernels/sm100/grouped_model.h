@@ -1,9 +1,10 @@
 /* Modelled time of a product of groups on a B200, by the constants of model.h, in microseconds: back to back, with
  * programmatic dependent launch. Nothing in it was measured on a B200. C11 and C++17.
  *
- * Ends are on the device, so rows are taken to fall on the groups by chance: a group's rows have Poisson's distribution,
- * and what its tiles take is the mean over it. A call takes the gap between calls, the latencies of the ends and of the
- * first stage, a main loop as long as the slowest of DRAM, L2 and SMs, then the last stage and the stores. */
+ * Ends are on the device, so rows are taken to fall on the groups by chance: a group's rows have Poisson's
+ * distribution, and what its tiles take is the mean over it. One group alone is taken to have all rows. A call takes
+ * the gap between calls, the latencies of the ends and of the first stage, a main loop as long as the slowest of DRAM,
+ * L2 and SMs, then the last stage and the stores. */
 #ifndef NVFP4_SM100_GROUPED_MODEL_H
 #define NVFP4_SM100_GROUPED_MODEL_H
 
@@ -11,8 +12,8 @@
 #include "kernels/sm100/model.h"
 
 typedef struct sm100_grouped_input {
-    int64_t columns, rows, k; /* columns of a part, rows of all groups; k at least 1 */
-    int32_t groups, parts;
+    int64_t columns, rows, k;                              /* columns of a part, rows of all groups; k at least 1 */
+    int32_t groups, parts, is_dense;                       /* dense: no end is read before the first load */
     int32_t cta_group, matrices, mma_tile_n, accumulators; /* of the instantiation */
     int32_t output_bytes;                                  /* of an element */
 } sm100_grouped_input;
@@ -78,6 +79,10 @@ static inline sm100_tile_sums sm100_tiles_of_groups(const sm100_model *m, const 
     const double mean = (double)in->rows / in->groups;
     sm100_tile_sums sums = {0, 0, 0};
     double total = 0, weight = 1;
+    if (in->groups == 1) {
+        sm100_add_group(m, in, 1, in->rows, &sums);
+        return sums;
+    }
     if (mean < POISSON_END) {
         for (int64_t rows = 0; rows < POISSON_TERMS; rows++) {
             sm100_add_group(m, in, weight, rows, &sums);
@@ -107,7 +112,7 @@ static inline double sm100_grouped_time_us(const sm100_model *m, const device_pr
     const double tiles = of_column.tiles * across, each = of_column.clocks / of_column.tiles;
     /* Some SMs or pairs have a tile more than others, where all have several. */
     const double rounds = tiles > at_once ? tiles / at_once + 0.5 : 1.0;
-    const double hit = in->groups * (1.0 - exp(-(double)in->rows / in->groups));
+    const double hit = in->groups == 1 ? 1 : in->groups * (1.0 - exp(-(double)in->rows / in->groups));
     const double stored = (double)in->rows * (double)in->columns * (in->parts / in->matrices) * in->output_bytes;
     const double weights = hit * in->parts * (double)in->columns * row;
     const double dram = (weights + (double)in->rows * row + stored) / (m->dram_tb_s * 1e6);
@@ -115,7 +120,8 @@ static inline double sm100_grouped_time_us(const sm100_model *m, const device_pr
     const double last =
         sm100_grouped_last_stage_clk(m, in) + sm100_grouped_store_clk(m, in, (double)in->rows / of_column.tiles);
     const double table = in->cta_group == 2 ? m->cluster_barrier_cycles : 0; /* one CTA's, for both */
-    return m->dependent_gap_us + m->prologue_us - m->exit_overlap_us + 2 * m->first_byte_us +
+    const double latencies = in->is_dense ? m->first_byte_us : 2 * m->first_byte_us;
+    return m->dependent_gap_us + m->prologue_us - m->exit_overlap_us + latencies +
            max_double(max_double(dram, l2), rounds * each * clk) + (table + last) * clk;
 }
 

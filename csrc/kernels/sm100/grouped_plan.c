@@ -1,5 +1,5 @@
-/* Candidates of sm100/grouped.cu, by the model of grouped_model.h, and launches. Ends are on the device, so a plan
- * depends on T, E, N, K alone. */
+/* Candidates of sm100/grouped.cu, by the model of grouped_model.h, and launches. C11 and C++17. Ends are on the
+ * device, so a plan depends on T, E, N, K alone. */
 #include "kernels/sm100/grouped_plan.h"
 #include "common/group_blocks.h"
 #include "kernels/sm100/grouped_model.h"
@@ -45,23 +45,31 @@ typedef struct IS_TILING grouped_tiling {
     int32_t quantizes; /* 1: the results are NVFP4 */
 } grouped_tiling;
 
+/* Whether tiles and scales follow from the parameters (groups.cuh). With ends only up to a block of rows: more rows
+ * behind the end could be multiplied in vain. A is then as large as quantize makes it, and its scales begin at 0 or
+ * nowhere. */
+static int is_dense(const grouped_problem *p) {
+    return p->groups == 1 && (!p->ends || (p->g.m <= SM100_ATOM_ROWS && p->scale_a_rows == SM100_ATOM_ROWS));
+}
+
 int sm100_grouped_reaches(const gemm_traits *t) {
     return t->scale_layout == NVFP4_128X4 && t->tma_values && t->k % SM100_MMA_K == 0;
 }
 
 static sm100_grouped_input model_input(const gemm_traits *t, const grouped_config *c) {
-    return (sm100_grouped_input){
-        .columns = t->n,
-        .rows = t->m,
-        .k = max_int(t->k, 1), /* without products there still are tiles to write */
-        .groups = t->groups,
-        .parts = (int32_t)(t->l / t->groups),
-        .cta_group = c->cta_group,
-        .matrices = c->matrices,
-        .mma_tile_n = c->mma_tile_n,
-        .accumulators = c->accumulators,
-        .output_bytes = t->output_bytes,
-    };
+    sm100_grouped_input in;
+    in.columns = t->n;
+    in.rows = t->m;
+    in.k = max_int(t->k, 1); /* without products there still are tiles to write */
+    in.groups = t->groups;
+    in.parts = (int32_t)(t->l / t->groups);
+    in.is_dense = t->groups == 1 && t->m <= SM100_ATOM_ROWS;
+    in.cta_group = c->cta_group;
+    in.matrices = c->matrices;
+    in.mma_tile_n = c->mma_tile_n;
+    in.accumulators = c->accumulators;
+    in.output_bytes = t->output_bytes;
+    return in;
 }
 
 /* Pairs keep results of 16 bits in registers, and load by tensor maps the scales of B, and with two matrices their rows
@@ -85,24 +93,23 @@ static int32_t list_one(const sm100_model *model, const device_props *props, con
     if (!pair_reaches(t, c) || at_once == 0) return 0;
     if (along > (INT32_MAX - props->sm_count) / across) return 0; /* a CTA's next tile must not overflow */
     const double modelled_us = sm100_grouped_time_us(model, props, &in);
-    *out = (gemm_candidate){
-        .modelled_us = modelled_us,
-        .single_us = modelled_us + SINGLE_CALL_US,
-        .name = c->name,
-        .reason = reason_of(c->mma_tile_n, PRODUCT_ALONE),
-        .grid = min_int(along * across, at_once) * c->cta_group,
-        .backend = NVFP4_BACKEND_SM100,
-        .kernel = c->kernel,
-        .swap_ab = 1,
-        .split_k = 1,
-        .tile_m = c->mma_tile_n,
-        .tile_n = tile_n,
-        .tile_k = SM100_STAGE_K,
-        .stages = c->stages,
-        .ctas_per_sm = 1,
-    };
-    *TILING(grouped_tiling, out) =
-        (grouped_tiling){.tiles_n = (int32_t)tiles_n, .read_once = t->m <= (int64_t)t->groups * c->mma_tile_n / 2};
+    memset(out, 0, sizeof *out);
+    out->modelled_us = modelled_us;
+    out->single_us = modelled_us + SINGLE_CALL_US;
+    out->name = c->name;
+    out->reason = reason_of(c->mma_tile_n, PRODUCT_ALONE);
+    out->grid = min_int(along * across, at_once) * c->cta_group;
+    out->kernel = c->kernel;
+    out->swap_ab = 1;
+    out->split_k = 1;
+    out->tile_m = c->mma_tile_n;
+    out->tile_n = tile_n;
+    out->tile_k = SM100_STAGE_K;
+    out->stages = c->stages;
+    out->ctas_per_sm = 1;
+    grouped_tiling *tiling = TILING(grouped_tiling, out);
+    tiling->tiles_n = (int32_t)tiles_n;
+    tiling->read_once = t->m <= (int64_t)t->groups * c->mma_tile_n / 2;
     return 1;
 }
 
@@ -141,6 +148,7 @@ int32_t sm100_grouped_with_activation(const sm100_model *model, const device_pro
     if (fused.modelled_us > of->modelled_us + sm100_gated_us(model, props, &in)) return 0;
     fused.reason = reason_of(fused.tile_m, WITH_ACTIVATION);
     fused.batch_invariant = of->batch_invariant;
+    fused.backend = of->backend;
     *out = fused;
     return 1;
 }
@@ -157,14 +165,16 @@ int32_t sm100_grouped_with_quantized_activation(const sm100_model *model, const 
 }
 
 static sm100_quantized quantized_of(const grouped_quantize_problem *p) {
-    return (sm100_quantized){.data = p->q.data,
-                             .scale = p->q.scale,
-                             .scale_rows = p->scale_rows,
-                             .global_scale = p->q.global_scale,
-                             .data_pitch = p->q.data_pitch,
-                             .scale_pitch = p->q.scale_pitch,
-                             .global_value = p->q.global_value,
-                             .global_by = p->q.global_by};
+    sm100_quantized q;
+    q.data = p->q.data;
+    q.scale = p->q.scale;
+    q.scale_rows = p->scale_rows;
+    q.global_scale = p->q.global_scale;
+    q.data_pitch = p->q.data_pitch;
+    q.scale_pitch = p->q.scale_pitch;
+    q.global_value = p->q.global_value;
+    q.global_by = p->q.global_by;
+    return q;
 }
 
 static const grouped_config *config_of(const gemm_candidate *candidate) {
@@ -220,7 +230,10 @@ void sm100_grouped_build(const product_problem *problem, const gemm_candidate *c
     memset(s, 0, sizeof *s);
     s->tiles_n = tiling->tiles_n;
     s->column_pairs = sm100_column_pairs(g, 1);
+    s->is_dense = is_dense(p);
+#if !SM100_GROUPED_DUAL /* there gating_of is device code, and the launcher has the numbers of the one activation */
     s->numbers = gating_of(p->limit, p->activation_alpha, p->parts == 2);
+#endif
     if (tiling->quantizes) s->quantized = quantized_of(&problem->gated_grouped_quantize.q);
     fill_operand(g, 1, tiling->read_once ? L2_EVICT_FIRST : L2_EVICT_NORMAL, &s->mma_a);
     fill_operand(g, 0, L2_EVICT_NORMAL, &s->mma_b);

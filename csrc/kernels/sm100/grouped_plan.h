@@ -1,11 +1,11 @@
-/* The candidates and launches of sm100/grouped.cu (grouped_plan.c). Its kernels follow those of gemm.cu in the
- * backend's kernel_set. */
+/* The candidates and launches of sm100/grouped.cu (grouped_plan.c). C11 and C++17. Its kernels follow those of gemm.cu
+ * in the backend's kernel_set. */
 #ifndef NVFP4_SM100_GROUPED_PLAN_H
 #define NVFP4_SM100_GROUPED_PLAN_H
 
 #include "kernels/sm100/grouped_config.h"
 #include "kernels/sm100/plan.h"
-#include "plan/gemm_backend.h"
+#include "plan/product_problem.h"
 
 enum {
     KERNEL_LAST_OF_GEMM = SM100_CONFIGS - 1,

@@ -1,12 +1,12 @@
-/* Results of sm100/grouped.cu as NVFP4, with the bytes of gated_quantize (kernels/quantize/grouped.cu): values and scales
- * of activations, in blocks of 16 columns, the scales of each group in 128-row blocks of their own. */
+/* Results of sm100/grouped.cu as NVFP4, with the bytes of gated_quantize (kernels/quantize/grouped.cu): values and
+ * scales of activations, in blocks of 16 columns, the scales of each group in 128-row blocks of their own. */
 #ifndef NVFP4_SM100_GROUPED_QUANTIZE_CUH
 #define NVFP4_SM100_GROUPED_QUANTIZE_CUH
 
 #include "common/group_blocks.h"
-#include "kernels/common/grouped_tiles.cuh"
 #include "kernels/quantize/block.cuh"
 #include "kernels/sm100/grouped_config.h"
+#include "kernels/sm100/groups.cuh"
 
 /* Transposes 16 x 16 values of each half of a warp: from row j of lane i to row i of lane j. All lanes of the warp. */
 __device__ __forceinline__ void transpose_16(float (&v)[16]) {
@@ -29,40 +29,34 @@ __device__ __forceinline__ int blocks_of_rows(int rows) {
     return (rows + SCALE_BLOCK_ROWS - 1) / SCALE_BLOCK_ROWS;
 }
 
-/* Whether the tile has the group's last row. */
-__device__ __forceinline__ bool is_last_of_group(const group_table &table, const grouped_tile &tile) {
-    return tile.row_in_group + tile.rows == table.rows[tile.group + 1] - table.rows[tile.group];
-}
-
 /* How many blocks of scales come before a group's, for tiles in the order of groups. The calls of a warp are converged.
  */
 struct blocks_before {
-    const group_table &table;
+    const groups_of_call &groups;
     int group = 0, blocks = 0;
 
-    __device__ __forceinline__ explicit blocks_before(const group_table &table) : table(table) {}
+    __device__ __forceinline__ explicit blocks_before(const groups_of_call &groups) : groups(groups) {}
     __device__ __forceinline__ int of(int next) {
         int more = 0;
-        for (int e = group + (int)threadIdx.x % 32; e < next; e += 32)
-            more += blocks_of_rows(table.rows[e + 1] - table.rows[e]);
+        for (int e = group + (int)threadIdx.x % 32; e < next; e += 32) more += blocks_of_rows(groups.rows_of(e));
         group = next;
         return blocks += __reduce_add_sync(0xffffffff, more);
     }
 };
 
 /* Stores the row of scales at which each group begins. One warp. */
-__device__ __forceinline__ void store_scale_rows(const group_table &table, int groups, int32_t *scale_rows) {
+__device__ __forceinline__ void store_scale_rows(const groups_of_call &groups, int count, int32_t *scale_rows) {
     int before = 0;
-    for (int first = 0; first < groups; first += 32) {
+    for (int first = 0; first < count; first += 32) {
         const int e = first + (int)threadIdx.x % 32;
-        const int own = e < groups ? blocks_of_rows(table.rows[e + 1] - table.rows[e]) : 0;
+        const int own = e < count ? blocks_of_rows(groups.rows_of(e)) : 0;
         int through = own;
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
             const int other = __shfl_up_sync(0xffffffff, through, step);
             if ((int)threadIdx.x % 32 >= step) through += other;
         }
-        if (e < groups) scale_rows[e] = (before + through - own) * SCALE_BLOCK_ROWS;
+        if (e < count) scale_rows[e] = (before + through - own) * SCALE_BLOCK_ROWS;
         before += __shfl_sync(0xffffffff, through, 31);
     }
 }

@@ -268,11 +268,6 @@ static inline void add_tensor_maps(const gemm_problem *p, const sm100_config *co
     add_tensor_map(out, &sfb, &s->mma_b_scales);
 }
 
-int32_t sm100_column_pairs(const gemm_problem *p, int32_t swap_ab) {
-    const int64_t strides = p->out_pitch | (p->l > 1 ? p->out_batch : 0);
-    return swap_ab && p->out_type != NVFP4_FP32 && p->n % 2 == 0 && ((int64_t)(uintptr_t)p->out | strides) % 4 == 0;
-}
-
 static fast_divisor divisor_of(int32_t divisor) {
     fast_divisor d = {0, 0};
     while ((int64_t)1 << d.shift < divisor) d.shift++;

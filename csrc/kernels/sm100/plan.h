@@ -45,7 +45,10 @@ static inline tensor_layout sm100_scales_layout(const gemm_problem *p, int is_b,
 }
 
 /* Whether two columns of C can be stored as 32 bits. */
-int32_t sm100_column_pairs(const gemm_problem *problem, int32_t swap_ab);
+static inline int32_t sm100_column_pairs(const gemm_problem *p, int32_t swap_ab) {
+    const int64_t strides = p->out_pitch | (p->l > 1 ? p->out_batch : 0);
+    return swap_ab && p->out_type != NVFP4_FP32 && p->n % 2 == 0 && ((int64_t)(uintptr_t)p->out | strides) % 4 == 0;
+}
 
 void sm100_build(const device_props *props, const gemm_problem *problem, const gemm_candidate *candidate,
                  launch_plan *out);

@@ -57,11 +57,12 @@ class Groups(launch.Product):
         activation: str = "",
         limit: float = float("inf"),
         out_align: int = 16,  # of the rows of the result
-        in_order: bool = False,  # scales lie in the order of the groups, a block for each
+        dense: bool = False,  # one group, whose scales lie as its rows, those behind its end too
+        has_ends: bool = True,  # else a dense group has no scale_rows either
     ) -> None:
         self.emulator, self.sizes, self.parts, self.linear = emulator, list(sizes), parts, linear
         self.groups, self.m, self.n, self.k = len(sizes), sum(sizes) + behind, n, k
-        self.activation, self.limit, self.in_order = activation, limit, in_order
+        self.activation, self.limit, self.dense = activation, limit, dense
         self.columns = n * (1 if activation else parts)  # of the result
         self.l, self.pitch = self.groups * parts, pitch or k // 2 + -k // 2 % 16
         self.data, self.scales = [], []
@@ -72,7 +73,8 @@ class Groups(launch.Product):
                 scales = generator.integers(0x28, scale_end, (l, rows, k // 16), numpy.uint8)
             self.scales.append(scales)
         self.missing, self.order = set(missing), numpy.arange(self.m)
-        kept = {"ends": numpy.cumsum(sizes, dtype="i4")}
+        assert has_ends or (dense and not behind and not missing)
+        kept = {"ends": numpy.cumsum(sizes, dtype="i4")} if has_ends else {}
         if linear:
             placed, scales_of_b, self.scale_a_rows = *self.scales, 0
             if gathers:
@@ -82,7 +84,8 @@ class Groups(launch.Product):
                     own = slice(sum(sizes[:e]), sum(sizes[: e + 1]))
                     kept["rows"][own] = generator.choice([-1, self.m, -(2**31), 2**31 - 1], sizes[e])
         else:
-            kept["scale_rows"], placed = self.place_scales(generator, missing)
+            scale_rows, placed = self.place_scales(generator, missing)
+            kept |= {"scale_rows": scale_rows} if has_ends else {}
             scales_of_b, self.scale_a_rows = swizzle_scales(self.scales[1]), 128 * len(placed) if k else 2**63 - 1
         operands = (self.data[0], placed, self.data[1], scales_of_b)
         self.arrays = [emulator.array(x if x.size else numpy.zeros(1, "u1")) for x in operands]
@@ -96,10 +99,10 @@ class Groups(launch.Product):
         """scale_rows, and blocks of 128 rows of scales."""
         blocks, first = [], numpy.zeros(self.groups, "i4")
         ends = numpy.cumsum([0, *self.sizes])
-        for e in range(self.groups) if self.in_order else generator.permutation(self.groups):
+        for e in generator.permutation(self.groups):
             first[e] = 128 * len(blocks)
-            if self.sizes[e] and e not in missing:
-                own = self.scales[0][:, ends[e] : ends[e + 1]]
+            own = self.scales[0][:, ends[e] : ends[e + 1]] if not self.dense else self.scales[0]
+            if self.dense or (self.sizes[e] and e not in missing):
                 blocks += list(swizzle_scales(own)[0])
         for e in missing:
             first[e] = generator.choice([-128, -1, 1, 64, 128 * len(blocks), 2**31 - 128])

@@ -52,6 +52,7 @@ class Groups(groups.Groups):
             mma_a=self.operand(STAGE_K // 2, 1, CTA_ROWS, EVICT_FIRST),
             mma_b=self.operand(STAGE_K // 2, 0, BOX_ROWS, EVICT_LAST),
             tiles_n=ceil_div(self.n, config.tile_columns), column_pairs=column_pairs(self.problem().g, True),
+            is_dense=self.dense,
         )  # fmt: skip
         if config.cta_group == 2 and self.k:
             self.set_maps_of_pair(schedule, interleaved=config.matrices == 2)

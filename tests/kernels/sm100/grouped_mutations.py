@@ -1,26 +1,22 @@
 """Mutations of csrc/kernels/sm100/grouped.cu, and which tool finds each.
 
-Which tiles a CTA has is in memory, which the static verifier does not know. It gets the kernel with the tiles of groups
-that have a tile each (even_tiles.cuh): all roles, barriers and tensor memory are those of the product.
+Which tiles a CTA has of several groups is in memory, which the static verifier does not know. It gets products without
+ends, whose one group is in the parameters.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy
 from harness import groups, verify
 from harness.headers import Config
-from harness.launch import Generator, compile_ptx, own_folder
+from harness.launch import Generator
 from harness.mutations import Mutation, mutation
 from harness.values import BF16, FP32
 from sm100.grouped import CONFIGS, Groups, Schedule
 from sm100.schedules import split_multiply_add
-
-TILES_FILE = "kernels/common/grouped_tiles.cuh"
-EVEN_TILES = Path(__file__).with_name("even_tiles.cuh")
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,8 @@ class Launch(verify.Launch):
     limit: float = float("inf")
     out_type: int = FP32
     out_align: int = 16  # of the rows of the result
-    even: bool = False  # with the tiles that the verifier knows
+    dense: bool = False  # one group, whose tiles are in the parameters
+    has_ends: bool = True
     terms: bool = True  # of the epilogue
     quantized: bool = False  # results as NVFP4, by global scales of groups
     changing: tuple[int, ...] = ()  # other ends, which alternate with those of the sizes while the kernel runs
@@ -50,16 +47,15 @@ class Launch(verify.Launch):
     schedule, problem = Schedule, groups.Problem
     split_k = 1
 
-    @property
-    def for_verifier(self) -> bool:
-        return self.even
+    inlined = (  # each before those that it includes
+        "kernels/sm100/grouped_quantize.cuh", "kernels/sm100/groups.cuh", "kernels/common/grouped_tiles.cuh",
+        "kernels/common/group_scales.cuh", "kernels/common/group_table.cuh", "kernels/sm100/column_pairs.cuh",
+        "kernels/common/batch_epilogue.cuh",
+    )  # fmt: skip
 
     @property
-    def inlined(self) -> tuple[str, ...]:
-        of_tiles = ("kernels/common/group_scales.cuh", "kernels/common/group_table.cuh")
-        of_all = ("kernels/sm100/column_pairs.cuh", "kernels/common/batch_epilogue.cuh")
-        of_all += ("kernels/sm100/grouped_quantize.cuh",)
-        return of_all if self.even else (TILES_FILE, *of_tiles, *of_all)
+    def for_verifier(self) -> bool:
+        return not self.has_ends and not self.terms
 
     @property
     def config(self) -> Config:
@@ -69,24 +65,13 @@ class Launch(verify.Launch):
     def size(self) -> tuple[int, int, int]:
         return sum(self.sizes), self.n, self.k
 
-    def source(self) -> str:
-        text, include = super().source(), f'#include "{TILES_FILE}"\n'
-        return text.replace(include, EVEN_TILES.read_text(), 1).replace(include, "") if self.even else text
-
-    def ptx(self) -> str:
-        if not self.even:
-            return super().ptx()
-        path = own_folder("nvfp4-even-tiles") / f"{self.config_name}.cu"
-        path.write_text(self.source())
-        return compile_ptx(path, self.device)
-
     def readable(self, text: str) -> str:
         return split_multiply_add(text)
 
     def start(self, emulator: Any, module: Any, generator: Generator) -> list[Groups]:
-        names = ("out_type", "behind", "missing", "activation", "limit", "out_align")
+        names = ("out_type", "behind", "missing", "activation", "limit", "out_align", "dense", "has_ends")
         form: dict[str, Any] = {name: getattr(self, name) for name in names}
-        product = Groups(emulator, generator, self.sizes, self.n, self.k, self.parts, in_order=self.even, **form)
+        product = Groups(emulator, generator, self.sizes, self.n, self.k, self.parts, **form)
         if self.terms:
             product.set_row_scale(generator)
             product.set_alpha_and_bias(generator)
@@ -101,36 +86,43 @@ class Launch(verify.Launch):
         return [product]
 
 
-def even(name: str, note: str, k: int, tiles: int = 1, **form: Any) -> Launch:
-    """Groups of one tile each, for one CTA or pair."""
+def dense(name: str, note: str, k: int, tiles: int = 1, fewer: int = 0, **form: Any) -> Launch:
+    """One group of so many tiles for one CTA or pair, the last of which has so many rows fewer."""
     config = CONFIGS[name]
     if config.matrices == 2:
         form |= {"parts": 2, "activation": "silu"}
     if config.cta_group == 2:
         form["out_type"] = BF16
-    sizes = (config.mma_tile_n,) * tiles
-    return Launch(name, note, sizes, config.tile_columns, k, even=True, terms=False, **form)
+    # Tiles of 64 rows follow each other along the columns: every second one along the rows reads scales from the third
+    # column on, which the verifier does not order (sm100/schedules.py).
+    across = tiles if config.mma_tile_n == 64 else 1
+    sizes = (config.mma_tile_n * tiles // across - fewer,)
+    return Launch(name, note, sizes, config.tile_columns * across, k, dense=True, has_ends=False, terms=False, **form)
 
 
 # Stages of the pipeline are few in gated kernels, so that it wraps soon.
-WRAP = even("sm100_grouped_gated_128x64", "wrap", 6 * 256)
-TILES = even("sm100_grouped_128x64", "tiles", 192, 5)
-GATED_TILES = even("sm100_grouped_gated_128x64", "gated tiles", 64, 5)
-ONE_SET = even("sm100_grouped_gated_128x128", "one accumulator", 64, 3)
+WRAP = dense("sm100_grouped_gated_128x64", "wrap", 6 * 256)
+TILES = dense("sm100_grouped_128x64", "tiles", 192, 5)
+GATED_TILES = dense("sm100_grouped_gated_128x64", "gated tiles", 64, 5)
+ONE_SET = dense("sm100_grouped_gated_128x128", "one accumulator", 64, 3)
 # A proof takes half a minute for each tile of a pair: mutations get no more than they need.
-PAIR_TILE = even("sm100_grouped_256x256", "pair, a tile", 64)
-PAIR_TWO_TILES = even("sm100_grouped_256x256", "pair, two tiles", 64, 2)
+PAIR_TILE = dense("sm100_grouped_256x256", "pair, a tile", 64)
+PAIR_TWO_TILES = dense("sm100_grouped_256x256", "pair, two tiles", 64, 2)
 PROVEN = [
     WRAP,
     TILES,
     GATED_TILES,
     ONE_SET,
-    even("sm100_grouped_256x256", "pair, tiles", 64, 3),
-    even("sm100_grouped_gated_128x256", "pair, gated tiles", 64, 2),
-    even("sm100_grouped_256x256", "pair, wrap", 7 * 256),
-    even("sm100_grouped_gated_128x256", "pair, gated wrap", 7 * 256),
-    even("sm100_grouped_128x64", "wrap", 9 * 256),
-    even("sm100_grouped_128x128", "tiles", 64, 5),
+    dense("sm100_grouped_256x256", "pair, tiles", 64, 3),
+    dense("sm100_grouped_gated_128x256", "pair, gated tiles", 64, 2),
+    dense("sm100_grouped_256x256", "pair, wrap", 7 * 256),
+    dense("sm100_grouped_gated_128x256", "pair, gated wrap", 7 * 256),
+    dense("sm100_grouped_128x64", "wrap", 9 * 256),
+    dense("sm100_grouped_128x128", "tiles", 64, 5),
+    dense("sm100_grouped_128x128", "a narrower tile", 64, 2, fewer=64),
+    dense("sm100_grouped_gated_128x128", "a narrower tile", 64, 2, fewer=64),
+    dense("sm100_grouped_256x256", "pair, a narrower tile", 64, 2, fewer=128),
+    dense("sm100_grouped_gated_128x256", "pair, a narrower tile", 64, 2, fewer=128),
 ]
 
 RAGGED = Launch("sm100_grouped_128x64", "ragged", (9, 0, 1, 70), 200, 320, parts=2, grid=2, behind=3)
@@ -186,6 +178,24 @@ PAIR_QUANTIZED = Launch(
 LATE = Launch("sm100_grouped_128x64", "ends written late", (5, 3), 16, 256, late="ends")
 LATE_MANY = Launch("sm100_grouped_128x64", "ends of many groups written late", (0,) * 90 + (5, 3), 16, 256, late="ends")
 
+DENSE = Launch("sm100_grouped_128x64", "dense", (300,), 200, 320, grid=2, dense=True, has_ends=False, out_type=BF16)
+DENSE_END = Launch("sm100_grouped_128x64", "dense, with an end", (20,), 600, 64, behind=80, dense=True)
+DENSE_WILD = Launch(
+    "sm100_grouped_128x64", "dense, wild end", (100,), 16, 64, dense=True, ends=(2**31 - 1,), activation="silu",
+    out_type=BF16, quantized=True,
+)  # fmt: skip
+DENSE_NONE = Launch("sm100_grouped_128x64", "dense, no row", (0,), 16, 64, behind=99, dense=True, ends=(-(2**31),))
+DENSE_MISSING = Launch("sm100_grouped_128x64", "dense, without scales", (9,), 16, 64, missing=(0,), dense=True)
+DENSE_LATE = Launch("sm100_grouped_128x64", "dense, end written late", (9,), 16, 64, dense=True, late="ends")
+DENSE_QUANTIZED = Launch(
+    "sm100_grouped_gated_128x64", "dense, as NVFP4", (70,), 176, 192, parts=2, behind=20, dense=True, activation="silu",
+    out_type=BF16, quantized=True,
+)  # fmt: skip
+DENSE_PAIR = Launch(
+    "sm100_grouped_gated_128x256", "dense pair", (300,), 224, 320, parts=2, grid=2, activation="silu", dense=True,
+    has_ends=False, out_type=BF16,
+)  # fmt: skip
+
 EXPECT = "        mbarrier_arrive_expect_tx(full,"
 WAIT_EMPTY = "        mbarrier_wait(cta.empty(state.index), state.phase ^ 1);\n" + EXPECT
 WAIT_FULL = "        mbarrier_wait(cta.full(state.index), state.phase);\n"
@@ -203,8 +213,8 @@ CLUSTER_BARRIER = "        barrier_cluster_arrive_relaxed();\n        barrier_cl
 AT_START = "    if constexpr (C::CTA_GROUP == 2) { /* a pair allocates together, so both CTAs must have started */\n"
 AT_END = "    if constexpr (C::CTA_GROUP == 2) { /* until the other CTA's commits have completed and"
 AT_END += " its accumulators are read */\n"
-COPY = "        if (cta.rank == 0) table.copy_to<C::THREADS>(1, p.groups);\n"
-FILL = "    if (cta.rank == 0) table.fill<"
+COPY = "        if (!s.is_dense && cta.rank == 0) table.copy_to<C::THREADS>(1, p.groups);\n"
+FILL = "    else if (cta.rank == 0)\n        table.fill<"
 DRAIN = "            drained_rows<C> drained(out, factors, accumulator, has_sums);\n"
 RELEASE_DRAINED = "            if (has_sums) release();\n"
 CLAMPED = "rows[e] = min(ends[e], m)"
@@ -249,6 +259,27 @@ EDITS: list[tuple[Any, ...]] = [
      "max(at, rows[e]);\n            rows[e] = at,", "max(at, min(ends[e], m));\n            rows[e] = at,"),
     ("groups: the group before is found", RAGGED, "tiles[group] <= number)", "tiles[group] < number)"),
     ("groups: the first 32 groups are looked at", MANY, "number, block + lane)", "number, lane)"),
+    # one group without a table
+    ("dense: no barrier behind the start", TILES, "    if (s.is_dense)\n        __syncthreads();",
+     "    if (s.is_dense)\n        ;"),
+    ("dense: as many tiles as rows", DENSE, "tiles(tiles_of_rows(0, rows, tile_rows))", "tiles(rows)"),
+    ("dense: the last tile is left out", DENSE,
+     "tiles(tiles_of_rows(0, rows, tile_rows))", "tiles(rows / tile_rows)"),
+    ("dense: scales of the first rows", DENSE, "return s.is_dense ? row :", "return s.is_dense ? 0 :"),
+    ("dense: in a pair scales of the first rows", DENSE_PAIR, "return s.is_dense ? row :", "return s.is_dense ? 0 :"),
+    ("dense: rows behind the end are stored", DENSE_END,
+     "is_dense && p.ends ? max(0, min(p.ends[0], rows)) :", "is_dense ? rows :"),
+    ("dense: a tile without results is not released", DENSE_END,
+     "row < tile.rows; row += C::LOADED_ROWS) {\n                float of[C::CTA_MMAS]",
+     "row < stored.rows; row += C::LOADED_ROWS) {\n                float of[C::CTA_MMAS]"),
+    ("dense: the end is not clamped", DENSE_WILD, "max(0, min(p.ends[0], rows))", "p.ends[0]"),
+    ("dense: a negative end is not clamped", DENSE_NONE, "max(0, min(p.ends[0], rows))", "min(p.ends[0], rows)"),
+    ("dense: results without scales are not NaN", DENSE_MISSING,
+     "return !p.scale_rows || p.scale_rows[0] == 0;", "return true;"),
+    ("dense: the end is read before the grid before has ended", DENSE_LATE, "    griddepcontrol_wait();\n", ""),
+    ("dense: padding begins behind the last row of A", DENSE_QUANTIZED,
+     "stored.rows = min(tile.rows, results - tile.row_in_group);",
+     "stored.rows = tile.rows;"),
     # the tiles of a CTA
     ("tiles: all CTAs have the same", RAGGED, "s.tiles_n, blockIdx.x / C::CTA_GROUP,", "s.tiles_n, 0,"),
     ("tiles: of one matrix alone", GATED,
@@ -315,7 +346,7 @@ EDITS: list[tuple[Any, ...]] = [
      "gated(p.activation, gate, up, s.numbers)", "gated(p.activation, up, gate, s.numbers)"),
     ("gated: gate is not rounded", GATED, "gate = rounded(gate, p.g.out_type);", ";"),
     ("gated: up is not rounded", GATED,
-     "up = rounded(of[OWN - 1][i], p.g.out_type);", "up = of[OWN - 1][i];"),
+     "up = rounded(up, p.g.out_type);", ";"),
     ("gated: the one part counts as up", GATE_ALONE, "up = 1.0f;", "up = of[0][i];"),
     ("gated: of two parts alone", GATE_ALONE,
      "v[i] = p.has_activation ?", "v[i] = p.has_activation && C::MATRICES == 2 ?"),
@@ -336,7 +367,7 @@ EDITS: list[tuple[Any, ...]] = [
     ("quantized: padding of rows stays", QUANTIZED,
      "            quantized.pad_rows(out.first_column(tile, cta.rank));\n", "            ;\n"),
     ("quantized: every tile pads", QUANTIZED,
-     "tile.rows > 0 && is_last_of_group(table, tile) &&", "tile.rows > 0 &&"),
+     "stored.rows > 0 && stored.row_in_group + stored.rows == results;", "stored.rows > 0;"),
     ("quantized: padding begins a row early", QUANTIZED, "% SCALE_BLOCK_ROWS + 1;", "% SCALE_BLOCK_ROWS;"),
     ("quantized: places of the first 32 groups", MANY_QUANTIZED,
      "        before += __shfl_sync(0xffffffff, through, 31);\n", ""),
@@ -350,7 +381,7 @@ EDITS: list[tuple[Any, ...]] = [
      "        barrier_cluster_arrive();\n        barrier_cluster_wait();\n", "        __syncthreads();\n"),
     ("pairs: tiles of the table alone are copied", PAIR,
      "            st_shared_cluster(to_rows + 4 * e, (uint32_t)rows[e]);\n", ""),
-    ("pairs: each CTA reads the ends", PAIR_CHANGING, FILL, FILL.replace("if (cta.rank == 0) ", ""), COPY, ""),
+    ("pairs: each CTA reads the ends", PAIR_CHANGING, FILL, FILL.replace(" if (cta.rank == 0)", ""), COPY, ""),
     ("pairs: one thread waits for the grid before", PAIR_LATE,
      "    griddepcontrol_wait();\n", "    if (threadIdx.x == 0) griddepcontrol_wait();\n"),
     ("pairs: bytes of one CTA are expected", PAIR_TILE,
@@ -387,7 +418,7 @@ EDITS: list[tuple[Any, ...]] = [
      " + group * SM100_ATOM_ROWS;\n    const bool", ";\n    const bool"),
     ("pairs: both groups store the first rows", PAIR, "tile.row += group * SM100_ATOM_ROWS, ", ""),
     ("pairs: scales of the first rows decide on NaN", PAIR_MISSING,
-     "is_nan(scale_row_of(p, tile.group, tile.row_in_group) < 0)", "is_nan(scale_row_of(p, 1, 0) < 0)"),
+     "is_nan(!has_scales(p, s, tile.group, tile.row_in_group))", "is_nan(!has_scales(p, s, 1, 0))"),
     ("pairs: factors of the first rows", PAIR, "of[row / 32], row % 32 + i)", "of[0], row % 32 + i)"),
     ("pairs: factors of every second 16 rows", PAIR, "of[row / 32], row % 32 + i)", "of[row / 32], i)"),
     ("pairs: factors of 32 rows", PAIR, "factor_of(i * 32 + threadIdx.x % 32)", "factor_of(threadIdx.x % 32)"),
@@ -430,6 +461,7 @@ BOTH = {
     "groups: acc_full before the last mma",
     "groups: accumulators overlap",
     "groups: dealloc before the accumulators are read",
+    "dense: no barrier behind the start",
     "pairs: bytes of one CTA are expected",
     "pairs: loads complete on the CTA's own barrier",
     "pairs: commits arrive in the leader alone",

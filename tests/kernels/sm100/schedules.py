@@ -67,9 +67,10 @@ class Launch(verify.Launch):
         return text
 
 
-def launches() -> Iterator[Launch]:
+def launches() -> Iterator[verify.Launch]:
     """Launches of every instantiation: a pipeline of stages that wraps, several tiles for one CTA so that the
-    accumulator pipeline wraps, every split_k, both values of swap_ab, a last stage that is not whole."""
+    accumulator pipeline wraps, every split_k, both values of swap_ab, a last stage that is not whole. Then those of
+    grouped.cu."""
     for name, config in CONFIGS.items():
         m, n = mma_tile_m(config), config.mma_tile_n * config.multicast
         # Time grows with the square of the instructions: kernels of more than 4 stages wrap once and two stages more.
@@ -93,6 +94,9 @@ def launches() -> Iterator[Launch]:
             yield Launch(name, "all cp.async", n, m, config.stages + 1, pitch=128 * (config.stages + 1) + 8)
             form = {"linear": True, "aligned": False, "pitch": 136}
             yield Launch(name, "linear, bytes", n - 3, m - 5, 1, tail=16, **form)
+    from sm100 import grouped_mutations  # which rewrites PTX as this module does
+
+    yield from grouped_mutations.PROVEN
 
 
 # ---- rewriting PTX that sentryward 0.1.1 does not support ----------------------------------------------------------

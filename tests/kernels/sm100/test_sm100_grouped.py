@@ -46,6 +46,18 @@ def columns_of(config: Config, n: int) -> int:
     return -(-n // 32) * 32 if config.cta_group == 2 and config.matrices == 2 else n
 
 
+def set_scales_behind_to_nan(product: Groups, rows_of_dense: int = 0) -> None:
+    """Makes the scales of rows NaN that a block of 128 has and its group has not."""
+    padded = product.memory("scale_a").numpy()
+    blocks = padded.reshape(-1, ceil_div(product.k, 64), 32, 4, 4)  # K blocks, row % 32, row / 32 % 4, 4 scales
+    for e, rows in enumerate([rows_of_dense] if rows_of_dense else product.sizes):
+        first = 0 if rows_of_dense else int(product.kept["scale_rows"].numpy()[e]) // 128
+        row = numpy.arange(128).reshape(4, 32).T
+        for i in range(ceil_div(rows, 128)):
+            behind = (row >= rows - 128 * i)[None, :, :, None]
+            blocks[first + i] = numpy.where(behind, 0x7F, blocks[first + i])
+
+
 def test_shared_memory_of_a_cta() -> None:
     assert max(config.shared_bytes for config in CONFIGS.values()) <= SHARED_LIMIT
 
@@ -103,6 +115,74 @@ def test_quantized(name: str, random: Generator) -> None:
 
 
 @NAMES
+def test_a_dense_group(name: str, random: Generator) -> None:
+    """One group that needs no table: any number of rows without ends, up to a block of them with an end, behind which
+    no row is written. All terms of the epilogue, numbers and NVFP4, fewer CTAs than tiles and more, scales behind the
+    last row NaN."""
+    config = CONFIGS[name]
+    for case in range(3 * SEEDS):
+        emulator, module = load(config, timing(random, case))
+        has_ends, quantizes = bool(case // 2 % 2), case % 3 == 2
+        form = activation_of(config, random) if config.matrices == 2 or quantizes else {"parts": 1 + case % 2}
+        rows, k = max(sizes_of(config, random)), 64 * int(random.integers(1, 9))
+        behind = 0
+        if has_ends:
+            rows = min(rows, 128)
+            behind = int(random.integers(0, 129 - rows))
+        n = columns_of(config, 16 * int(random.integers(1, 20)) if quantizes else int(random.integers(1, 320)))
+        types = (FP16, BF16) if config.cta_group == 2 or quantizes else (FP32, FP16, BF16)
+        product = Groups(
+            emulator, random, [rows], n, k, out_type=types[case % len(types)], dense=True, has_ends=has_ends,
+            behind=behind, missing=[0] if has_ends and not quantizes and case % 8 == 7 else [],
+            pitch=k // 2 + 16 * int(random.integers(3)), out_align=int(random.choice([4, 16])), **form,
+        )  # fmt: skip
+        set_scales_behind_to_nan(product, product.m)
+        if case % 2:
+            product.set_row_scale(random)
+        if case % 4 >= 2 or "activation" in form:
+            product.set_alpha_and_bias(random)
+        if quantizes:
+            product.set_quantized(random, case % 2)
+        grid = int(random.integers(1, product.tiles(config) + 3))
+        print(f"{rows} rows, {behind} behind, {n} x {k}, {form}, {grid} CTAs")
+        product.launch(module, config, grid)
+        product.check()
+
+
+@NAMES
+def test_wild_end_of_a_dense_group(name: str, random: Generator) -> None:
+    """It counts within 0 .. T; while it changes, which rows are written is not defined, but the grid ends."""
+    config = CONFIGS[name]
+    for end, rows in ((-7, 0), (0, 0), (2**31 - 1, 70), (-(2**31), 0), (70, 70)):
+        emulator, module = load(config, timing(random, rows))
+        form = simplest(config) | {"dense": True}
+        product = Groups(emulator, random, [rows], columns_of(config, 130), 320, behind=70 - rows, **form)
+        product.kept["ends"] = emulator.array(numpy.array([end], "i4"))
+        if end == rows == 70:
+            product.set_changing_ends(numpy.array([20], "i4"))
+        product.launch(module, config, grid=2)
+        product.check()
+
+
+@NAMES
+def test_a_dense_group_has_the_bits_of_groups(name: str, random: Generator) -> None:
+    """Sums that round too."""
+    config, seed = CONFIGS[name], int(random.integers(2**30))
+    results = []
+    for rows, form in ((config.mma_tile_n + 9, {"has_ends": False}), (50, {})):
+        for dense in ({}, {"dense": True} | form):
+            emulator, module = load(config, timing(random, 3))
+            generator = numpy.random.default_rng(seed)
+            form_of_config = simplest(config) | {"out_type": BF16}
+            product = Groups(emulator, generator, [rows], 160, 1024, integer=False, **form_of_config, **dense)
+            product.set_row_scale(generator)
+            product.set_alpha_and_bias(generator)
+            product.launch(module, config, grid=2)
+            results.append(product.out.numpy().tobytes())
+    assert results[0] == results[1] and results[2] == results[3]
+
+
+@NAMES
 def test_a_pipeline_that_wraps(name: str, random: Generator) -> None:
     """One CTA with all tiles: stages of a tile are loaded while those of the one before are read, and accumulators
     stored while the next ones are summed."""
@@ -136,14 +216,7 @@ def test_nan_behind_a_group(name: str, random: Generator) -> None:
     emulator, module = load(config, timing(random, 0))
     n = columns_of(config, 20)
     product = Groups(emulator, random, [3, config.mma_tile_n - 1], n, 192, **simplest(config))
-    padded = product.memory("scale_a").numpy()
-    blocks = padded.reshape(-1, 3, 32, 4, 4)  # K blocks, row % 32, row / 32 % 4, 4 scales
-    for e, rows in enumerate(product.sizes):
-        first = int(product.kept["scale_rows"].numpy()[e]) // 128
-        row = numpy.arange(128).reshape(4, 32).T
-        for i in range(ceil_div(rows, 128)):
-            behind = (row >= rows - 128 * i)[None, :, :, None]
-            blocks[first + i] = numpy.where(behind, 0x7F, blocks[first + i])
+    set_scales_behind_to_nan(product)
     product.launch(module, config, grid=2)
     product.check()
 
@@ -274,7 +347,9 @@ def test_operands_written_late(late: str, random: Generator) -> None:
     config = list(CONFIGS.values())[int(random.integers(len(CONFIGS)))]
     for case in range(SEEDS):
         emulator, module = load(config, timing(random, case))
-        product = Groups(emulator, random, [3, 0, 9], columns_of(config, 130), 320, **simplest(config))
+        form = simplest(config) | {"dense": case % 2 == 1}
+        sizes = [12] if form["dense"] else [3, 0, 9]
+        product = Groups(emulator, random, sizes, columns_of(config, 130), 320, **form)
         product.set_row_scale(random)
         product.set_alpha_and_bias(random)
         before = Predecessor(emulator, "sm100")
