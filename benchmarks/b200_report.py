@@ -556,6 +556,26 @@ def experts_a16_table() -> list[str]:
     return lines
 
 
+# M, N, K of the competition's ranked shapes; its speed of light, and the best published entry by shape (guag's, as
+# teelaitila/nvfp4_gpumode records it), in us.
+DUAL = (
+    ((256, 4096, 7168), 4.708, 12.4),
+    ((512, 4096, 7168), 8.714, 15.3),
+    ((256, 3072, 4096), 2.125, 10.0),
+    ((512, 3072, 7168), 6.535, 14.4),
+)
+
+
+def dual_table(c: Struct) -> list[str]:
+    """The file for nvfp4_dual_gemm, which launches without dependent launch."""
+    found = [c_model.dense_gated(c_model.without_pdl(c), *sizes) for sizes, _, _ in DUAL]
+    lines = header("M x N x K", "rows of a tile", "modelled us", "best published entry us", "speed of light us")
+    for (sizes, light, published), (us, tile) in zip(DUAL, found):
+        lines.append(row("x".join(map(str, sizes)), tile, f"{us:.1f}", f"{published:.1f}", f"{light:.2f}"))
+    means = [geomean(column) for column in ((us for us, _ in found), *zip(*(other for _, *other in DUAL)))]
+    return [*lines, row("geometric mean", "", f"{means[0]:.1f}", f"{means[2]:.1f}", f"{means[1]:.2f}")]
+
+
 def tables(rows: list[Config], c: Struct) -> dict[str, list[str]]:
     """The tables of b200_model.md. model_b200.py prints the rest: more shapes, parts, --all plans, --peers,
     --sensitivity, --worst, --configurations, --constants."""
@@ -566,6 +586,7 @@ def tables(rows: list[Config], c: Struct) -> dict[str, list[str]]:
         "mixed": mixed_table(rows, c),
         "experts": experts_table(),
         "experts-a16": experts_a16_table(),
+        "dual": dual_table(c),
         "peers": peer_summary(),
         "sensitivity": sensitivity_table(rows, c, 5),
     }

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
+#include "kernels/sm100/grouped_model.h"
 #include "kernels/sm100/plan.c"
 #include "kernels/sm90/model.h"
 
@@ -54,6 +55,36 @@ const sm100_model sm100_model_defaults = {
     SM100_MODEL_CONSTANTS(X)
 #undef X
 };
+
+/* The time of a dense group with an fp16 activation of two matrices, by the best instantiation of sm100/grouped.cu, and
+ * the rows of its tile. */
+double sm100_dense_gated_us(const sm100_model *m, const device_props *props, int64_t rows, int64_t columns, int64_t k,
+                            int32_t *tile_rows) {
+    double best = INFINITY;
+    const struct {
+        int32_t cta_group, matrices, mma_tile_n, stages, accumulators;
+    } configs[] = {
+#define X(id, ...) {__VA_ARGS__},
+        SM100_GROUPED_CONFIGS(X)
+#undef X
+    };
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
+        const sm100_grouped_input in = {.columns = columns,
+                                        .rows = rows,
+                                        .k = k,
+                                        .groups = 1,
+                                        .parts = 2,
+                                        .is_dense = 1,
+                                        .cta_group = configs[i].cta_group,
+                                        .matrices = 2,
+                                        .mma_tile_n = configs[i].mma_tile_n,
+                                        .accumulators = configs[i].accumulators,
+                                        .output_bytes = 2};
+        const double us = sm100_grouped_time_us(m, props, &in);
+        if (configs[i].matrices == 2 && us < best) best = us, *tile_rows = configs[i].mma_tile_n;
+    }
+    return best;
+}
 
 /* Fills the traits of contiguous operands with scales in the tensor core's layout, and an fp16 result. */
 void contiguous_traits(int64_t m, int64_t n, int64_t k, int64_t l, gemm_traits *out) {

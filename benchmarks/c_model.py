@@ -152,6 +152,14 @@ def clusters_that_fit(on: Struct, cluster: int, per_sm: int = 1) -> int:
     return function(ctypes.byref(on), ctypes.c_int32(cluster), ctypes.c_int32(per_sm))
 
 
+def dense_gated(constants: Struct, m: int, n: int, k: int) -> tuple[float, int]:
+    """Microseconds of one dense group of m rows with an activation of two matrices on a B200, and the tile's rows."""
+    function, rows = library().c.sm100_dense_gated_us, ctypes.c_int32()
+    function.restype = ctypes.c_double
+    sizes = map(ctypes.c_int64, (m, n, k))
+    return function(ctypes.byref(constants), ctypes.byref(device("b200")), *sizes, ctypes.byref(rows)), rows.value
+
+
 def number(name: str) -> int:
     """A number that csrc/ defines."""
     return {name: int(value) for name, value in library().facts["number"]}[name]

@@ -16,7 +16,7 @@ from pathlib import Path
 import emulate
 import pytest
 from conftest import in_full, one_in
-from contest import execute, rules, submission
+from contest import dual, execute, rules, submission
 from contest.__main__ import main
 from contest.amalgamate import amalgamate, left_out, release_lines, without_guard
 from paths import CSRC, ROOT, TOOLS
@@ -26,7 +26,9 @@ from nvfp4 import __version__
 from nvfp4.cli.show import CommandError
 
 TASKS = list(submission.TASKS)
-TEXTS = {"KERNEL": "contest/launch.cu", "BINDING": "contest/binding.cpp"}
+NAMES = ("BINDING", "KERNEL")
+GEMM, DUAL = ("nvfp4_gemm", dual.NAME)
+TEXTS = [(task, i) for task in (GEMM, DUAL) for i in range(2)]  # and which of its source texts
 MARKER = re.compile(r"/\* ==== (csrc/\S+) ==== \*/\n")
 
 
@@ -37,9 +39,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def embedded(text: str) -> dict[str, str]:
+def embedded(text: str) -> list[str]:
     """The two source texts in a submission."""
-    return {name: text.partition(f"{name} = r'''\n")[2].partition("'''\n")[0] for name in TEXTS}
+    return [text.partition(f"{name} = r'''\n")[2].partition("'''\n")[0] for name in NAMES]
 
 
 # --- the text is the package's sources ------------------------------------------------------------------------------
@@ -48,7 +50,8 @@ def embedded(text: str) -> dict[str, str]:
 def tokens(source: Path, folder: Path) -> str:
     """A file preprocessed by g++ with our own includes; system headers, and files that are left out, are empty files in
     the folder."""
-    system = re.findall(r"^#include <(.+)>", amalgamate(TEXTS["KERNEL"]) + amalgamate(TEXTS["BINDING"]), re.M)
+    texts = [amalgamate(name) for task in (GEMM, DUAL) for name in submission.TASKS[task].files]
+    system = re.findall(r"^#include <(.+)>", "".join(texts), re.M)
     for name in [*system, *left_out()]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
@@ -56,29 +59,30 @@ def tokens(source: Path, folder: Path) -> str:
     return " ".join(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_the_text_is_the_sources_to_the_compiler(name: str, file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("task", "i"), TEXTS)
+def test_the_text_is_the_sources_to_the_compiler(task: str, i: int, tmp_path: Path) -> None:
     if not shutil.which("g++"):
         pytest.skip("needs g++")
-    text = embedded(file.read_text())[name]
+    text = embedded(submission.submission(task))[i]
+    source = CSRC / submission.TASKS[task].files[i]
     (tmp_path / "text").write_text(text)
-    ours, theirs = (tokens(path, tmp_path / "system") for path in (tmp_path / "text", ROOT / "csrc" / TEXTS[name]))
+    ours, theirs = (tokens(path, tmp_path / "system") for path in (tmp_path / "text", source))
     assert ours == theirs and len(ours) > 1000
     (tmp_path / "text").write_text(text + "int more;\n")
     assert tokens(tmp_path / "text", tmp_path / "system") != theirs
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_the_text_is_the_sources_to_a_reader(name: str, file: Path) -> None:
+@pytest.mark.parametrize(("task", "i"), TEXTS)
+def test_the_text_is_the_sources_to_a_reader(task: str, i: int) -> None:
     """Every line of every file in order, comments too, except includes, guards and code of debug builds."""
-    _, *parts = MARKER.split(embedded(file.read_text())[name])
+    _, *parts = MARKER.split(embedded(submission.submission(task))[i])
     found = dict(zip(parts[::2], parts[1::2]))
     assert len(found) == len(parts) // 2, "each file once"
-    command = ["g++", "-MM", "-MG", "-x", "c++", "-isystem/", f"-I{CSRC}", CSRC / TEXTS[name]]
+    command = ["g++", "-MM", "-MG", "-x", "c++", "-isystem/", f"-I{CSRC}", CSRC / submission.TASKS[task].files[i]]
     wanted = subprocess.run(command, capture_output=True, text=True, check=True).stdout.replace("\\\n", " ").split()
     paths = {Path(path).resolve() for path in wanted[1:] if Path(path).is_absolute()}
     absent = {CSRC / "kernels/sm100/cp_async_producer.cuh", CSRC / "kernels/common/cp_async.cuh"}
-    absent = absent if name == "KERNEL" else set()
+    absent = absent if (task, NAMES[i]) == (GEMM, "KERNEL") else set()
     assert absent < paths or not absent
     assert {str(path.relative_to(ROOT)) for path in paths - absent} == set(found)
     for path, text in found.items():
@@ -152,7 +156,7 @@ def test_files_are_left_out(tmp_path: Path) -> None:
 
 def test_launches_by_names_alone(file: Path) -> None:
     """A launch attribute that the competition's rules refuse by its name is not there by its number either."""
-    text = embedded(file.read_text())["KERNEL"]
+    text = embedded(file.read_text())[1]
     assert re.findall(r"\bcudaLaunchAttribute\w+", text) == ["cudaLaunchAttributeClusterDimension"]
     assert not re.search(r"\(cudaLaunchAttributeID\)|cudaLaunchAttributeID\(|memcpy\(&\w+(\[\w\])?\.val", text)
 
@@ -235,9 +239,10 @@ def test_is_the_same_every_time(task: str, tmp_path: Path) -> None:
     assert files[0] == files[1] == submission.submission(task).encode()
 
 
-def test_both_tasks_share_the_kernel() -> None:
-    one, other = (submission.submission(task) for task in TASKS)
+def test_gemm_and_gemv_share_the_kernel() -> None:
+    one, other, dual_gemm = (submission.submission(task) for task in TASKS)
     assert embedded(one) == embedded(other) and one != other
+    assert not set(embedded(one)) & set(embedded(dual_gemm))
 
 
 def test_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
@@ -493,7 +498,8 @@ def test_check_passes_every_rule(extensions: Path, tmp_path: Path, capsys: pytes
     said = capsys.readouterr().out
     assert status == 0, said
     assert re.search(r"^run +pass .*128x256x256x1: every bit is equal, on an emulated B200", said, re.M), said
-    assert re.search(r"^nvcc +pass +10 kernels for sm_100a, none", said, re.M), said
+    rows = re.findall(r"X\(sm100_gemm_\w+, \d, \d+, \d, \d, 0,", (CSRC / "kernels/sm100/config.h").read_text())
+    assert re.search(rf"^nvcc +pass +{len(rows)} kernels for sm_100a, none", said, re.M), said
     may_lack = not os.environ.get("CI") or sys.version_info < (3, 11)  # for which there is no kernelguard
     skips = re.findall(r"^(\w+) +skipped", said, re.M)
     assert "0 failed" in said and (not skips or (may_lack and skips == ["kernelguard"])), said
@@ -505,6 +511,90 @@ def test_gemv_too(extensions: Path, tmp_path: Path) -> None:
     path.write_text(submission.submission("nvfp4_gemv"))
     passed, why = execute.run(path, "nvfp4_gemv", nvcc())
     assert passed and "128x1x256x1: every bit is equal" in why
+
+
+# One CTA and pairs; M, N, K of no whole tile; either order in memory of b1 and b2, and of their scales.
+DUAL_CALLS = """
+import os, sys
+
+sys.path.insert(0, sys.argv[1])
+import torch
+from torch.utils import cpp_extension
+
+cpp_extension.CUDA_HOME = os.environ["CUDA_HOME"]
+from contest import dual, execute
+from submission import custom_kernel
+
+
+def swapped(data, which):
+    \"\"\"Puts these two tensors into one allocation, the second in front.\"\"\"
+    data = list(data)
+    first, second = (data[i] for i in which)
+    size = first.untyped_storage().nbytes()
+    both = torch.empty(2 * size, dtype=torch.uint8)
+    for i, at in zip(which, (size, 0)):
+        own = both[at : at + size]
+        own.copy_(torch.empty(0, dtype=torch.uint8).set_(data[i].untyped_storage()))
+        data[i] = own.view(data[i].dtype).as_strided(data[i].shape, data[i].stride(), at // data[i].element_size())
+    return tuple(data)
+
+
+for m, n, k in ((300, 160, 320), (77, 130, 64), (500, 96, 576)):
+    for order in ((), (1, 2), (7, 8), (1, 2, 7, 8)):
+        data = dual.generate_input(m, n, k, 1, m + len(order), exact=True)
+        for which in (order[:2], order[2:]):
+            data = swapped(data, which) if which else data
+        output = custom_kernel(data)
+        execute.finish()
+        passed, why = dual.check_implementation(data, output, exact=True)
+        assert passed, (m, n, k, order, why)
+data = dual.generate_input(128, 64, 128, 1, 0)
+for i, said in ((0, "a: is"), (2, "b2: is"), (8, "sfb2_permuted: is"), (9, "c: is")):
+    wrong = list(data)
+    wrong[i] = data[i][..., :0] if i == 9 else data[i][:1]
+    try:
+        custom_kernel(tuple(wrong))
+    except RuntimeError as error:
+        assert said in str(error), error
+    else:
+        raise AssertionError(i)
+"""
+
+
+@in_full  # torch compiles the file, and an emulated product of the competition's sizes takes minutes
+def test_dual(extensions: Path, tmp_path: Path) -> None:
+    path = tmp_path / "submission.py"
+    path.write_text(submission.submission(dual.NAME))
+    passed, why = execute.run(path, dual.NAME, nvcc())
+    assert passed and "within 0.001 + 0.001 * |expected|; every bit is equal" in why
+    (tmp_path / "task.py").write_text(execute.TASK)
+    driver, why_not = execute.emulator()
+    assert driver, why_not
+    with execute.emulated(driver, nvcc()) as settings:
+        settings["PYTHONPATH"] = os.pathsep.join([str(TOOLS), *filter(None, [settings.get("PYTHONPATH")])])
+        command = [sys.executable, "-c", DUAL_CALLS, tmp_path]
+        done = subprocess.run(command, env=settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_dual_is_as_torch_computes_it() -> None:
+    """The definition of the task: silu of torch, products in fp32."""
+    import torch
+
+    from nvfp4 import reference
+
+    data = dual.generate_input(**dual.load_task()["tests"][2])
+    a, *b = (
+        reference.operand(*(reference.as_bytes(x).permute(2, 0, 1) for x in data[i : i + 4 : 3]), "linear")[0]
+        for i in range(3)
+    )
+    gate, up = (a @ x.T for x in b)
+    wanted = (torch.nn.functional.silu(gate) * up).half()[..., None]
+    assert dual.check_implementation(data, wanted)[0]
+    wrong = wanted.clone()
+    wrong[3, 5] += 1
+    assert "1 of" in dual.check_implementation(data, wrong)[1]
+    assert (data[3].float() < 1.01).all() and data[3].float().std() > 0.2
 
 
 def test_other_calls(extensions: Path, file: Path, tmp_path: Path) -> None:

@@ -14,17 +14,46 @@ import argparse
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from nvfp4 import __version__
 from nvfp4.cli import files, show
 
-from . import rules
+from . import dual, rules
 from .amalgamate import SOURCES, amalgamate
 
+
+@dataclass(frozen=True)
+class Task:
+    what: str
+    count: str  # of tensors
+    operation: str
+    unpacked: str  # the names of the tensors
+    arguments: str
+    plan: str
+    files: tuple[str, str] = ("contest/binding.cpp", "contest/launch.cu")
+
+
+GEMM = {
+    "count": "seven",
+    "operation": "gemm",
+    "unpacked": "a, b, _, _, sfa_permuted, sfb_permuted, c",
+    "arguments": "a, b, sfa_permuted, sfb_permuted, c",
+    "plan": "plan.c",
+}
 TASKS = {
-    "nvfp4_gemm": "matrix products, C[m, n, l] = A[m, :, l] . B[n, :, l]",
-    "nvfp4_gemv": "products of matrices with a vector, c[m, 0, l] = A[m, :, l] . b[0, :, l]",
+    "nvfp4_gemm": Task("matrix products, C[m, n, l] = A[m, :, l] . B[n, :, l]", **GEMM),
+    "nvfp4_gemv": Task("products of matrices with a vector, c[m, 0, l] = A[m, :, l] . b[0, :, l]", **GEMM),
+    dual.NAME: Task(
+        "gated products, C = silu(A . B1^T) * (A . B2^T)",
+        count="ten",
+        operation="dual_gemm",
+        unpacked="a, b1, b2, _, _, _, sfa_permuted, sfb1_permuted, sfb2_permuted, c",
+        arguments="a, b1, b2, sfa_permuted, sfb1_permuted, sfb2_permuted, c",
+        plan="grouped_plan.c",
+        files=("contest/dual_binding.cpp", "contest/dual_launch.cu"),
+    ),
 }
 
 TEMPLATE = """\
@@ -37,8 +66,8 @@ Generated from nvfp4 @VERSION@,
 by `python tools/contest submission --task @TASK@`.
 The CUDA sources are the package's own files without debug code. License: Apache-2.0.
 
-A call takes the competition's seven tensors and returns the last one, c, into which the kernel has written. The plan is
-the package's own (csrc/kernels/sm100/plan.c): every way to run a product is ranked by its modelled time.
+A call takes the competition's @COUNT@ tensors and returns the last one, c, into which the kernel has written. The
+plan is the package's own (csrc/kernels/sm100/@PLAN@): all ways to run a product are ranked by modelled time.
 '''
 
 import torch
@@ -63,12 +92,12 @@ load_inline(
     is_python_module=False,
     verbose=True,
 )
-gemm = torch.ops.nvfp4_contest.gemm.default
+@OPERATION@ = torch.ops.nvfp4_contest.@OPERATION@.default
 
 
 def custom_kernel(data: input_t) -> output_t:
-    a, b, _, _, sfa_permuted, sfb_permuted, c = data
-    gemm(a, b, sfa_permuted, sfb_permuted, c)
+    @UNPACKED@ = data
+    @OPERATION@(@ARGUMENTS@)
     return c
 """
 
@@ -116,12 +145,18 @@ def run(args: argparse.Namespace) -> int:
 
 def submission(task: str) -> str:
     """The file's text. It depends on the sources only."""
+    of = TASKS[task]
     parts = {
         "TASK": task,
-        "WHAT": TASKS[task],
+        "WHAT": of.what,
+        "COUNT": of.count,
+        "OPERATION": of.operation,
+        "UNPACKED": of.unpacked,
+        "ARGUMENTS": of.arguments,
+        "PLAN": of.plan,
         "VERSION": provenance(),
-        "BINDING": amalgamate("contest/binding.cpp"),
-        "KERNEL": amalgamate("contest/launch.cu"),
+        "BINDING": amalgamate(of.files[0]),
+        "KERNEL": amalgamate(of.files[1]),
     }
     pieces = TEMPLATE.split("@")  # even indices: the template's own text
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))

@@ -11,7 +11,7 @@
 #include "kernels/quantize/kernels.h"
 #include "kernels/quantize/quotient.h"
 
-/* --- tiles -------------------------------------------------------------------------------------------------------- */
+/* ---- tiles ---- */
 
 /* Batch, and row of tiles in it. The grid may overshoot: then l is too large. */
 struct tile_coord {
@@ -23,7 +23,7 @@ struct tile_coord {
     }
 };
 
-/* --- numbers ------------------------------------------------------------------------------------------------------ */
+/* ---- numbers ---- */
 
 /* An e4m3 scale; bit 7 is ignored. */
 __device__ __forceinline__ float decode_e4m3(uint32_t code) {
@@ -84,7 +84,7 @@ template <int COUNT> __device__ __forceinline__ void decode_e2m1(uint32_t codes,
     }
 }
 
-/* --- blocks ------------------------------------------------------------------------------------------------------- */
+/* ---- blocks ---- */
 
 /* Global scales for which no quotient overflows or loses bits. */
 constexpr float MIN_SCALE = 0x1p-48f, MAX_SCALE = 0x1p48f;
