@@ -1,7 +1,7 @@
 """Builds nvfp4/_C.abi3.so: the C core, its Python module and the device code. Everything else is in pyproject.toml.
 
 Environment: NVFP4_CUDA=0 builds for the CPU alone; NVFP4_ARCHS="sm_90 sm_120" compiles machine code for these GPUs
-alone; NVFP4_NVCC names the nvcc to use; NVFP4_WERROR=1 makes warnings errors; NVFP4_NVCC_FLAGS are given to nvcc too
+alone; NVFP4_NVRTC names the NVRTC to use; NVFP4_WERROR=1 makes warnings errors; NVFP4_NVRTC_FLAGS are given to it too
 (-lineinfo for profilers and compute-sanitizer); NVFP4_DUMP=1 and NVFP4_WATCHDOG=1 add code for debugging
 (docs/debugging.md); NVFP4_SANITIZE=1 compiles the C code with AddressSanitizer and UBSan, whose libraries have to be
 loaded before Python (.ci/full).
@@ -76,8 +76,11 @@ def relative(pattern: str) -> list[str]:
 @functools.cache
 def one_at_a_time() -> None:
     """All that a build leaves in build/ is that of one: another one waits here until this process has ended."""
-    (ROOT / "build").mkdir(exist_ok=True)
-    lock = os.open(ROOT / "build" / "lock", os.O_CREAT | os.O_RDWR)
+    try:
+        (ROOT / "build").mkdir(exist_ok=True)
+        lock = os.open(ROOT / "build" / "lock", os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        sys.exit(f"nvfp4: {error.filename}: {error.strerror}; must be writable: build in a copy of the sources.")
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(lock, fcntl.LOCK_EX)
 
@@ -93,19 +96,18 @@ class Build(build):
 class BuildExt(build_ext):
     def finalize_options(self) -> None:
         super().finalize_options()
-        self.force = True  # flags, environment and fat binaries may have changed as well as files
+        self.force = True  # flags, environment and images may have changed as well as files
 
     def build_extension(self, ext: Extension) -> None:
         if nvfp4_cuda.wanted():
             folder = ROOT / "build" / "cuda"
-            flags = shlex.split(os.environ.get("NVFP4_NVCC_FLAGS", ""))
-            flags += ["-Werror=all-warnings"] * WERROR + [f"-D{name}" for name in DEBUG]
+            flags = shlex.split(os.environ.get("NVFP4_NVRTC_FLAGS", "")) + [f"-D{name}" for name in DEBUG]
             sources = [ROOT / name for name in relative("csrc/kernels/**/*.cu")]
             folder.mkdir(parents=True, exist_ok=True)
             all_archs = {s: nvfp4_cuda.architectures(ROOT / "csrc/backends.def", s.parent.name) for s in sources}
             known = set(sum(all_archs.values(), []))
             archs = {s: nvfp4_cuda.chosen(all_archs[s], known) for s in sources}
-            nvfp4_cuda.write_fatbins(archs, folder, flags, ROOT / "csrc")
+            nvfp4_cuda.write_images(archs, folder, flags, ROOT / "csrc", strict=WERROR)
             ext.define_macros.append(("NVFP4_CUDA", "1"))
             ext.include_dirs.append(str(folder))
 
@@ -118,6 +120,14 @@ class BuildExt(build_ext):
                 return sum(pool.map(lambda source: compile_one([source], **options), sources), [])
 
         self.compiler.compile = compile_all
+        link = self.compiler.link_shared_object
+
+        def link_whole(objects: list[str], output: str, **options: object) -> None:
+            """A link that is interrupted leaves the module of before, or none."""
+            link(objects, f"{output}.part", **options)
+            os.replace(f"{output}.part", output)
+
+        self.compiler.link_shared_object = link_whole
         super().build_extension(ext)
 
     def run(self) -> None:

@@ -1,31 +1,37 @@
-"""Finds nvcc and compiles each .cu file to a fat binary, unless nothing that goes into it has changed."""
+"""Finds NVRTC and compiles each .cu file to images, machine code and PTX, unless nothing that goes into them has
+changed. As a program it prints the wheels that have NVRTC and its headers, for `pip install`."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import lzma
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-# 13.0, so that every driver from R580 on loads the result. All five at the same minor version: nvidia-cuda-nvcc alone
-# brings the newest nvvm, whose PTX an older ptxas refuses.
+import nvrtc
+
+# 12.9, the last one of CUDA 12: drivers from R525 on load its machine code, and it knows sm_100f and sm_120f.
 WHEELS = [
-    f"{name}==13.0.*"
-    for name in ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
+    "nvidia-cuda-nvrtc-cu12==12.9.86",
+    "nvidia-cuda-runtime-cu12==12.9.79",  # cuda_fp16.h, cuda_bf16.h
+    "nvidia-cuda-cccl-cu12==12.9.27",  # nv/target, which they include
 ]
-OLDEST = (13, 0)
+OLDEST = (12, 9)  # up to 12.8 ptxas serializes the wgmma instructions of sm90/gemm.cu (benchmarks/log/cuda12.csv)
 DEBUG = ("NVFP4_DUMP", "NVFP4_WATCHDOG")  # macros of debug builds, whose kernels have other parameters
-NOT_FOUND = "nvfp4: no nvcc of CUDA 13 was found (looked at $NVFP4_NVCC, $CUDA_HOME/bin, PATH and NVIDIA's wheels)"
+NOT_FOUND = "nvfp4: NVRTC 12.9 was not found (looked at $NVFP4_NVRTC and for NVIDIA's wheels)"
 REMEDY = (
-    "install the CUDA 13 toolkit, or `pip install " + " ".join(WHEELS) + "`, or set NVFP4_NVCC to the nvcc to use, "
-    "or set NVFP4_CUDA=0 to build for the CPU alone."
+    "`pip install " + " ".join(WHEELS) + "`, or set NVFP4_NVRTC to a toolkit's libnvrtc.so of 12.9 or later, or set "
+    "NVFP4_CUDA=0 to build for the CPU alone."
 )
 
 
@@ -35,41 +41,78 @@ def wanted() -> bool:
 
 def required_wheels() -> list[str]:
     """The packages that a build environment needs besides setuptools."""
-    if not wanted() or find_nvcc() is not None:
-        return []
-    print(f"{NOT_FOUND}: asking for the wheels. If they cannot be had, {REMEDY}")
-    return WHEELS
+    return WHEELS if wanted() and find_compiler() is None else []
 
 
-def says(nvcc: Path) -> str:
+@dataclass(frozen=True)
+class Compiler:
+    library: Path
+    includes: tuple[Path, ...]
+
+    @functools.cached_property
+    def version(self) -> tuple[int, int]:
+        return nvrtc.version(self.library)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Identifies it by its version and by the contents of libraries and headers: one can be exchanged alone."""
+        parts = [self.library, *self.library.resolve().parent.glob("libnvrtc-builtins.so*")]
+        parts += [path for folder in self.includes for name in ("*.h", "*.hpp", "nv/*") for path in folder.glob(name)]
+        contents = (
+            part for path in sorted(filter(Path.is_file, parts)) for part in (path.name.encode(), path.read_bytes())
+        )
+        return sha256(str(self.version).encode(), repr(nvrtc.HEADERS).encode(), *contents)
+
+    def command(self, source: Path, arch: str, output: Path, flags: list[str], root: Path | None) -> list[str]:
+        folders = [source.parent, *([root] if root else []), *self.includes]
+        include = [f"-I{folder}" for folder in folders]
+        return [sys.executable, nvrtc.__file__, str(self.library), str(source), arch, str(output), *include, *flags]
+
+
+def from_wheels() -> Compiler | None:
+    for entry in sys.path:
+        top = Path(entry, "nvidia")
+        library, runtime = top / "cuda_nvrtc/lib/libnvrtc.so.12", top / "cuda_runtime/include"
+        if library.is_file() and (runtime / "cuda_fp16.h").is_file():
+            return Compiler(library, (runtime, top / "cuda_cccl/include"))
+    return None
+
+
+def from_toolkit(library: Path) -> Compiler:
+    """The NVRTC that NVFP4_NVRTC names, with the headers of its toolkit, lib64/../include or targets/.../include."""
+    tops = library.resolve().parents[:3]
+    include = next((top / "include" for top in tops if (top / "include/cuda_fp16.h").is_file()), None)
+    if include is None:
+        sys.exit(
+            f"nvfp4: NVFP4_NVRTC is {library}; must be in a CUDA toolkit, whose include/cuda_fp16.h was not found."
+        )
+    return Compiler(library, tuple(path for path in (include, include / "cccl") if path.is_dir()))
+
+
+@functools.lru_cache(maxsize=1)
+def checked(compiler: Compiler, name: str) -> Compiler:
     try:
-        return subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
-    except OSError:
-        return ""
+        found = compiler.version
+    except OSError as error:
+        sys.exit(f"nvfp4: {name}: is no NVRTC that can be loaded: {error}")
+    if found < OLDEST:
+        sys.exit(f"nvfp4: {name}: is NVRTC {found[0]}.{found[1]}; must be {OLDEST[0]}.{OLDEST[1]} or later.")
+    for header in ("cuda_fp16.h", "cuda_bf16.h", "nv/target"):
+        if not any((folder / header).is_file() for folder in compiler.includes):
+            sys.exit(f"nvfp4: {name}: has no {header} beside it; {REMEDY}")
+    return compiler
 
 
-def new_enough(nvcc: Path) -> bool:
-    release = re.search(r"release (\d+)\.(\d+)", says(nvcc))
-    return release is not None and (int(release[1]), int(release[2])) >= OLDEST
-
-
-def find_nvcc() -> Path | None:
-    named = os.environ.get("NVFP4_NVCC")
+def find_compiler() -> Compiler | None:
+    named = os.environ.get("NVFP4_NVRTC")
     if named:
-        path = Path(named)
-        if not (path.is_file() and os.access(path, os.X_OK)):
-            sys.exit(f"nvfp4: NVFP4_NVCC is {named}, which is not a program: name the nvcc of a CUDA 13 toolkit.")
-        if not new_enough(path):
-            sys.exit(f"nvfp4: NVFP4_NVCC is {named}, which is not the nvcc of CUDA 13.0 or later.")
-        return path
-    places = []
-    if os.environ.get("CUDA_HOME"):
-        places.append(Path(os.environ["CUDA_HOME"], "bin", "nvcc"))
-    on_path = shutil.which("nvcc")
-    if on_path:
-        places.append(Path(on_path))
-    places += [Path(entry, "nvidia", "cu13", "bin", "nvcc") for entry in sys.path]
-    return next((path for path in places if path.is_file() and new_enough(path)), None)
+        if not Path(named).is_file():
+            sys.exit(f"nvfp4: NVFP4_NVRTC is {named}, which is not a file; must be a toolkit's libnvrtc.so.")
+        return checked(from_toolkit(Path(named)), f"NVFP4_NVRTC, {named}")
+    found = from_wheels()
+    if found is None or found.version < OLDEST:  # torch's own wheels bring an older one
+        return None
+    return checked(found, str(found.library))
 
 
 def inputs(source: Path, root: Path | None = None) -> list[Path] | None:
@@ -91,22 +134,27 @@ def inputs(source: Path, root: Path | None = None) -> list[Path] | None:
     return sorted(found)
 
 
-# The PTX that machine code is made from, if it is not that of its own name. The kernels for every GPU ask for nothing
-# newer than sm_90, and each PTX costs a pass of the compiler, more than all of ptxas.
-PTX_OF = {"sm_100": "compute_90", "sm_120": "compute_90"}
+# PTX that is another architecture's but for its first lines: that of Thor, which came with PTX 9.0 and its driver.
+RETARGETED = {"compute_110f": ("compute_100f", b".version 9.0", b".target sm_110f")}
 
 
-def gencode(arch: str) -> str:
-    """sm_90a: machine code for it; compute_90: PTX, which the driver compiles for any later GPU."""
-    return f"-gencode=arch={PTX_OF.get(arch, arch.replace('sm_', 'compute_'))},code={arch}"
+def passes(archs: Iterable[str]) -> dict[str, list[str]]:
+    """The compiler's runs, and the images that come from each: machine code and PTX of one architecture together."""
+    runs: dict[str, list[str]] = {}
+    for arch in archs:
+        name = RETARGETED.get(arch, (arch,))[0].partition("_")[2]
+        runs.setdefault(name, []).append(arch)
+    return {("sm_" if f"sm_{name}" in made else "compute_") + name: made for name, made in runs.items()}
 
 
-def preprocesses_cxx() -> bool:
-    """Whether gcc can do for nvcc what nvcc leaves to it."""
-    if not shutil.which("gcc"):
-        return False
-    command = ["gcc", "-E", "-x", "c++", "-"]
-    return subprocess.run(command, input=b"#include <cmath>\n", capture_output=True).returncode == 0
+def retargeted(ptx: bytes, arch: str) -> bytes:
+    if arch not in RETARGETED:
+        return ptx
+    _, version, target = RETARGETED[arch]
+    ptx, versions = re.subn(rb"^\.version .*$", version, ptx, flags=re.M)
+    ptx, targets = re.subn(rb"^\.target .*$", target, ptx, flags=re.M)
+    assert versions == targets == 1
+    return ptx
 
 
 def architectures(table: Path, folder: str) -> list[str]:
@@ -140,112 +188,89 @@ def sha256(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
-def toolkit(nvcc: Path) -> Path | None:
-    """The folder from which nvcc takes its programs and headers; nvcc is not in it if it is a link or a script."""
-    command = [nvcc, "--dryrun", "-fatbin", "-x", "cu", os.devnull, "-o", os.devnull]
-    found = re.search(r"^#\$ TOP=(.+)$", subprocess.run(command, capture_output=True, text=True).stderr, re.M)
-    return Path(found[1]) if found else None
+# Flags that name no file whose contents would count.
+PLAIN_FLAG = re.compile(r"-D.+|-G|-lineinfo")
+# csrc/driver/lzma.h has the same parameters. The window is as large as any image.
+COMPRESSION = [{"id": lzma.FILTER_LZMA1, "preset": 9, "dict_size": 1 << 24, "lc": 3, "lp": 0, "pb": 2}]
 
 
-PROGRAMS = ("bin/ptxas", "bin/fatbinary", "nvvm/bin/cicc")
-OTHER_PARTS = ("bin/nvcc.profile", "nvvm/libdevice/*.bc", "include/*.h", "include/*.hpp", "include/crt/*")
-
-
-def parts_of(top: Path) -> list[Path] | None:
-    """The toolkit's files that device code is made with or from; None if one that must be there is not found."""
-    programs = [top / name for name in PROGRAMS]
-    others = sorted(path for pattern in OTHER_PARTS for path in top.glob(pattern) if path.is_file())
-    whole = all(path.is_file() for path in (*programs, top / "include/cuda_fp16.h"))
-    return programs + others if whole else None
-
-
-@functools.lru_cache(maxsize=8)
-def digest_of(top: Path, stamps: tuple[tuple[Path, int, int], ...]) -> str:
-    """The digest of names and contents. Times only tell one process that it knows them already: an isolated build
-    unpacks the same toolkit with other times, in another folder."""
-    return sha256(*(part for path, *_ in stamps for part in (str(path).encode(), (top / path).read_bytes())))
-
-
-def compiler_of(nvcc: Path) -> str | None:
-    """Identifies nvcc by its version text and by the programs and headers that it uses: one can be exchanged alone."""
-    top = toolkit(nvcc)
-    parts = parts_of(top) if top else None
-    if parts is None:
-        return None
-    facts = ((path.relative_to(top), path.stat()) for path in parts)
-    return says(nvcc) + digest_of(top, tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in facts))
-
-
-# Flags that name no file whose contents would count, and that are not there for what nvcc prints.
-PLAIN_FLAG = re.compile(r"-D.+|-W.+|-G|-lineinfo")
-# Variables by which nvcc, or the gcc that preprocesses for it, takes flags or files that are not named in the command.
-HIDDEN_INPUTS = (
-    "NVCC_PREPEND_FLAGS",
-    "NVCC_APPEND_FLAGS",
-    "NVCC_CCBIN",
-    "CPATH",
-    "C_INCLUDE_PATH",
-    "CPLUS_INCLUDE_PATH",
-)
-
-
-def key_of(source: Path, options: list[str], flags: list[str], nvcc: Path, root: Path | None) -> str | None:
-    """The key of everything that a fat binary is made from; None where that is unclear, and it has to be made anew."""
+def key_of(source: Path, arch: str, flags: list[str], root: Path | None) -> str | None:
+    """The key of all that an image is made from but the compiler; None where that is unclear, and it has to be made
+    anew."""
     files = inputs(source, root)
-    hidden = any(os.environ.get(name) for name in HIDDEN_INPUTS)
-    if files is None or hidden or not all(map(PLAIN_FLAG.fullmatch, flags)):
+    if files is None or not all(map(PLAIN_FLAG.fullmatch, flags)):
         return None
-    compiler = compiler_of(nvcc)
-    if compiler is None:
-        return None
-    return sha256(compiler.encode(), "\0".join(options).encode(), *(path.read_bytes() for path in files))
+    words = [arch.partition("_")[2], *nvrtc.OPTIONS, *flags]
+    return sha256("\0".join(words).encode(), *(path.read_bytes() for path in files))
 
 
 def name_of(source: Path) -> str:
-    """The name of a kernel file's fat binary: its folder and stem."""
+    """The name of a kernel file's images: its folder and stem."""
     return f"{source.parent.name}_{source.stem}"
 
 
-def options_of(archs: list[str], flags: list[str]) -> list[str]:
-    """nvcc's, of a fat binary."""
-    return ["-fatbin", "--compress-mode=size", "-O3", "-std=c++17", *flags, *map(gencode, archs)]
+def path_of(source: Path, arch: str, folder: Path) -> Path:
+    """A compressed image's. Beside it NAME.ARCH.key has its key, the compiler's digest, its own and its bytes."""
+    return folder / f"{name_of(source)}.{arch}"
 
 
-def made_before(output: Path, key: str | None) -> bool:
-    """Whether a build has left this fat binary, with its note, and from what the key identifies."""
-    note = output.with_suffix(".key")
-    known = key is not None and output.is_file() and note.is_file()
-    return known and note.read_text() == f"{key} {sha256(output.read_bytes())}"
+def packed(code: bytes) -> bytes:
+    return lzma.compress(code, lzma.FORMAT_RAW, filters=COMPRESSION)
 
 
-def compile_fatbin(
-    source: Path, archs: list[str], folder: Path, flags: list[str], threads: int = 1, root: Path | None = None
-) -> Path:
-    """Beside the output stands a file with its key and its own digest: an output is taken again if both are right.
-    Includes are found beside the file or from the root."""
-    nvcc = find_nvcc()
-    if nvcc is None:
+def unpacked(path: Path) -> bytes:
+    return lzma.decompress(path.read_bytes(), lzma.FORMAT_RAW, filters=COMPRESSION)
+
+
+def made_before(image: Path, key: str | None, compiler: Compiler | None = None) -> bool:
+    """Whether a build has left this image from what the key identifies, and, if it is given, by the compiler."""
+    note = image.with_name(f"{image.name}.key")
+    if key is None or not image.is_file() or not note.is_file():
+        return False
+    known, by, digest = note.read_text().split()[:3]
+    return known == key and (not compiler or by == compiler.digest) and digest == sha256(image.read_bytes())
+
+
+def bytes_of(image: Path) -> int:
+    """The size of an image, unpacked."""
+    return int(image.with_name(f"{image.name}.key").read_text().split()[3])
+
+
+def compile_images(
+    source: Path, archs: list[str], folder: Path, flags: list[str], root: Path | None = None, *, strict: bool = False
+) -> str:
+    """Makes the images of one of the passes. Returns what the compiler said; with `strict` that is an error. Includes
+    are found beside the file or from the root."""
+    compiler = find_compiler()
+    if compiler is None:
         sys.exit(f"{NOT_FOUND}: {REMEDY}")
-    source = source.resolve()
-    output = folder / f"{name_of(source)}.fatbin"
-    options = options_of(archs, flags)
-    key, note = key_of(source, options, flags, nvcc, root), output.with_suffix(".key")
-    if made_before(output, key):
-        return output
-    folder.mkdir(parents=True, exist_ok=True)
+    ((arch, made),) = passes(archs).items()
+    key = key_of(source, arch, flags, root)
+    if all(made_before(path_of(source, name, folder), key, compiler) for name in made):
+        return ""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made = Path(scratch, output.name)
-        include = [f"-I{root}"] if root else []
-        command = [str(nvcc), *options, *include, f"--threads={threads}", "-o", str(made), str(source)]
-        print(" ".join(command), flush=True)
-        if subprocess.run(command).returncode != 0:
-            reason = "see above" if preprocesses_cxx() else "it needs a C++ compiler and its headers: install g++"
-            sys.exit(f"nvfp4: nvcc could not compile {source.name}, {reason}; NVFP4_CUDA=0 builds for the CPU alone.")
-        record = f"{key} {sha256(made.read_bytes())}"
-        made.replace(output)
-    if key and key == key_of(source, options, flags, nvcc, root):  # else a file was changed meanwhile
-        note.write_text(record)
-    return output
+        output = Path(scratch, "image")
+        done = subprocess.run(
+            compiler.command(source, arch, output, flags, root), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        said = done.stdout.decode(errors="replace")
+        if done.returncode != 0 or (strict and said):
+            reason = "its warnings are errors here" if done.returncode == 0 else f"NVRTC ended with {done.returncode}"
+            sys.exit(f"{said}\nnvfp4: {source.name} could not be compiled for {arch}, {reason}; see above.")
+        for name in made:
+            ptx = name.startswith("compute_")
+            code = output.with_suffix(".ptx" if ptx else ".cubin").read_bytes()
+            image, note = path_of(source, name, folder), path_of(source, f"{name}.key", folder)
+            code = retargeted(code, name)
+            small = packed(code)
+            if key != key_of(source, arch, flags, root):  # a file was changed meanwhile
+                key = None
+            text = f"{key} {compiler.digest} {sha256(small)} {len(code)}\n"
+            for path, content in ((image, small), (note, text.encode())):  # a note of another image is not believed
+                part = output.with_name(path.name)
+                part.write_bytes(content)
+                part.replace(path)
+    return said
 
 
 def check_folder(folder: Path) -> None:
@@ -255,24 +280,60 @@ def check_folder(folder: Path) -> None:
         sys.exit(f"nvfp4: the build folder is {path!r}; must have no quote, backslash or line feed: move the checkout.")
 
 
-def write_fatbins(archs_of: dict[Path, list[str]], folder: Path, flags: list[str], root: Path | None = None) -> None:
-    """Compiles every source, the longest work first, and writes fatbins.inc, which csrc/driver/fatbin.c includes and
+class Progress:
+    """A line for each pass that is done. pip shows them with -v."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.done, self.lock = count, 0, threading.Lock()
+
+    def line(self, source: Path, arch: str, seconds: float, said: str) -> None:
+        with self.lock:
+            self.done += 1
+            print(f"nvfp4: [{self.done}/{self.count}] {name_of(source)} for {arch}, {seconds:.0f} s", flush=True)
+            if said:
+                print(said, flush=True)
+
+
+def write_images(
+    archs_of: dict[Path, list[str]], folder: Path, flags: list[str], root: Path | None = None, *, strict: bool = False
+) -> None:
+    """Compiles every source, the longest work first, and writes images.inc, which csrc/driver/image.c includes and
     which does not compile without the macros of a debug build: its kernels have other parameters."""
     check_folder(folder)
-    cores = os.cpu_count() or 1
-    threads = max(1, cores // max(1, len(archs_of)))
-    longest_first = sorted(archs_of, key=lambda source: -len(archs_of[source]) * source.stat().st_size)
-    with ThreadPoolExecutor(cores) as pool:
-        work = {s: pool.submit(compile_fatbin, s, archs_of[s], folder, flags, threads, root) for s in longest_first}
+    archs_of = {source.resolve(): archs for source, archs in archs_of.items()}
+    work = [(source, arch, made) for source, archs in archs_of.items() for arch, made in passes(archs).items()]
+    work.sort(key=lambda item: -item[0].stat().st_size)
+    progress = Progress(len(work))
+
+    def compile_one(item: tuple[Path, str, list[str]]) -> None:
+        source, arch, made = item
+        start = time.monotonic()
+        said = compile_images(source, made, folder, flags, root, strict=strict)
+        progress.line(source, arch, time.monotonic() - start, said)
+
+    compiler = find_compiler() if work else None
+    if work and compiler is None:
+        sys.exit(f"{NOT_FOUND}: {REMEDY}")
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        futures = [pool.submit(compile_one, item) for item in work]
         try:
-            fatbins = {source: future.result() for source, future in work.items()}
+            for future in futures:
+                future.result()
         finally:
             pool.shutdown(cancel_futures=True)
     macros = [name for name in DEBUG if f"-D{name}" in flags]
     lines = [f"#ifndef {name}\n#error build/cuda has the code of a build with {name}\n#endif\n" for name in macros]
     all_archs: list[str] = []
     for source, archs in archs_of.items():
-        lines.append(f'FATBIN({name_of(source)}, "{fatbins[source].resolve()}", "{" ".join(archs)}")\n')
+        for arch in archs:
+            image = path_of(source, arch, folder).resolve()
+            lines.append(f'IMAGE({name_of(source)}, {arch}, "{image}", {bytes_of(image)})\n')
         all_archs += [arch for arch in archs if arch not in all_archs]
-    lines += ["#undef FATBIN_ARCHS\n", f'#define FATBIN_ARCHS "{" ".join(all_archs)}"\n']
-    (folder / "fatbins.inc").write_text("".join(lines))
+    major, minor = compiler.version if compiler else OLDEST
+    lines.append(f'#undef IMAGE_ARCHS\n#define IMAGE_ARCHS "{" ".join(all_archs)}"\n')
+    lines.append(f"#undef IMAGE_TOOLKIT\n#define IMAGE_TOOLKIT {1000 * major + 10 * minor}\n")
+    (folder / "images.inc").write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    print(*WHEELS)

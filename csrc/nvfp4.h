@@ -623,6 +623,9 @@ nvfp4_status nvfp4_init_device(nvfp4_context *context, int32_t device);
 const char *nvfp4_cpu_kernel(void);
 /* GPU architectures whose code is embedded, as "sm_80 sm_89 ..."; "" for a build without CUDA. */
 const char *nvfp4_embedded_archs(void);
+/* The oldest driver that runs this code, 1000*major + 10*minor as nvfp4_driver_info has it: 12000 is release 525. A GPU
+ * that came later needs the driver that came with it. */
+int32_t nvfp4_driver_needed(void);
 
 const char *nvfp4_dtype_name(nvfp4_dtype dtype);       /* "float8_e4m3fn", ... */
 const char *nvfp4_backend_name(nvfp4_backend backend); /* "cpu", "sm80", "sm90", "sm100", "sm120" */

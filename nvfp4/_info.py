@@ -32,6 +32,10 @@ def _ordinal(device: Any) -> int:
     raise _C.Error(f"device: is {device!r}; must be an ordinal, 'cpu', 'cuda' or 'cuda:<ordinal>'")
 
 
+def _cuda_version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
 def _name(dtype: Any) -> str:
     """The C library's name of a dtype, which is a torch dtype, a NumPy type or a name."""
     return str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
@@ -78,7 +82,9 @@ def info(
             version: the version of nvfp4.
             archs: the GPU architectures that this build has code for.
             cpu_kernel, cpu_threads: the CPU kernel and the number of its threads.
-            driver: the version of the driver, or None.
+            driver: the version of CUDA that the driver supports, or None.
+            driver_needed: the oldest one that this build's GPU code runs on, or None without a driver. 12.0 came with
+                NVIDIA's driver release 525, 13.0 with 580.
             driver_reason: why there is no driver; "" if there is one.
             devices: a dict for each GPU, with name, compute_capability, sm_count, memory_bytes, reads_host_memory
                 (whether CPU tensors are accepted if backend is given), usable and, if it is not, the reason.
@@ -106,7 +112,8 @@ def info(
         "archs": _C.archs.split(),
         "cpu_kernel": _C.cpu_kernel(),
         "cpu_threads": torch.get_num_threads() if torch is not None else len(os.sched_getaffinity(0)),
-        "driver": f"{driver['version'] // 1000}.{driver['version'] % 1000 // 10}" if has_driver else None,
+        "driver": _cuda_version(driver["version"]) if has_driver else None,
+        "driver_needed": _cuda_version(driver["needed"]) if has_driver else None,
         "driver_reason": "" if has_driver else driver,
         "devices": devices,
     }

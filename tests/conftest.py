@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import lzma
 import os
 import random
 import re
@@ -306,13 +307,19 @@ def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def empty_fatbins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a fatbins.inc, for C builds with -DNVFP4_CUDA: one byte in place of each fat binary."""
-    folder = tmp_path_factory.mktemp("fatbins")
-    (folder / "empty").write_bytes(b"\0")
+def empty_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an images.inc, for C builds with -DNVFP4_CUDA: an image of one byte in place of each."""
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "empty").write_bytes(lzma.compress(b"\0", lzma.FORMAT_RAW, filters=[{"id": lzma.FILTER_LZMA1}]))
     names = ["_".join(path.with_suffix("").parts[-2:]) for path in CSRC.glob("kernels/*/*.cu")]
-    rows = [f'FATBIN({name}, "{folder / "empty"}", "sm_90a")' for name in names]
-    (folder / "fatbins.inc").write_text("\n".join([*rows, "#undef FATBIN_ARCHS", '#define FATBIN_ARCHS "sm_90a"', ""]))
+    rows = [f'IMAGE({name}, compute_80, "{folder / "empty"}", 1)' for name in names]
+    rows += [
+        "#undef IMAGE_ARCHS",
+        '#define IMAGE_ARCHS "compute_80"',
+        "#undef IMAGE_TOOLKIT",
+        "#define IMAGE_TOOLKIT 12090",
+    ]
+    (folder / "images.inc").write_text("\n".join([*rows, ""]))
     return folder
 
 

@@ -25,8 +25,8 @@ fi
 flags=() gpu="for the CPU alone: no build has left GPU code in build/cuda"
 if [ "${NVFP4_CUDA:-1}" = 0 ]; then
     gpu="for the CPU alone: NVFP4_CUDA=0"
-elif [ -f build/cuda/fatbins.inc ]; then
-    made=build/cuda/fatbins.inc
+elif [ -f build/cuda/images.inc ]; then
+    made=build/cuda/images.inc
     newer=$(find csrc/{backends.def,common,kernels} -name '*.c' -o -type f -newer $made -print -quit)
     if [ -n "$newer" ]; then
         echo "build/cuda: is older than $newer; must have the GPU code of these sources." \
@@ -34,7 +34,7 @@ elif [ -f build/cuda/fatbins.inc ]; then
         exit 1
     fi
     flags=(-DNVFP4_CUDA -Ibuild/cuda)
-    gpu="with GPU code for $(sed -n 's/#define FATBIN_ARCHS "\(.*\)"/\1/p' $made)"
+    gpu="with GPU code for $(sed -n 's/#define IMAGE_ARCHS "\(.*\)"/\1/p' $made)"
 fi
 
 # NVFP4_LIBRARY makes nvfp4.h export what it declares. Idle threads of the library stay in it, so it is never unloaded.

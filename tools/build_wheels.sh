@@ -8,7 +8,7 @@
 # gcc compiles and links, as in every other build, so a wheel has the machine code that was tested. zig only writes the
 # symbol tables of glibc 2.28 that module and library are linked with. Device code is compiled once for all; NVFP4_CUDA=0
 # leaves it out; build/cuda is taken where it is up to date (of the same flags: NVFP4_WERROR counts). The same commit,
-# fat binaries, compilers and SOURCE_DATE_EPOCH (else the commit's time) give the same bytes.
+# images, compilers and SOURCE_DATE_EPOCH (else the commit's time) give the same bytes.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n '2,6p' "$0"; exit 2; }
 mkdir -p "$1"
@@ -44,7 +44,7 @@ sdist=$(basename "$work"/sdist/*.tar.gz)
 tar -xzf "$work/sdist/$sdist" -C "$work"
 source=$work/${sdist%.tar.gz}
 packed "$source"
-if [ -d build/cuda ]; then # fat binaries that are up to date
+if [ -d build/cuda ]; then # images that are up to date
     mkdir "$source/build"
     cp -r build/cuda "$source/build"
 fi

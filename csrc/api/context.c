@@ -7,7 +7,7 @@
 
 #include "common/error.h"
 #include "cpu/cpu.h"
-#include "driver/fatbin.h"
+#include "driver/image.h"
 #include "plan/gemm_backend.h"
 #include "plan/row_op.h"
 #ifdef NVFP4_DUMP
@@ -222,5 +222,9 @@ const char *nvfp4_cpu_kernel(void) {
 }
 
 const char *nvfp4_embedded_archs(void) {
-    return nvfp4_fatbin_archs;
+    return nvfp4_image_archs;
+}
+
+int32_t nvfp4_driver_needed(void) {
+    return driver_version_needed();
 }

@@ -1,4 +1,4 @@
-/* The GPU kernels of one backend in the embedded fat binaries, as the driver loads and launches them. */
+/* The GPU kernels of one backend in the embedded images, as the driver loads and launches them. */
 #ifndef NVFP4_COMMON_KERNEL_SET_H
 #define NVFP4_COMMON_KERNEL_SET_H
 
@@ -6,7 +6,7 @@
 
 typedef struct kernel_entry {
     const char *name;     /* its extern "C" name */
-    const char *fatbin;   /* the fat binary it is in, named after the .cu file's folder and stem */
+    const char *source;   /* the .cu file it is compiled from, by its folder and stem: "sm80_gemm" */
     int32_t threads;      /* of a CTA */
     int32_t shared_bytes; /* dynamic shared memory that each launch takes at least */
     int32_t more_shared;  /* 1: a launch may take more than shared_bytes, up to the device's limit */

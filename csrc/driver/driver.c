@@ -3,6 +3,7 @@
 #include "driver/driver.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -11,7 +12,7 @@
 
 #include "common/error.h"
 #include "driver/cuda_abi.h"
-#include "driver/fatbin.h"
+#include "driver/image.h"
 #ifdef NVFP4_WATCHDOG
 #include <threads.h>
 #include <time.h>
@@ -19,12 +20,12 @@
 #include "driver/watchdog.h"
 #endif
 
-#define DRIVER_VERSION_NEEDED 13000 /* a cubin runs on a driver of its own CUDA major or a later one */
-#define MAX_DEVICES           64
-#define DEFAULT_SHARED_BYTES  (48 * 1024) /* a kernel may have more by an attribute (CUDA programming guide) */
-#define MAX_KERNELS           256
+#define ENTRY_POINT_VERSION  12000 /* all of those below are there, as they are declared here */
+#define MAX_DEVICES          64
+#define DEFAULT_SHARED_BYTES (48 * 1024) /* a kernel may have more by an attribute (CUDA programming guide) */
+#define MAX_KERNELS          256
 
-/* result name(arguments): one row an entry point, fetched under this name at DRIVER_VERSION_NEEDED. */
+/* result name(arguments): one row an entry point, fetched under this name at ENTRY_POINT_VERSION. */
 #define ENTRY_POINTS(X)                                                                                                \
     X(cuInit, (unsigned flags))                                                                                        \
     X(cuDriverGetVersion, (int *version))                                                                              \
@@ -83,6 +84,11 @@ typedef struct device_state {
     uint8_t pdl[MAX_KERNELS]; /* launched programmatically: kernel_entry has pdl, and the code waits */
 } device_state;
 
+typedef struct loaded_image {
+    CUlibrary library; /* NULL: none */
+    int rejected;      /* the driver has no use for the image on such a device */
+} loaded_image;
+
 struct driver {
     pthread_mutex_t lock;
     atomic_int opened;
@@ -94,11 +100,10 @@ struct driver {
     const kernel_set *sets[DRIVER_MAX_SETS];
     int32_t set_count;
     int32_t first[DRIVER_MAX_SETS + 1]; /* kernel 0 of each set among all; then the number of all */
-    CUlibrary *libraries;               /* one a fat binary, loaded with the first device that it has code for */
-    CUkernel kernels[MAX_KERNELS];
+    loaded_image *images;               /* as nvfp4_images; each is loaded with the first device that takes it */
     device_state devices[MAX_DEVICES];
 #ifdef NVFP4_WATCHDOG
-    watchdog_record *records; /* one a fat binary, which every device writes */
+    watchdog_record *records; /* one an image, which every device writes */
     const char **launched;    /* and the name of its kernel that was launched last */
     uint64_t watchdog_clocks, watchdog_seconds;
 #endif
@@ -155,9 +160,9 @@ void driver_destroy(driver *d) {
     /* At process exit the driver may be gone already; its calls then fail, which is harmless here. */
     for (int32_t i = 0; i < d->device_count; i++)
         if (atomic_load(&d->devices[i].ready)) d->cuDevicePrimaryCtxRelease(d->devices[i].handle);
-    for (int i = 0; d->libraries && i < nvfp4_fatbin_count; i++)
-        if (d->libraries[i]) d->cuLibraryUnload(d->libraries[i]);
-    free(d->libraries);
+    for (int i = 0; d->images && i < nvfp4_image_count; i++)
+        if (d->images[i].library) d->cuLibraryUnload(d->images[i].library);
+    free(d->images);
     free(d->library_name);
     pthread_mutex_destroy(&d->lock);
     free(d);
@@ -172,24 +177,37 @@ static nvfp4_status driver_error(driver *d, const char *what, CUresult error) {
     return fail(NVFP4_DRIVER, "the CUDA driver refused %s: %s (%d)", what, error_text(d, error), error);
 }
 
+int32_t driver_version_needed(void) {
+    return nvfp4_image_toolkit / 1000 * 1000;
+}
+
+/* The release of NVIDIA's driver that came with CUDA 12.0 or 13.0. */
+static int release_needed(void) {
+    return driver_version_needed() < 13000 ? 525 : 580;
+}
+
 static nvfp4_status open_library(driver *d) {
     const char *name = d->library_name ? d->library_name : "libcuda.so.1";
     d->library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!d->library)
-        return fail(NVFP4_DRIVER, "no CUDA driver: %s; a GPU needs the NVIDIA driver of release 580 or later",
-                    dlerror());
+        return fail(NVFP4_DRIVER, "no CUDA driver: %s; a GPU needs the NVIDIA driver of release %d or later", dlerror(),
+                    release_needed());
     CUresult (*get)(const char *, void **, int, uint64_t, int *);
     *(void **)&get = dlsym(d->library, "cuGetProcAddress_v2");
     CUresult (*get_version)(int *);
     *(void **)&get_version = dlsym(d->library, "cuDriverGetVersion");
     int version = 0;
     if (get_version && get_version(&version) == CUDA_SUCCESS) d->version = version;
-    if (!get || version < DRIVER_VERSION_NEEDED)
-        return fail(NVFP4_DRIVER,
-                    "the CUDA driver (%s) supports CUDA %d.%d; nvfp4 needs 13.0 (NVIDIA driver release 580) or later",
-                    name, version / 1000, version % 1000 / 10);
+    const int needed = driver_version_needed();
+    if (!get || version < needed)
+        return fail(
+            NVFP4_DRIVER,
+            "the CUDA driver (%s) supports CUDA %d.%d; this build of nvfp4 needs %d.0 (NVIDIA driver release "
+            "%d) or later: install a newer driver, or, on a data center GPU, NVIDIA's package cuda-compat-%d-0%s",
+            name, version / 1000, version % 1000 / 10, needed / 1000, release_needed(), needed / 1000,
+            needed > ENTRY_POINT_VERSION ? ", or build nvfp4 with NVRTC 12.9, for release 525" : "");
 #define X(entry, arguments)                                                                                            \
-    if (get(#entry, (void **)&d->entry, DRIVER_VERSION_NEEDED, 0, NULL) != CUDA_SUCCESS || !d->entry)                  \
+    if (get(#entry, (void **)&d->entry, ENTRY_POINT_VERSION, 0, NULL) != CUDA_SUCCESS || !d->entry)                    \
         return fail(NVFP4_DRIVER, "the CUDA driver (%s) has no entry point %s", name, #entry);
     ENTRY_POINTS(X)
 #undef X
@@ -254,7 +272,7 @@ static device_props read_props(driver *d, CUdevice handle) {
 
 /* Why this build cannot run on a device of these properties, "" if it can. */
 static const char *unusable_reason(const device_props *props) {
-    if (nvfp4_fatbin_count == 0) return "this build of nvfp4 has no GPU code (it was built with NVFP4_CUDA=0)";
+    if (nvfp4_image_count == 0) return "this build of nvfp4 has no GPU code (it was built with NVFP4_CUDA=0)";
     if (props->compute_capability < 80)
         return "its compute capability is below 8.0; nvfp4 needs an Ampere GPU or a later one";
     return "";
@@ -291,48 +309,72 @@ static int runs_on(const kernel_set *set, const device_props *props) {
     return props->compute_capability >= set->min_capability && props->compute_capability <= set->max_capability;
 }
 
-/* Whether an error only says that the driver has no code for the device in the fat binary of an optional set. The set
- * is then left out, and planning takes another backend. */
+/* Whether an error only says that no image of an optional set has code for the device. The set is then left out, and
+ * planning takes another backend. */
 static int is_absent(const kernel_set *set, CUresult error) {
     return set->optional && error == CUDA_ERROR_NO_BINARY_FOR_GPU;
 }
 
-static CUresult load_kernel(driver *d, const kernel_entry *entry, CUkernel *kernel) {
-    int i = 0;
-    while (i < nvfp4_fatbin_count && strcmp(nvfp4_fatbins[i].name, entry->fatbin) != 0) i++;
-    if (i == nvfp4_fatbin_count) return CUDA_ERROR_NOT_FOUND;
-    if (!d->libraries[i]) {
-        CUlibrary library;
-        CUresult error = d->cuLibraryLoadData(&library, nvfp4_fatbins[i].start, NULL, NULL, 0, NULL, NULL, 0);
-        if (error) return error;
-        d->libraries[i] = library;
+/* The image of a file that suits the device best of those that suit it less than `bound`; -1: none. */
+static int best_image(const char *source, const device_props *props, int bound) {
+    int best = -1, best_fitness = 0;
+    for (int i = 0; i < nvfp4_image_count; i++) {
+        if (strcmp(nvfp4_images[i].source, source) != 0) continue;
+        const int fitness = image_fitness(nvfp4_images[i].arch, props->compute_capability);
+        if (fitness <= best_fitness || fitness >= bound) continue;
+        best = i;
+        best_fitness = fitness;
     }
-    return d->cuLibraryGetKernel(kernel, d->libraries[i], entry->name);
+    return best;
 }
 
-/* Loads the fat binary of a kernel, which holds no device's state, and finds the kernel in it. */
-static nvfp4_status find_kernel(driver *d, const kernel_set *set, const kernel_entry *entry, CUkernel *found) {
-    CUkernel kernel = NULL;
-    CUresult error = load_kernel(d, entry, &kernel);
-    if (error && !is_absent(set, error)) return driver_error(d, "to load the GPU code", error);
-    if (!error) *found = kernel;
+/* Loads an image, which holds no device's state, unless it is loaded. */
+static nvfp4_status load_image(driver *d, int i, CUresult *error) {
+    loaded_image *image = &d->images[i];
+    *error = image->rejected ? CUDA_ERROR_NO_BINARY_FOR_GPU : CUDA_SUCCESS;
+    if (image->library || image->rejected) return NVFP4_OK;
+    unsigned char *code;
+    nvfp4_status status = image_unpack(&nvfp4_images[i], &code);
+    if (status) return status;
+    *error = d->cuLibraryLoadData(&image->library, code, NULL, NULL, 0, NULL, NULL, 0);
+    if (*error) image->library = NULL;
+    image->rejected = *error == CUDA_ERROR_NO_BINARY_FOR_GPU;
+    free(code); /* the driver keeps a copy */
     return NVFP4_OK;
+}
+
+/* Finds a kernel in the best image of its file that the driver takes: an emulated GPU takes PTX alone. */
+static nvfp4_status find_kernel(driver *d, const device_state *state, const kernel_set *set, const kernel_entry *entry,
+                                CUkernel *kernel) {
+    CUresult error = CUDA_ERROR_NO_BINARY_FOR_GPU;
+    for (int bound = INT_MAX; error == CUDA_ERROR_NO_BINARY_FOR_GPU;) {
+        const int i = best_image(entry->source, &state->props, bound);
+        if (i < 0) break;
+        nvfp4_status status = load_image(d, i, &error);
+        if (status) return status;
+        if (!error) error = d->cuLibraryGetKernel(kernel, d->images[i].library, entry->name);
+        bound = image_fitness(nvfp4_images[i].arch, state->props.compute_capability);
+    }
+    if (!error || is_absent(set, error)) return NVFP4_OK;
+    return driver_error(d, "to load the GPU code", error);
 }
 
 /* A kernel that needs more shared memory than the device has is left out: no plan takes it there. */
 static nvfp4_status load_function(driver *d, device_state *state, const kernel_set *set, const kernel_entry *entry,
                                   int32_t index) {
     const int32_t bytes = entry->shared_bytes;
-    if (!d->kernels[index] || bytes > state->props.shared_per_block) return NVFP4_OK;
+    CUkernel kernel = NULL;
+    nvfp4_status status = find_kernel(d, state, set, entry, &kernel);
+    if (status || !kernel || bytes > state->props.shared_per_block) return status;
     CUfunction function = NULL;
-    CUresult error = d->cuKernelGetFunction(&function, d->kernels[index]);
+    CUresult error = d->cuKernelGetFunction(&function, kernel);
     if (is_absent(set, error)) return NVFP4_OK;
     if (!error && (bytes > DEFAULT_SHARED_BYTES || entry->more_shared))
         error = d->cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, state->props.shared_per_block,
-                                        d->kernels[index], state->handle);
+                                        kernel, state->handle);
     int ptx_version = 0; /* machine code of sm_90 may come from PTX of sm_80, which has no griddepcontrol */
     if (!error && entry->pdl)
-        error = d->cuKernelGetAttribute(&ptx_version, CU_FUNC_ATTRIBUTE_PTX_VERSION, d->kernels[index], state->handle);
+        error = d->cuKernelGetAttribute(&ptx_version, CU_FUNC_ATTRIBUTE_PTX_VERSION, kernel, state->handle);
     if (error) return driver_error(d, entry->name, error);
     state->functions[index] = function;
     state->pdl[index] = ptx_version >= 90;
@@ -347,8 +389,7 @@ static nvfp4_status load_sets(driver *d, device_state *state) {
         int32_t loaded = 0, absent = 0;
         for (int32_t k = 0; k < set->count && !status; k++) {
             const int32_t index = d->first[s] + k;
-            if (!d->kernels[index]) status = find_kernel(d, set, &set->kernels[k], &d->kernels[index]);
-            if (!status) status = load_function(d, state, set, &set->kernels[k], index);
+            status = load_function(d, state, set, &set->kernels[k], index);
             if (state->functions[index])
                 loaded++;
             else if (set->kernels[k].shared_bytes <= state->props.shared_per_block)
@@ -389,11 +430,13 @@ static int32_t ask_for_clusters(driver *d, const device_state *state, int32_t ct
 
 #if defined(NVFP4_DUMP) || defined(NVFP4_WATCHDOG)
 
-/* Writes a variable of the kernels in fat binary i, with a context current; one that none of them has is left out. */
-static CUresult set_variable(driver *d, int i, const char *name, const void *value, size_t bytes) {
+/* Writes a variable of the kernels in image i, with a context current; one that none of them has is left out. */
+static CUresult set_variable(driver *d, const device_state *state, int i, const char *name, const void *value,
+                             size_t bytes) {
     CUdeviceptr variable;
-    if (!d->libraries[i]) return CUDA_SUCCESS; /* it has no code for a device here */
-    CUresult error = d->cuLibraryGetGlobal(&variable, NULL, d->libraries[i], name);
+    if (!d->images[i].library || !image_fitness(nvfp4_images[i].arch, state->props.compute_capability))
+        return CUDA_SUCCESS; /* the device has another one */
+    CUresult error = d->cuLibraryGetGlobal(&variable, NULL, d->images[i].library, name);
     if (error == CUDA_ERROR_NOT_FOUND) return CUDA_SUCCESS;
     return error ? error : d->cuMemcpyHtoD(variable, value, bytes);
 }
@@ -404,8 +447,8 @@ static CUresult set_variable(driver *d, int i, const char *name, const void *val
 
 /* Tells the kernels of the current device where to record waits. The records stay until the process ends: a kernel
  * that hangs may write them at any time. */
-static nvfp4_status start_watchdog(driver *d) {
-    const size_t bytes = (size_t)nvfp4_fatbin_count * sizeof *d->records;
+static nvfp4_status start_watchdog(driver *d, const device_state *state) {
+    const size_t bytes = (size_t)nvfp4_image_count * sizeof *d->records;
     CUresult error = CUDA_SUCCESS;
     if (!d->records) {
         void *memory;
@@ -413,19 +456,19 @@ static nvfp4_status start_watchdog(driver *d) {
         if (error) return driver_error(d, "cuMemHostAlloc", error);
         d->records = memset(memory, 0, bytes);
     }
-    if (!d->launched) d->launched = calloc((size_t)nvfp4_fatbin_count, sizeof *d->launched);
+    if (!d->launched) d->launched = calloc((size_t)nvfp4_image_count, sizeof *d->launched);
     if (!d->launched) return fail(NVFP4_OUT_OF_MEMORY, "no memory to load the GPU code");
-    for (int i = 0; i < nvfp4_fatbin_count && !error; i++) {
-        const watchdog_state state = {.record = &d->records[i], .limit = d->watchdog_clocks};
-        error = set_variable(d, i, "nvfp4_watchdog", &state, sizeof state);
+    for (int i = 0; i < nvfp4_image_count && !error; i++) {
+        const watchdog_state watchdog = {.record = &d->records[i], .limit = d->watchdog_clocks};
+        error = set_variable(d, state, i, "nvfp4_watchdog", &watchdog, sizeof watchdog);
     }
     return error ? driver_error(d, "the watchdog's state", error) : NVFP4_OK;
 }
 
 #else
 
-static nvfp4_status start_watchdog(driver *d) {
-    (void)d;
+static nvfp4_status start_watchdog(driver *d, const device_state *state) {
+    (void)d, (void)state;
     return NVFP4_OK;
 }
 
@@ -433,12 +476,12 @@ static nvfp4_status start_watchdog(driver *d) {
 
 /* Needs the primary context to be current. */
 static nvfp4_status load_in_context(driver *d, device_state *state) {
-    if (!d->libraries) d->libraries = calloc((size_t)nvfp4_fatbin_count, sizeof *d->libraries);
-    if (!d->libraries) return fail(NVFP4_OUT_OF_MEMORY, "no memory to load the GPU code");
+    if (!d->images) d->images = calloc((size_t)nvfp4_image_count, sizeof *d->images);
+    if (!d->images) return fail(NVFP4_OUT_OF_MEMORY, "no memory to load the GPU code");
     nvfp4_status status = load_sets(d, state);
     for (int32_t i = 0; i < 2 && !status; i++)
         for (int32_t j = 0; j < 3; j++) state->props.clusters[i][j] = ask_for_clusters(d, state, 1 + i, 2u << j);
-    return status ? status : start_watchdog(d);
+    return status ? status : start_watchdog(d, state);
 }
 
 static nvfp4_status load_device(driver *d, int32_t device) {
@@ -506,8 +549,8 @@ static void leave(driver *d, int pushed) {
 nvfp4_status driver_set_placement(driver *d, int32_t device, void *memory) {
     int pushed;
     CUresult error = enter(d, &d->devices[device], &pushed);
-    for (int i = 0; i < nvfp4_fatbin_count && !error; i++)
-        error = set_variable(d, i, "nvfp4_placement", &memory, sizeof memory);
+    for (int i = 0; i < nvfp4_image_count && !error; i++)
+        error = set_variable(d, &d->devices[device], i, "nvfp4_placement", &memory, sizeof memory);
     leave(d, pushed);
     return error ? driver_error(d, "nvfp4_placement", error) : NVFP4_OK;
 }
@@ -569,8 +612,8 @@ nvfp4_status driver_launch(driver *d, int32_t device, const kernel_launch *launc
     if (!error) error = d->cuLaunchKernelEx(&config, function, launch->params, NULL);
     leave(d, pushed);
 #ifdef NVFP4_WATCHDOG
-    for (int i = 0; i < nvfp4_fatbin_count; i++)
-        if (strcmp(nvfp4_fatbins[i].name, kernel->fatbin) == 0) d->launched[i] = kernel->name;
+    for (int i = 0; i < nvfp4_image_count; i++)
+        if (strcmp(nvfp4_images[i].source, kernel->source) == 0) d->launched[i] = kernel->name;
 #endif
     return error ? driver_error(d, kernel->name, error) : NVFP4_OK;
 }
@@ -587,7 +630,7 @@ nvfp4_status driver_synchronize(driver *d, int32_t device, void *stream) {
 
 /* The message of a stream that failed or did not end. */
 static nvfp4_status watchdog_error(driver *d, const char *how) {
-    for (int i = 0; i < nvfp4_fatbin_count; i++) {
+    for (int i = 0; i < nvfp4_image_count; i++) {
         char text[900];
         if (!d->launched[i] || !watchdog_describe(&d->records[i], text, sizeof text)) continue;
         fail(NVFP4_DRIVER, "%s %s. It waits at %s", d->launched[i], how, text);

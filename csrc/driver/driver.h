@@ -18,6 +18,8 @@ void driver_destroy(driver *d);
 /* Opens the library and its entry points, once; a failure is kept and returned by every later call. */
 nvfp4_status driver_open(driver *d);
 int32_t driver_version(const driver *d);
+/* The oldest version that runs the GPU code of this build. */
+int32_t driver_version_needed(void);
 int32_t driver_device_count(const driver *d);
 
 /* Describes a device; needs no context on it. */

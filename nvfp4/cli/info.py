@@ -13,7 +13,7 @@ from typing import Any
 from nvfp4 import info
 from nvfp4.cli import machine, show
 
-NEVER_RUN = "compiled only, never run"  # sm100's machine code for a Thor
+NEVER_RUN = "assembled only, never run"  # sm100's PTX for a Thor
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,8 +54,14 @@ def torch_version() -> str | None:
 
 
 def gpu_code(archs: list[str]) -> str:
-    named = (f"{arch} ({NEVER_RUN})" if arch == "sm_110f" else arch for arch in archs)
+    named = (f"{arch} ({NEVER_RUN})" if arch == "compute_110f" else arch for arch in archs)
     return " ".join(named) or "none: this build is for the CPU only"
+
+
+def driver(properties: dict[str, Any]) -> str:
+    if not properties["driver"]:
+        return properties["driver_reason"]
+    return f"{properties['driver']} (this build needs {properties['driver_needed']} or later)"
 
 
 def describe(properties: dict[str, Any]) -> list[tuple[str, str]]:
@@ -67,7 +73,7 @@ def describe(properties: dict[str, Any]) -> list[tuple[str, str]]:
         ("GPU code for", gpu_code(properties["archs"])),
         ("CPU", f"{properties['cpu']} ({properties['cpu_features']}), {properties['cpu_threads']} threads"),
         ("CPU kernel", properties["cpu_kernel"]),
-        ("CUDA driver", properties["driver"] or properties["driver_reason"]),
+        ("CUDA driver", driver(properties)),
     ]
     for ordinal, gpu in enumerate(properties["devices"]):
         major, minor = divmod(gpu["compute_capability"], 10)

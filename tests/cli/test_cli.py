@@ -282,8 +282,8 @@ def test_info_lists_a_gpu(fake_driver: Path) -> None:  # noqa: F811
 def test_info_says_whose_code_never_ran(capability: str, said: bool, fake_driver: Path) -> None:  # noqa: F811
     done = nvfp4_command("info", NVFP4_LIBCUDA=str(fake_driver), FAKE_CC=capability)
     lines = dict(line.split("  ", 1) for line in done.stdout.splitlines())
-    label = "compiled only, never run"
-    assert ("sm_110f" in nvfp4.info()["archs"]) == (f"sm_110f ({label})" in lines["GPU code for"])
+    label = "assembled only, never run"
+    assert ("compute_110f" in nvfp4.info()["archs"]) == (f"compute_110f ({label})" in lines["GPU code for"])
     assert (label in lines["GPU 0"]) == said and ": usable" in lines["GPU 0"]
 
 

@@ -17,7 +17,7 @@ from paths import CSRC, ROOT, module_at
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is not installed")
 EXAMPLE = ROOT / "examples/product.c"
 PAGE = (ROOT / "docs/c-api.md").read_text(encoding="utf-8")
-BUILT = ROOT / "build/cuda/fatbins.inc"
+BUILT = ROOT / "build/cuda/images.inc"
 COMPILERS = ["gcc -std=c11", "clang -std=c11", "g++ -x c++ -std=c++17", "clang++ -x c++ -std=c++17"]
 STRICT = ["-Wall", "-Wextra", "-Werror", "-pedantic"]
 
@@ -119,29 +119,30 @@ def test_the_page_shows_the_example() -> None:
     assert [name for name in includes if name[0] == '"'] == ['"nvfp4.h"']
 
 
-def with_gpu_code(checkout: Path, fatbins: str) -> Path:
+def with_gpu_code(checkout: Path, images: str) -> Path:
     (checkout / "build/cuda").mkdir(parents=True)
-    (checkout / "build/cuda/fatbins.inc").write_text(fatbins)
+    (checkout / "build/cuda/images.inc").write_text(images)
     return checkout
 
 
 def test_gpu_code_of_a_build(tmp_path: Path) -> None:
     """All of it is in both libraries, the command names its GPUs, and the example runs it on the emulated one."""
-    fatbin = tmp_path / "sm80_gemm.fatbin"
-    fatbin.write_bytes(os.urandom(1000))
-    fake = f'FATBIN(sm80_gemm, "{fatbin}", "sm_80")\n#undef FATBIN_ARCHS\n#define FATBIN_ARCHS "sm_80 compute_80"\n'
+    image = tmp_path / "sm80_gemm.sm_80"
+    image.write_bytes(os.urandom(1000))
+    fake = f'IMAGE(sm80_gemm, sm_80, "{image}", 1000)\n#undef IMAGE_ARCHS\n#define IMAGE_ARCHS "sm_80 compute_80"\n'
+    fake += "#undef IMAGE_TOOLKIT\n#define IMAGE_TOOLKIT 12090\n"
     checkout = with_gpu_code(new_checkout(tmp_path), BUILT.read_text() if BUILT.is_file() else fake)
     done = run(
         checkout, "tools/build_library.sh lib && gcc -Ilib/include examples/product.c -Llib/lib -lnvfp4 -lm -o it"
     )
     assert done.returncode == 0, done.stderr
-    text = (checkout / "build/cuda/fatbins.inc").read_text()
-    (archs,) = re.findall(r'#define FATBIN_ARCHS "(.*)"', text)
+    text = (checkout / "build/cuda/images.inc").read_text()
+    (archs,) = re.findall(r'#define IMAGE_ARCHS "(.*)"', text)
     assert done.stdout.endswith(f", with GPU code for {archs}\n")
-    fatbins = [Path(path).read_bytes() for path in re.findall(r'FATBIN\(\w+, "(.*?)"', text)]
+    images = [Path(path).read_bytes() for path in re.findall(r'IMAGE\(\w+, \w+, "(.*?)"', text)]
     for library in ("libnvfp4.a", "libnvfp4.so"):
         data = (checkout / "lib/lib" / library).read_bytes()
-        assert fatbins and all(fatbin in data for fatbin in fatbins)
+        assert images and all(image in data for image in images)
     if BUILT.is_file():
         variables = driver() | {"EMULATE_DEVICE": "sm_80", "EMULATE_QUIET": "1", "LD_LIBRARY_PATH": "lib/lib"}
         kernel, error = printed(run(checkout, "./it 0", **variables))
@@ -151,7 +152,7 @@ def test_gpu_code_of_a_build(tmp_path: Path) -> None:
 def test_an_older_build_is_rejected(tmp_path: Path) -> None:
     """Its kernels may be those of other sources. Nothing is written."""
     checkout = with_gpu_code(new_checkout(tmp_path), "")
-    os.utime(checkout / "build/cuda/fatbins.inc", (1e9, 1e9))
+    os.utime(checkout / "build/cuda/images.inc", (1e9, 1e9))
     done = run(checkout, "tools/build_library.sh lib")
     assert done.returncode == 1 and not (checkout / "lib").exists()
     assert re.match(r"build/cuda: is older than csrc/\S+; must have the GPU code of these sources\.", done.stderr)
@@ -159,7 +160,7 @@ def test_an_older_build_is_rejected(tmp_path: Path) -> None:
 
 def test_the_code_of_a_debug_build_is_rejected(tmp_path: Path) -> None:
     checkout = with_gpu_code(new_checkout(tmp_path), "")
-    module_at(ROOT / "build_backend/nvfp4_cuda.py").write_fatbins({}, checkout / "build/cuda", ["-g", "-DNVFP4_DUMP"])
+    module_at(ROOT / "build_backend/nvfp4_cuda.py").write_images({}, checkout / "build/cuda", ["-g", "-DNVFP4_DUMP"])
     done = run(checkout, "tools/build_library.sh lib")
     assert done.returncode and "#error build/cuda has the code of a build with NVFP4_DUMP" in done.stderr, done.stderr
     assert not (checkout / "lib").exists()

@@ -150,7 +150,7 @@ def test_empty_result_launches_nothing(fake_driver: Path, tmp_path: Path) -> Non
 
 def test_no_library() -> None:
     said = run("call(16, 16, 64)", "/nonexistent/libcuda.so")
-    assert "/nonexistent/libcuda.so" in said and "580" in said
+    assert "/nonexistent/libcuda.so" in said and "525" in said
 
 
 def test_library_named_in_another_encoding() -> None:
@@ -275,6 +275,14 @@ def test_shape_of_no_tensor(fake_driver: Path) -> None:
         nvfp4.info(2**30, 16, 2**30, a_dtype="float16", transpose_b=False)
 
 
+def test_the_oldest_driver(fake_driver: Path, tmp_path: Path) -> None:
+    """cudaTypedefs.h of CUDA 12.0 has all entry points, each of that version or an older one."""
+    said = launches("call(16, 16, 64)", fake_driver, tmp_path / "log", FAKE_VERSION="12000")
+    assert said and said == launches("call(16, 16, 64)", fake_driver, tmp_path / "other_log")
+    text = run("print(nvfp4.info()['driver'], nvfp4.info()['driver_needed'])", fake_driver, FAKE_VERSION="12000")
+    assert text == "12.0 12.0"
+
+
 def test_failure_to_open_is_said_again() -> None:
     code = "\n    ".join(["for _ in range(2):", "    try: call(16, 16, 64)", "    except nvfp4.Error as e: print(e)"])
     first, second = run(code, "/nonexistent/libcuda.so").splitlines()
@@ -284,7 +292,7 @@ def test_failure_to_open_is_said_again() -> None:
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"FAKE_VERSION": "12080"}, ["CUDA 12.8", "13.0", "580"]),
+        ({"FAKE_VERSION": "11080"}, ["CUDA 11.8", "12.0", "525", "cuda-compat-12-0"]),
         ({"FAKE_DEVICES": "0"}, ["no CUDA device"]),
         ({"FAKE_CC": "75"}, ["Fake GPU 0", "7.5", "8.0"]),
         ({"FAKE_MISSING": "cuLaunchKernelEx"}, ["cuLaunchKernelEx"]),
@@ -329,10 +337,10 @@ def cpu_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def core_with_driver(empty_fatbins: Path, cpu_kernels: Path) -> list[str]:
+def core_with_driver(empty_images: Path, cpu_kernels: Path) -> list[str]:
     """The command that links a C program with a core that opens the driver."""
     library = cpu_kernels.with_name("core.o")
-    subprocess.run([*COMPILE, f"-I{empty_fatbins}", cpu_kernels, *ALL_BUT_THESE, "-r", "-o", library], check=True)
+    subprocess.run([*COMPILE, f"-I{empty_images}", cpu_kernels, *ALL_BUT_THESE, "-r", "-o", library], check=True)
     return [*COMPILE, str(library), "-lm", "-ldl", "-lpthread"]
 
 
@@ -355,11 +363,11 @@ def test_c_callers(
 
 
 def test_plans_are_steered_while_others_plan(
-    tmp_path: Path, empty_fatbins: Path, cpu_kernels: Path, fake_driver: Path
+    tmp_path: Path, empty_images: Path, cpu_kernels: Path, fake_driver: Path
 ) -> None:
     """Without a race, as ThreadSanitizer sees it. Functions of the CPU that are chosen as the program is loaded
     (target_clones) run before the sanitizer does, so they are not built with it."""
-    sanitized = [*COMPILE, f"-I{empty_fatbins}", "-fsanitize=thread", "-g"]
+    sanitized = [*COMPILE, f"-I{empty_images}", "-fsanitize=thread", "-g"]
     empty, binary = tmp_path / "empty.c", tmp_path / "plan_threads"
     empty.write_text("int main(void) { return 0; }\n")
     built = subprocess.run([*sanitized, empty, "-o", tmp_path / "empty"], capture_output=True)

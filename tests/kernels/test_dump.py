@@ -243,10 +243,10 @@ def test_with_the_watchdog_too(tmp_path: Path, random: numpy.random.Generator) -
     assert h.complete and (h.k_block, h.k_blocks) == (3, 8)
 
 
-def test_host_code_with_both_flags(empty_fatbins: Path) -> None:
+def test_host_code_with_both_flags(empty_images: Path) -> None:
     sources = [path for path in CSRC.glob("**/*.c") if re.search("NVFP4_(DUMP|WATCHDOG)", path.read_text())]
     sources += CSRC.glob("kernels/sm100/*.c")  # plan.h has fields of the dump
-    folders = [CSRC, empty_fatbins, sysconfig.get_paths()["include"]]
+    folders = [CSRC, empty_images, sysconfig.get_paths()["include"]]
     flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-DNVFP4_CUDA", "-DPy_LIMITED_API=0x030A0000", *BOTH]
     subprocess.run(["gcc", "-fsyntax-only", *flags, *(f"-I{folder}" for folder in folders), *sources], check=True)
     assert {"driver.c", "module.c"} < {path.name for path in sources}

@@ -214,7 +214,7 @@ except nvfp4.Error as error:
 
 
 @pytest.fixture(scope="module")
-def debug_build(empty_fatbins: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def debug_build(empty_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a package whose module is built with NVFP4_WATCHDOG and without device code."""
     folder = tmp_path_factory.mktemp("debug")
     package = folder / "nvfp4"
@@ -231,7 +231,7 @@ def debug_build(empty_fatbins: Path, tmp_path_factory: pytest.TempPathFactory) -
         "-DNVFP4_CUDA",
         "-DNVFP4_WATCHDOG",
     ]
-    flags += ["-DPy_LIMITED_API=0x030A0000", f"-I{CSRC}", f"-I{empty_fatbins}", f"-I{sysconfig.get_paths()['include']}"]
+    flags += ["-DPy_LIMITED_API=0x030A0000", f"-I{CSRC}", f"-I{empty_images}", f"-I{sysconfig.get_paths()['include']}"]
     sources = map(str, CSRC.glob("**/*.c"))
     libraries = ["-lm", "-ldl", "-lpthread"]
     subprocess.run(["gcc", "-shared", *flags, *sources, "-o", package / "_C.abi3.so", *libraries], check=True)

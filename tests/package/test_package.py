@@ -21,7 +21,7 @@ from types import ModuleType
 
 import emulate
 import pytest
-from paths import ROOT, module_at, proven_backends
+from paths import ROOT, SUPPORT, module_at, proven_backends
 
 import nvfp4
 from nvfp4 import _C
@@ -169,45 +169,47 @@ def test_definition_and_task_are_in_the_package() -> None:
     assert (package / "py.typed").is_file()
 
 
-# The build: the search for nvcc, the wheels if there is none, and what is compiled again.
+# The build: the search for NVRTC, the wheels if there is none, and what is compiled again.
 
 
 @pytest.fixture
 def finder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """build_backend/nvfp4_cuda.py on a machine without nvcc."""
+    """build_backend/nvfp4_cuda.py on a machine without NVRTC."""
     module = module_at(ROOT / "build_backend/nvfp4_cuda.py")
-    for name in ("NVFP4_CUDA", "NVFP4_NVCC", "NVFP4_ARCHS", "CUDA_HOME"):
+    for name in ("NVFP4_CUDA", "NVFP4_NVRTC", "NVFP4_ARCHS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr(sys, "path", [])
     return module
 
 
-TOOLKIT = ("bin/ptxas", "bin/fatbinary", "nvvm/bin/cicc", "include/cuda_fp16.h", "include/crt/mma.h")
+HEADERS_NEEDED = ("cuda_fp16.h", "cuda_bf16.h", "nv/target")
 
 
-def fake_nvcc(folder: Path, release: str = "13.0") -> Path:
-    """An nvcc that prints its release or its toolkit (its folder), or writes a line to LOG and an output."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in TOOLKIT:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(name)
-    path = folder / "nvcc"
-    path.write_text(
-        "#!/bin/sh\n"
-        f'if [ "$1" = --version ]; then echo "Cuda compilation tools, release {release}, V{release}.1"; exit; fi\n'
-        f'if [ "$1" = --dryrun ]; then echo "#$ TOP={folder}/bin/.." >&2; exit; fi\n'
-        f'echo "$@" >> {folder}/log\n'
-        'while [ "$1" != -o ]; do shift; done\n'
-        'echo fatbin > "$2"\n'
-    )
-    path.chmod(0o755)
-    return path
+def fake_nvrtc(library: Path, include: Path, *options: str) -> Path:
+    library.parent.mkdir(parents=True, exist_ok=True)
+    source = SUPPORT / "fake_nvrtc.c"
+    command = ["gcc", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", *options, "-o", library, source]
+    subprocess.run(command, check=True)
+    for name in HEADERS_NEEDED:
+        (include / name).parent.mkdir(parents=True, exist_ok=True)
+        (include / name).write_text(f"// {name}\n")
+    return library
 
 
-def test_no_nvcc_asks_for_the_wheels(finder: ModuleType) -> None:
+def fake_toolkit(folder: Path, *options: str) -> Path:
+    return fake_nvrtc(folder / "lib64/libnvrtc.so", folder / "include", *options)
+
+
+def fake_wheels(site: Path, *options: str) -> Path:
+    library = fake_nvrtc(site / "nvidia/cuda_nvrtc/lib/libnvrtc.so.12", site / "nvidia/cuda_runtime/include", *options)
+    (site / "nvidia/cuda_cccl/include").mkdir(parents=True)
+    (site / "nvidia/cuda_runtime/include/nv").rename(site / "nvidia/cuda_cccl/include/nv")
+    return library
+
+
+def test_without_nvrtc_the_wheels_are_asked_for(finder: ModuleType) -> None:
     wheels = finder.required_wheels()
-    assert len(wheels) == 5 and all(wheel.endswith("==13.0.*") for wheel in wheels)
+    assert len(wheels) == 3 and all(re.fullmatch(r"nvidia-cuda-\w+-cu12==12\.9\.\d+", wheel) for wheel in wheels)
 
 
 def test_cpu_build_asks_for_nothing(finder: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,36 +218,46 @@ def test_cpu_build_asks_for_nothing(finder: ModuleType, monkeypatch: pytest.Monk
 
 
 def test_order_of_search(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    wheel = fake_nvcc(tmp_path / "site/nvidia/cu13/bin")
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
-    assert finder.find_nvcc() == wheel
-    on_path = fake_nvcc(tmp_path / "path")
-    monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    assert finder.find_nvcc() == on_path
-    home = fake_nvcc(tmp_path / "home/bin")
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
-    assert finder.find_nvcc() == home
-    named = fake_nvcc(tmp_path / "named")
-    monkeypatch.setenv("NVFP4_NVCC", str(named))
-    assert finder.find_nvcc() == named
-    assert finder.required_wheels() == []
+    wheel = fake_wheels(tmp_path / "site")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "nothing"), str(tmp_path / "site")])
+    assert finder.find_compiler().library == wheel and finder.required_wheels() == []
+    assert finder.find_compiler().version == (12, 9)
+    named = fake_toolkit(tmp_path / "toolkit", "-DMINOR=10")
+    monkeypatch.setenv("NVFP4_NVRTC", str(named))
+    assert finder.find_compiler().library == named and finder.required_wheels() == []
+    assert finder.find_compiler().version == (12, 10)
 
 
-def test_older_nvcc_is_passed_over(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fake_nvcc(tmp_path, "12.8")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert finder.find_nvcc() is None
-    assert len(finder.required_wheels()) == 5
+def test_an_older_nvrtc_of_torch_is_passed_over(
+    finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_wheels(tmp_path, "-DMINOR=8")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert finder.find_compiler() is None and len(finder.required_wheels()) == 3
 
 
-def test_named_nvcc_must_be_usable(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("NVFP4_NVCC", "/nonexistent/nvcc")
-    with pytest.raises(SystemExit, match="NVFP4_NVCC is /nonexistent/nvcc, which is not a program"):
-        finder.find_nvcc()
-    old = fake_nvcc(tmp_path, "12.8")
-    monkeypatch.setenv("NVFP4_NVCC", str(old))
-    with pytest.raises(SystemExit, match=r"not the nvcc of CUDA 13\.0"):
-        finder.find_nvcc()
+def test_named_nvrtc_must_be_usable(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def rejected(library: Path) -> str:
+        monkeypatch.setenv("NVFP4_NVRTC", str(library))
+        with pytest.raises(SystemExit) as stop:
+            finder.find_compiler()
+        return str(stop.value)
+
+    assert rejected(Path("/nonexistent/lib")) == (
+        "nvfp4: NVFP4_NVRTC is /nonexistent/lib, which is not a file; must be a toolkit's libnvrtc.so."
+    )
+    old = fake_toolkit(tmp_path / "old", "-DMINOR=8")
+    assert rejected(old) == f"nvfp4: NVFP4_NVRTC, {old}: is NVRTC 12.8; must be 12.9 or later."
+    text = fake_toolkit(tmp_path / "text")
+    text.write_text("not a library")
+    assert "is no NVRTC that can be loaded" in rejected(text)
+    other = fake_toolkit(tmp_path / "other")
+    subprocess.run(["gcc", "-shared", "-o", other, "-x", "c", os.devnull], check=True)
+    assert "has no function nvrtcVersion" in rejected(other)
+    for name in HEADERS_NEEDED:
+        library = fake_toolkit(tmp_path / name)
+        (tmp_path / name / "include" / name).unlink()
+        assert name in rejected(library)
 
 
 def test_archs_of_a_folder_of_kernels(finder: ModuleType, tmp_path: Path) -> None:
@@ -286,50 +298,54 @@ def test_archs_that_are_asked_for(finder: ModuleType, monkeypatch: pytest.Monkey
 
 @dataclass
 class Device:
-    """Two device sources, compiled by an nvcc that logs its arguments; one includes from the root, and from beside."""
+    """Two device sources, compiled by a fake NVRTC; one includes from the root, and from beside."""
 
     finder: ModuleType
     folder: Path
-    nvcc: Path
+    nvrtc: Path
     archs: tuple[str, ...] = ("sm_80",)
     flags: tuple[str, ...] = ()
 
     def compiled(self) -> list[str]:
-        """Builds; returns the sources that nvcc compiled."""
-        log = self.nvcc.parent / "log"
+        """Builds; returns the sources that were compiled."""
+        log = self.folder / "log"
         log.unlink(missing_ok=True)
-        sources = {self.folder / "kernels" / name: list(self.archs) for name in ("one.cu", "two.cu")}
-        self.finder.write_fatbins(sources, self.folder / "out", list(self.flags), self.folder)
-        return sorted(Path(line.split()[-1]).name for line in log.read_text().splitlines()) if log.exists() else []
+        self.finder.checked.cache_clear()
+        (self.folder / "out").mkdir(exist_ok=True)
+        sources = {self.folder / "kernels" / name: list(self.archs) for name in BOTH}
+        self.finder.write_images(sources, self.folder / "out", list(self.flags), self.folder)
+        return sorted(log.read_text().splitlines()) if log.exists() else []
 
-    def fatbins(self) -> list[str]:
-        return [path.read_text() for path in sorted((self.folder / "out").glob("*.fatbin"))]
+    def images(self) -> list[bytes]:
+        folder = self.folder / "out"
+        return [self.finder.unpacked(path) for path in sorted(folder.glob("*_*.*")) if path.suffix != ".key"]
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / "kernels" / name).write_text(text)
 
 
 BOTH = ["one.cu", "two.cu"]
+ONE = '#include <cuda_fp16.h>\n#  include "kernels/common/header.cuh"\n'
 
 
 @pytest.fixture
 def device(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Device:
-    nvcc = fake_nvcc(tmp_path / "bin")
-    monkeypatch.setenv("NVFP4_NVCC", str(nvcc))
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    for name in finder.HIDDEN_INPUTS:
-        monkeypatch.delenv(name, raising=False)
-    kernels = tmp_path / "kernels"
-    (kernels / "common").mkdir(parents=True)
-    (kernels / "common/header.cuh").write_text('#include "../deep.h"\n')
-    (kernels / "deep.h").write_text("// first\n")
-    (kernels / "one.cu").write_text('#include <cuda_fp16.h>\n#  include "kernels/common/header.cuh"\n')
-    (kernels / "two.cu").write_text("#include <stdint.h>\n")
-    made = Device(finder, tmp_path, nvcc)
+    nvrtc = fake_toolkit(tmp_path / "toolkit")
+    monkeypatch.setenv("NVFP4_NVRTC", str(nvrtc))
+    monkeypatch.setenv("FAKE_NVRTC", str(tmp_path))
+    made = Device(finder, tmp_path, nvrtc)
+    (tmp_path / "kernels/common").mkdir(parents=True)
+    made.write("common/header.cuh", '#include "../deep.h"\n')
+    made.write("deep.h", "// first\n")
+    made.write("one.cu", ONE)
+    made.write("two.cu", "#include <stdint.h>\n")
     assert made.compiled() == BOTH
     assert made.compiled() == []
     return made
 
 
 def test_only_what_has_other_inputs_is_compiled(device: Device) -> None:
-    (device.folder / "kernels/deep.h").write_text("// second\n")
+    device.write("deep.h", "// second\n")
     assert device.compiled() == ["one.cu"] and device.compiled() == []
     os.utime(device.folder / "kernels/deep.h")  # contents count
     assert device.compiled() == []
@@ -337,22 +353,33 @@ def test_only_what_has_other_inputs_is_compiled(device: Device) -> None:
     assert device.compiled() == BOTH and device.compiled() == []
     device.flags = ()
     assert device.compiled() == BOTH
-    device.archs = ("sm_80", "compute_90")
-    assert device.compiled() == BOTH and device.compiled() == []
-    text = (device.folder / "out/fatbins.inc").read_text()
-    assert '#define FATBIN_ARCHS "sm_80 compute_90"' in text and text.count("FATBIN(") == 2
-    fake_nvcc(device.nvcc.parent, "13.1")
-    assert device.compiled() == BOTH and device.compiled() == []
+    device.archs = ("sm_80", "sm_90a", "compute_90a", "compute_80")
+    assert device.compiled() == sorted(BOTH * 2), "the new one, and the PTX of the old one"
+    assert device.compiled() == []
+    text = (device.folder / "out/images.inc").read_text()
+    assert '#define IMAGE_ARCHS "sm_80 sm_90a compute_90a compute_80"' in text and text.count("IMAGE(") == 8
+    assert "#define IMAGE_TOOLKIT 12090\n" in text
 
 
-def test_another_path_of_the_same_nvcc_is_the_same(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip's isolated builds have nvcc in another folder each time."""
-    device.nvcc = fake_nvcc(device.folder / "elsewhere")
-    monkeypatch.setenv("NVFP4_NVCC", str(device.nvcc))
+def test_images_are_what_the_compiler_made(device: Device) -> None:
+    """Machine code and PTX of an architecture by one run; Thor's PTX is the B200's but for two lines."""
+    device.archs = ("sm_100f", "compute_100f", "compute_110f")
+    device.flags = ("-DMORE",)
+    assert device.compiled() == BOTH
+    out = device.folder / "out"
+    code, thor = (device.finder.unpacked(out / f"kernels_one.{name}") for name in device.archs[1:])
+    assert code.endswith(b"\0") and b"--gpu-architecture=sm_100f\n" in code and b"\n-DMORE\n" in code
+    assert code.replace(b".version 8.8", b".version 9.0").replace(b".target sm_100f", b".target sm_110f") == thor
+
+
+def test_another_path_of_the_same_nvrtc_is_the_same(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip's isolated builds have NVRTC in another folder each time."""
+    shutil.copytree(device.folder / "toolkit", device.folder / "elsewhere")
+    monkeypatch.setenv("NVFP4_NVRTC", str(device.folder / "elsewhere/lib64/libnvrtc.so"))
     assert device.compiled() == []
 
 
-@pytest.mark.parametrize("flag", ["-I/somewhere", "-include=x.h", "-Xptxas=-v", "@options"])
+@pytest.mark.parametrize("flag", ["-I/somewhere", "-include=x.h", "--ptxas-options=-v", "@options"])
 def test_flags_that_may_hide_an_input_compile_each_time(device: Device, flag: str) -> None:
     device.flags = ("-DONE", flag)
     assert device.compiled() == BOTH and device.compiled() == BOTH
@@ -360,125 +387,89 @@ def test_flags_that_may_hide_an_input_compile_each_time(device: Device, flag: st
     assert device.compiled() == BOTH and device.compiled() == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"],
-)
-def test_hidden_inputs_of_the_environment_compile_each_time(
-    name: str, device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, "/somewhere")
-    assert device.compiled() == BOTH and device.compiled() == BOTH
-
-
-@pytest.mark.parametrize("name", TOOLKIT)
+@pytest.mark.parametrize("name", ["lib64/libnvrtc-builtins.so", *(f"include/{name}" for name in HEADERS_NEEDED)])
 def test_a_part_of_the_toolkit_that_is_replaced_alone(name: str, device: Device) -> None:
-    """With the same output of nvcc; also by a file of the same size, and back again."""
-    part = device.nvcc.parent / name
-    assert part.read_text() == name
-    for text in (f"{name} of another release", name[::-1], name):
+    part = device.folder / "toolkit" / name
+    for text in ("of another release", "esaeler rehtona fo"):
         part.write_text(text)
         assert device.compiled() == BOTH and device.compiled() == []
     os.utime(part, (1, 1))  # contents count: an isolated build has the same toolkit at another time
     assert device.compiled() == []
 
 
-def test_an_nvcc_that_is_a_script_or_a_link_elsewhere(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    (device.folder / "other").mkdir()
-    for name in ("script", "link"):
-        path = device.folder / "other" / name
-        if name == "link":
-            path.symlink_to(device.nvcc)
-        else:
-            path.write_text(f'#!/bin/sh\nexec {device.nvcc} "$@"\n')
-            path.chmod(0o755)
-        monkeypatch.setenv("NVFP4_NVCC", str(path))
-        assert device.compiled() == []
-        (device.nvcc.parent / "nvvm/bin/cicc").write_text(f"for {name}")
-        assert device.compiled() == BOTH and device.compiled() == []
-
-
-@pytest.mark.parametrize("name", ["bin/ptxas", "nvvm/bin/cicc", "include/cuda_fp16.h"])
-def test_a_toolkit_of_another_form_compiles_each_time(name: str, device: Device) -> None:
-    (device.nvcc.parent / name).unlink()
-    assert device.compiled() == BOTH and device.compiled() == BOTH
+def test_another_version_compiles_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVFP4_NVRTC", str(fake_toolkit(device.folder / "newer", "-DMINOR=10")))
+    assert device.compiled() == BOTH and device.compiled() == []
+    assert "#define IMAGE_TOOLKIT 12100\n" in (device.folder / "out/images.inc").read_text()
 
 
 @pytest.mark.parametrize("line", ["#include NAME", '#include "not_here.h"'])
 def test_an_include_that_is_not_found_compiles_each_time(device: Device, line: str) -> None:
-    (device.folder / "kernels/two.cu").write_text(f"{line}\n")
+    device.write("two.cu", f"{line}\n")
     assert device.compiled() == ["two.cu"] and device.compiled() == ["two.cu"]
 
 
-def test_a_fat_binary_that_was_touched_is_made_again(device: Device) -> None:
-    (device.folder / "out/kernels_one.fatbin").write_text("something else")
-    (device.folder / "out/kernels_two.key").write_text("half")
+def test_an_image_that_was_touched_is_made_again(device: Device) -> None:
+    (device.folder / "out/kernels_one.sm_80").write_text("something else")
+    (device.folder / "out/kernels_two.sm_80.key").write_text("half of it")
     assert device.compiled() == BOTH and device.compiled() == []
+    (device.folder / "out/kernels_two.sm_80.key").unlink()
+    assert device.compiled() == ["two.cu"]
 
 
 def test_an_interrupted_build_leaves_nothing_to_be_taken(device: Device) -> None:
-    """nvcc dies after a partial output, with other flags; then the first flags again."""
-    before, nvcc = device.fatbins(), device.nvcc.read_text()
-    device.nvcc.write_text(nvcc.replace("echo fatbin", "echo half") + "kill -9 $PPID $$\n")
-    device.flags = ("-DOTHER",)
+    """The build dies while a source is compiled; then the source is as before."""
+    before = device.images()
+    device.write("one.cu", ONE + "// KILLED\n")
     build = (
         "import sys; from pathlib import Path; backend, root = sys.argv[1], Path(sys.argv[2]); "
         "sys.path.insert(0, backend); import nvfp4_cuda; "
-        "nvfp4_cuda.write_fatbins({root / 'kernels/one.cu': ['sm_80']}, root / 'out', ['-DOTHER'], root)"
+        "nvfp4_cuda.write_images({root / 'kernels/one.cu': ['sm_80']}, root / 'out', [], root)"
     )
-    arguments = [ROOT / "build_backend", device.folder]
-    environment = os.environ | {"NVFP4_NVCC": str(device.nvcc)}
-    command = [sys.executable, "-c", build, *arguments]
-    assert subprocess.run(command, env=environment, stdout=subprocess.DEVNULL).returncode == -signal.SIGKILL
-    assert device.fatbins() == before
-    device.nvcc.write_text(nvcc)
-    device.flags = ()
-    assert device.compiled() == [] and device.fatbins() == before
+    command = [sys.executable, "-c", build, ROOT / "build_backend", device.folder]
+    assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == -signal.SIGKILL
+    assert device.images() == before
+    device.write("one.cu", ONE)
+    assert device.compiled() == [] and device.images() == before
 
 
 def test_a_source_that_changes_meanwhile_is_compiled_again(device: Device) -> None:
-    nvcc, header = device.nvcc.read_text(), (device.folder / "kernels/deep.h").read_text()
-    device.nvcc.write_text(nvcc + f"echo '// third' > {device.folder}/kernels/deep.h\n")
-    device.flags = ("-DOTHER",)
-    assert device.compiled() == BOTH
-    device.nvcc.write_text(nvcc)
-    (device.folder / "kernels/deep.h").write_text(header)
-    assert "one.cu" in device.compiled() and device.compiled() == []
+    device.write("one.cu", ONE + "// EDITED\n")
+    assert device.compiled() == ["one.cu"]
+    device.write("one.cu", ONE)
+    device.write("deep.h", "// first\n")
+    assert device.compiled() == ["one.cu"] and device.compiled() == []
 
 
 def test_two_builds_at_once_leave_what_one_of_them_made(device: Device) -> None:
     """With different flags, in the same folder: no key may match the output of the other build."""
     names = ("-DFIRST", "-DSECOND")
-    both = [Device(device.finder, device.folder, device.nvcc, flags=(name,)) for name in names]
-    nvcc = device.nvcc.read_text().replace("echo fatbin", 'sleep 0.0$(($$ % 7)); echo fatbin "$all"')
-    device.nvcc.write_text(nvcc.replace("while", 'all="$@"\nwhile', 1))
+    both = [Device(device.finder, device.folder, device.nvrtc, flags=(name,)) for name in names]
+    device.write("two.cu", "// SLOW\n")
     for _ in range(3):
         with ThreadPoolExecutor(2) as pool:
-            list(
-                pool.map(
-                    lambda build: build.finder.write_fatbins(
-                        {build.folder / "kernels" / name: ["sm_80"] for name in BOTH},
-                        build.folder / "out",
-                        list(build.flags),
-                        build.folder,
-                    ),
-                    both,
-                )
-            )
+            list(pool.map(Device.compiled, both))
         for build, name in zip(both, names):
             build.compiled()
-            assert all(name in text for text in build.fatbins())
+            assert all(name.encode() in image for image in build.images())
 
 
-def test_nvcc_without_a_cxx_compiler(finder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    nvcc = fake_nvcc(tmp_path)
-    nvcc.write_text(nvcc.read_text().replace("while", "exit 1; while"))
-    monkeypatch.setenv("NVFP4_NVCC", str(nvcc))
-    source = tmp_path / "one.cu"
-    source.touch()
-    with pytest.raises(SystemExit, match=r"could not compile one\.cu, .*install g\+\+"):
-        finder.compile_fatbin(source, ["sm_80"], tmp_path, [])
-    assert not list(tmp_path.glob("*.key"))
+def test_what_the_compiler_says(device: Device, capfd: pytest.CaptureFixture[str]) -> None:
+    """A warning is printed, and with NVFP4_WERROR it ends the build as an error does. A line tells what is done."""
+    device.write("one.cu", "// WARNED\n")
+    assert device.compiled() == ["one.cu"]
+    said = capfd.readouterr().out
+    assert re.search(r"^nvfp4: \[[12]/2\] kernels_one for sm_80, \d+ s\na warning$", said, re.M), said
+    one = {device.folder / "kernels/one.cu": ["sm_80"]}
+    device.write("one.cu", "// WARNED again\n")
+    with pytest.raises(SystemExit, match=r"^a warning\nnvfp4: one\.cu could not be compiled for sm_80, its warnings"):
+        device.finder.write_images(one, device.folder / "out", [], device.folder, strict=True)
+    device.write("one.cu", "// WRONG\n")
+    with pytest.raises(
+        SystemExit, match=r"nvfp4: one\.cu could not be compiled for sm_80, NVRTC ended with 1; see above"
+    ):
+        device.compiled()
+    assert not list((device.folder / "out").glob("tmp*"))
 
 
 @pytest.mark.parametrize("letter", ['"', "\\", "\n"])
@@ -486,7 +477,7 @@ def test_a_folder_that_no_string_of_c_names(letter: str, finder: ModuleType, tmp
     """Before anything is compiled, which takes minutes."""
     folder = tmp_path / f"a{letter}b" / "build"
     with pytest.raises(SystemExit, match="^nvfp4: the build folder is .*; must have no quote, backslash or line feed"):
-        finder.write_fatbins({tmp_path / "one.cu": ["sm_80"]}, folder, [])
+        finder.write_images({tmp_path / "one.cu": ["sm_80"]}, folder, [])
     assert not folder.exists()
     finder.check_folder(tmp_path / "a b's ü")
 
@@ -500,7 +491,7 @@ def checkout(tmp_path: Path) -> Path:
 
 def start_setup_py(checkout: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     pytest.importorskip("setuptools", minversion="77")
-    dropped = ("NVFP4_NVCC", "NVFP4_CUDA", "CUDA_HOME")
+    dropped = ("NVFP4_NVRTC", "NVFP4_CUDA", "PYTHONPATH")  # wheels may be there
     environment = {key: value for key, value in os.environ.items() if key not in dropped} | variables
     command = [sys.executable, "setup.py", "-q", *arguments]
     pipe = subprocess.PIPE
@@ -540,10 +531,10 @@ def test_a_free_threaded_python_stops_a_build(checkout: Path) -> None:
     )
 
 
-def test_build_without_nvcc_says_what_is_missing(checkout: Path) -> None:
+def test_build_without_nvrtc_says_what_is_missing(checkout: Path) -> None:
     done = setup_py(checkout, "build_ext", PATH="/nonexistent")
     assert done.returncode != 0
-    assert "no nvcc of CUDA 13 was found" in done.stderr and "NVFP4_CUDA=0" in done.stderr
+    assert "NVRTC 12.9 was not found" in done.stderr and "NVFP4_CUDA=0" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -555,14 +546,15 @@ def test_a_build_waits_for_another_one(checkout: Path) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             started.communicate(timeout=2)
     _, errors = started.communicate(timeout=60)
-    assert "no nvcc of CUDA 13 was found" in errors
+    assert "NVRTC 12.9 was not found" in errors
 
 
 @pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is not installed")
-def test_an_installation_leaves_the_module_of_another_one_alone(checkout: Path) -> None:
+def test_an_installation_leaves_the_module_of_another_one_alone(checkout: Path, tmp_path: Path) -> None:
     """`python -m nvfp4` in a checkout imports the module there. An installation puts its own there, but not over one
     that was built in place, and not one without GPU code over one with it. Here a file of one line takes the place of
     the sources."""
+    nvrtc = fake_toolkit(tmp_path / "toolkit")
     for folder in ("kernels", "api", "bindings", "cpu", "driver", "plan"):
         shutil.rmtree(checkout / "csrc" / folder)
     for source in (checkout / "csrc").rglob("*.c"):
@@ -572,7 +564,7 @@ def test_an_installation_leaves_the_module_of_another_one_alone(checkout: Path) 
     def build(text: str, *arguments: str, **variables: str) -> tuple[bool, str]:
         """Whether the module in the checkout is the one that was built, and what the build printed."""
         source.write_text(f'const char text[] = "{text}"; __attribute__((visibility("default"))) int PyInit__C;')
-        done = setup_py(checkout, "build_ext", *arguments, NVFP4_NVCC=shutil.which("true"), **variables)
+        done = setup_py(checkout, "build_ext", *arguments, NVFP4_NVRTC=str(nvrtc), **variables)
         assert done.returncode == 0, done.stdout + done.stderr
         return text.encode() in module.read_bytes(), done.stdout
 

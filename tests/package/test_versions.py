@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from packaging.requirements import Requirement
-from paths import BENCHMARKS, ROOT
+from paths import BENCHMARKS, CSRC, ROOT
 
 PAGE = (ROOT / "docs/versions.md").read_text(encoding="utf-8")
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -118,9 +118,13 @@ def test_pythons_compilers_and_drivers() -> None:
     assert f"for minor in {' '.join(minors)}; do" in CI
     assert f'requires-python = ">=3.{minors[0]}"' in PROJECT and f"Python 3.{minors[0]} or later" in README
     build = (ROOT / "build_backend/nvfp4_cuda.py").read_text(encoding="utf-8")
-    major, minor = OTHERS["CUDA toolkit"].split(".")
-    assert f'f"{{name}}=={major}.{minor}.*"' in build and f"\nOLDEST = ({major}, {minor})\n" in build
+    major, minor = OTHERS["NVRTC"].split(".")
+    wheels = re.findall(r'^    "nvidia-cuda-\w+-cu\d+==(\d+\.\d+)\.\d+",', build, re.M)
+    assert wheels == [f"{major}.{minor}"] * 3 and f"\nOLDEST = ({major}, {minor})" in build
+    assert f'"${{NVCC_WHEELS[@]/%/=={OTHERS["CUDA toolkit"]}.*}}"' in CI
     driver = OTHERS["NVIDIA driver"]
     for name in ("h100", "models_h200"):
         assert f"driver {driver})" in (BENCHMARKS / f"results/{name}.json").read_text(encoding="utf-8")
-    assert f"an NVIDIA driver from {driver.partition('.')[0]} on" in README
+    said = (CSRC / "driver/driver.c").read_text(encoding="utf-8")
+    (oldest,) = re.findall(r"driver_version_needed\(\) < 13000 \? (\d+) : 580;", said)
+    assert f"an NVIDIA driver from {oldest} on" in README and f"from\nrelease {oldest} on" in PAGE

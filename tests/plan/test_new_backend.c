@@ -49,7 +49,7 @@ static void build(const device_props *props, const product_problem *problem, con
 }
 
 static const kernel_entry kernels[] = {
-    {.name = "nvfp4_tiny", .fatbin = "tiny", .threads = THREADS, .shared_bytes = SHARED_BYTES}};
+    {.name = "nvfp4_tiny", .source = "tiny", .threads = THREADS, .shared_bytes = SHARED_BYTES}};
 static const kernel_set set = {
     .kernels = kernels, .count = COUNT(kernels), .min_capability = 80, .max_capability = 99, .optional = 1};
 static const gemm_planner tiny_gemm = {

@@ -92,7 +92,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     expect(v == PLAIN && p->k % SM100_MMA_K == 0, "bulk copies take whole atoms of 128x4 scales");
     expect(plan->steps == 1 && c->workspace == 0, "one launch, no workspace");
     expect(!memcmp(param_of(plan, step, 0), all, sizeof *all), "the kernel gets the problem");
-    expect(!strcmp(kernel->fatbin, "sm100_grouped") && kernel->pdl, "it is one of groups and may start early");
+    expect(!strcmp(kernel->source, "sm100_grouped") && kernel->pdl, "it is one of groups and may start early");
     const int pair = is_pair(c), gated = is_gated(c), interleaved = pair && gated;
     expect(step->grid_y == 1 && c->split_k == 1 && c->swap_ab, "a CTA has all of K");
     expect(s->tiles_n == ceil_div(p->n, c->tile_n) && c->tile_n == SM100_CTA_ROWS * (pair && !gated ? 2 : 1),

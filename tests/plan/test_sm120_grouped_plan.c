@@ -43,7 +43,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     times_listed[c->kernel]++;
     expect(plan->steps == 1 && c->workspace == 0, "one launch, no workspace");
     expect(!memcmp(param_of(plan, step, 0), all, sizeof *all), "the kernel gets the problem");
-    expect(!strcmp(kernel->fatbin, "sm120_grouped") && kernel->pdl && kernel->ctas_per_sm == 0,
+    expect(!strcmp(kernel->source, "sm120_grouped") && kernel->pdl && kernel->ctas_per_sm == 0,
            "it is one of groups, may start early, and has no clusters");
     expect(step->cluster == 0 && step->grid_y == 1 && c->split_k == 1 && c->swap_ab, "a CTA has all of K");
     expect(s->values_by_tma == p->aligned16, "values by tensor maps where they are aligned");

@@ -12,7 +12,7 @@ static const int on[] = {A100, RTX_3090, RTX_4090, H200, B200, RTX_5090};
 static long times_first[SM80_KERNELS], times_listed[SM80_KERNELS];
 
 static int is_of_groups(const kernel_entry *kernel) {
-    return !strncmp(kernel->fatbin, "sm80_grouped", sizeof "sm80_grouped" - 1);
+    return !strncmp(kernel->source, "sm80_grouped", sizeof "sm80_grouped" - 1);
 }
 
 static size_t param_bytes(int32_t kernel, int32_t index) {
@@ -75,7 +75,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     times_listed[c->kernel]++;
     expect(!memcmp(param_of(plan, step, 0), all, sizeof *all), "the kernel gets the problem");
     const int a_is_e2m1 = p->a_type == VALUES_E2M1;
-    expect(!strcmp(kernel->fatbin, p->product_kind == PRODUCT_GROUPED_NN ? "sm80_grouped_nn"
+    expect(!strcmp(kernel->source, p->product_kind == PRODUCT_GROUPED_NN ? "sm80_grouped_nn"
                                    : a_is_e2m1                           ? "sm80_grouped_w4a4"
                                                                          : "sm80_grouped"),
            "it is one of groups");

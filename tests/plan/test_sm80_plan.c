@@ -12,7 +12,7 @@ static long times_first[SM80_KERNELS], times_listed[SM80_KERNELS], times_split[S
 
 /* test_sm80_grouped_plan.c checks these. */
 static int is_of_groups(int32_t kernel) {
-    return !strncmp(gemm_backends[NVFP4_BACKEND_SM80]->kernels->kernels[kernel].fatbin, "sm80_grouped", 12);
+    return !strncmp(gemm_backends[NVFP4_BACKEND_SM80]->kernels->kernels[kernel].source, "sm80_grouped", 12);
 }
 
 static size_t param_bytes(int32_t kernel, int32_t index) {
@@ -29,7 +29,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     times_split[c->kernel] += c->split_k > 1;
     expect(!memcmp(param_of(plan, gemm, 0), p, sizeof *p), "the kernel gets the problem");
     const int w4a16 = p->a_type != VALUES_E2M1;
-    expect(!strcmp(kernel->fatbin, p->product_kind == PRODUCT_GEMM_NN ? "sm80_nn"
+    expect(!strcmp(kernel->source, p->product_kind == PRODUCT_GEMM_NN ? "sm80_nn"
                                    : w4a16                            ? "sm80_w4a16"
                                                                       : "sm80_gemm"),
            "kernel is a GEMM of this A and B");

@@ -82,7 +82,7 @@ static void check(const gpu *g, const gemm_problem *p, variant v, const gemm_can
     (void)v;
     times_listed[c->kernel]++;
     expect(!memcmp(param_of(plan, step, 0), all, sizeof *all), "the kernel gets the problem");
-    expect(!strcmp(kernel->fatbin, c->kernel < FIRST_UNITS ? "sm90_grouped_few"
+    expect(!strcmp(kernel->source, c->kernel < FIRST_UNITS ? "sm90_grouped_few"
                                    : c->kernel < FIRST     ? "sm90_grouped_units"
                                                            : "sm90_grouped"),
            "it is one of groups");

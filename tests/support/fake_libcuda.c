@@ -379,7 +379,9 @@ ENTRY(cuStreamSynchronize, CUstream stream) {
 }
 
 EXPORT CUresult cuGetProcAddress_v2(const char *name, void **entry, int version, uint64_t flags, int *found) {
-    (void)version, (void)flags, (void)found;
+    (void)flags, (void)found;
+    *entry = NULL;
+    if (version > number("FAKE_VERSION", 13000)) return INVALID_VALUE; /* a version that the driver does not know */
     static const struct {
         const char *name;
         void *entry;

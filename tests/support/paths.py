@@ -24,15 +24,18 @@ def proven_backends() -> list[str]:
 
 
 def module_at(path: Path) -> ModuleType:
-    """A program of the checkout as a module, made anew; sys.modules has it while it runs, as its dataclasses need."""
+    """A program of the checkout as a module, made anew; sys.modules has it while it runs, as its dataclasses need. It
+    may import its neighbours."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(path.stem)
     sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
     finally:
+        sys.path.remove(str(path.parent))
         if before is None:
             del sys.modules[path.stem]
         else:

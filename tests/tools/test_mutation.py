@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import runpy
 import shutil
@@ -121,33 +120,28 @@ def test_a_known_survivor_is_not_run(tmp_path: Path) -> None:
     assert [one for _, one, _ in iter(run.next, None)] == [other]
 
 
-def test_fat_binaries_of_the_same_source_are_taken(tmp_path: Path) -> None:
+def test_ptx_of_the_same_source_is_taken(tmp_path: Path) -> None:
     """And no others: those of a source that has changed, and those that are not what the build left."""
     from workplace import Workplace, nvfp4_cuda
 
-    nvcc = nvfp4_cuda.find_nvcc()
-    if nvcc is None:
-        pytest.skip("needs nvcc")
-    place, fatbins = Workplace(tmp_path, [0]), tmp_path / "cuda"
+    place, images = Workplace(tmp_path, [0]), tmp_path / "cuda"
     shutil.copytree(CSRC, place.root / "csrc")
     source = place.root / "csrc/kernels/moe/route.cu"
-    for folder in (place.made, fatbins):
+    for folder in (place.made, images):
         folder.mkdir()
-    assert not place.take(source, fatbins)
-    archs = nvfp4_cuda.architectures(place.root / "csrc/backends.def", "moe")
-    flags = ["-Werror=all-warnings"] * (os.environ.get("NVFP4_WERROR", "0") == "1")
-    key = nvfp4_cuda.key_of(source, nvfp4_cuda.options_of(archs, flags), flags, nvcc, place.root / "csrc")
-    made = fatbins / "moe_route.fatbin"
-    made.write_bytes(b"code")
-    made.with_suffix(".key").write_text(f"{key} {nvfp4_cuda.sha256(b'code')}")
-    assert place.take(source, fatbins)
-    assert place.output(source).with_suffix(".fatbin").read_bytes() == b"code"
+    assert not place.take(source, images)
+    key = nvfp4_cuda.key_of(source, "compute_80", [], place.root / "csrc")
+    made, code = images / "moe_route.compute_80", nvfp4_cuda.packed(b"code")
+    made.write_bytes(code)
+    made.with_name(f"{made.name}.key").write_text(f"{key} compiler {nvfp4_cuda.sha256(code)} 4")
+    assert place.take(source, images)
+    assert nvfp4_cuda.unpacked(place.image(source)) == b"code"
     text = source.read_text()
     source.write_text(text + "// another one\n")
-    assert not place.take(source, fatbins)
+    assert not place.take(source, images)
     source.write_text(text)
-    made.write_bytes(b"other code")
-    assert not place.take(source, fatbins)
+    made.write_bytes(nvfp4_cuda.packed(b"other code"))
+    assert not place.take(source, images)
 
 
 def test_every_source_is_mutated() -> None:

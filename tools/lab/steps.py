@@ -280,7 +280,10 @@ def counters(setting: Setting) -> list[str]:
 SANITIZER_S, SANITIZER_MIN_S = 420, 60
 # The watchdog makes kernels slow and each call wait: placement is recorded without it.
 DEBUG, PLACEMENT = ("NVFP4_WATCHDOG", "NVFP4_DUMP"), ("NVFP4_DUMP",)
-BUILD_ADVICE = "the steps that need it are skipped. It needs setuptools 77 or later, and nvcc of CUDA 13."
+BUILD_ADVICE = (
+    "the steps that need it are skipped. It needs setuptools 77 or later, and the wheels that "
+    "`python build_backend/nvfp4_cuda.py` prints."
+)
 STAGE_S = 240  # the first one compiles for a minute
 NEEDS_TESTS = (only_sm100, test_packages, NVCC)
 
@@ -291,7 +294,7 @@ STEPS = (
         program("device"),
         60,
         requires=(),
-        advice="the output says why nvfp4 cannot use the GPU. It needs a driver of CUDA 13 (R580 or later).",
+        advice="the output says why nvfp4 cannot use the GPU. It needs a driver from release 525 on that knows it.",
     ),
     Step(
         "debug-build",

@@ -1,8 +1,8 @@
 """A copy of the checkout in which one mutant after another is built and tested.
 
 Host code is compiled with -O1, device code to PTX alone, which the emulated GPU runs. Only what includes the mutated
-file is compiled again. Where the checkout's build has left a fat binary of the same source, its PTX serves until the
-first mutant of that source.
+file is compiled again. Where the checkout's build has left PTX of the same source, that serves until the first mutant
+of that source.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Workplace:
     cores: list[int]
     objects: dict[Path, bytes] = field(default_factory=dict)  # of the unchanged sources, by the files that are made
     said: str = ""  # by the last test that failed
+    bytes_of: dict[Path, int] = field(default_factory=dict)  # the image of a source, unpacked
     unchanged: dict[Arguments, bool] = field(default_factory=dict)  # whether these tests end early without a mutant
 
     @property
@@ -91,9 +92,10 @@ class Workplace:
         shutil.copytree(self.folder, folder, symlinks=True)
         other = Workplace(folder, cores)
         other.objects = {folder / path.relative_to(self.folder): data for path, data in self.objects.items()}
+        other.bytes_of = {folder / path.relative_to(self.folder): size for path, size in self.bytes_of.items()}
         other.write_table()
-        other.compile([other.root / "csrc/driver/fatbin.c"])
-        other.objects[other.output(other.root / "csrc/driver/fatbin.c")] = b""  # names this folder
+        other.compile([other.root / "csrc/driver/image.c"])
+        other.objects[other.output(other.root / "csrc/driver/image.c")] = b""  # names this folder
         other.link()
         return other
 
@@ -126,25 +128,26 @@ class Workplace:
         if self.call(command, 300)[0]:
             raise Broken
         if source.suffix == ".cu":
-            self.pack(source)
+            self.pack(source, output.read_bytes() + b"\0")
 
-    def pack(self, source: Path) -> None:
-        """PTX into a fat binary."""
-        ptx = self.output(source)
-        arch = self.virtual(source).removeprefix("compute_")
-        command = ["fatbinary", "-64", f"--create={ptx.with_suffix('.fatbin')}"]
-        if self.call([*command, f"--image3=kind=ptx,sm={arch},file={ptx}"], 60)[0]:
-            raise Broken
+    def image(self, source: Path) -> Path:
+        return self.output(source).with_suffix(".image")
+
+    def pack(self, source: Path, ptx: bytes) -> None:
+        """PTX into an image."""
+        self.image(source).write_bytes(nvfp4_cuda.packed(ptx))
+        self.bytes_of[source] = len(ptx)
 
     def write_table(self) -> None:
         lines, archs = [], []
         for source in (path for path in self.sources() if path.suffix == ".cu"):
             arch = self.virtual(source)
-            fatbin = self.output(source).with_suffix(".fatbin")
-            lines.append(f'FATBIN({source.parent.name}_{source.stem}, "{fatbin}", "{arch}")\n')
+            name, size = nvfp4_cuda.name_of(source), self.bytes_of[source]
+            lines.append(f'IMAGE({name}, {arch}, "{self.image(source)}", {size})\n')
             archs += [arch] * (arch not in archs)
-        lines += ["#undef FATBIN_ARCHS\n", f'#define FATBIN_ARCHS "{" ".join(archs)}"\n']
-        (self.made / "fatbins.inc").write_text("".join(lines))
+        lines += ["#undef IMAGE_ARCHS\n", f'#define IMAGE_ARCHS "{" ".join(archs)}"\n']
+        lines += ["#undef IMAGE_TOOLKIT\n", "#define IMAGE_TOOLKIT 12090\n"]
+        (self.made / "images.inc").write_text("".join(lines))
 
     def link(self) -> None:
         objects = [str(self.output(source)) for source in self.sources() if source.suffix == ".c"]
@@ -153,39 +156,33 @@ class Workplace:
         if self.call(["gcc", "-shared", "-Wl,-s", "-o", str(module), *objects, "-lm", "-ldl", "-lpthread"], 60)[0]:
             raise Broken
 
-    def build_all(self, fatbins: Path) -> None:
-        """fatbins: the folder in which the checkout's build leaves them."""
+    def build_all(self, images: Path) -> None:
+        """images: the folder in which the checkout's build leaves them."""
         device = [source for source in self.sources() if source.suffix == ".cu"]
-        self.compile([source for source in device if not self.take(source, fatbins)])
+        self.compile([source for source in device if not self.take(source, images)])
         self.write_table()
         self.compile([source for source in self.sources() if source.suffix == ".c"])
         self.objects = {path: path.read_bytes() for path in self.made.iterdir() if path.suffix in (".o", ".ptx")}
         self.link()
 
-    def take(self, source: Path, fatbins: Path) -> bool:
-        """Copies the fat binary that a build of this environment made of the source, if there is one."""
-        nvcc = nvfp4_cuda.find_nvcc()
-        made = fatbins / f"{nvfp4_cuda.name_of(source)}.fatbin"
-        if nvcc is None or not made.is_file():
+    def take(self, source: Path, images: Path) -> bool:
+        """Takes the PTX that a build of this environment made of the source, if there is one."""
+        arch = self.virtual(source)
+        made = nvfp4_cuda.path_of(source, arch, images)
+        flags = shlex.split(os.environ.get("NVFP4_NVRTC_FLAGS", ""))
+        if not nvfp4_cuda.made_before(made, nvfp4_cuda.key_of(source.resolve(), arch, flags, self.root / "csrc")):
             return False
-        flags = shlex.split(os.environ.get("NVFP4_NVCC_FLAGS", ""))
-        flags += ["-Werror=all-warnings"] * (os.environ.get("NVFP4_WERROR", "0") == "1")
-        archs = nvfp4_cuda.architectures(self.root / "csrc/backends.def", source.parent.name)
-        options = nvfp4_cuda.options_of(archs, flags)
-        key = nvfp4_cuda.key_of(source.resolve(), options, flags, nvcc, self.root / "csrc")
-        if not nvfp4_cuda.made_before(made, key):
-            return False
-        shutil.copy(made, self.output(source).with_suffix(".fatbin"))
+        self.pack(source, nvfp4_cuda.unpacked(made))
         return True
 
     def compile_unchanged(self, sources: list[Path]) -> None:
-        """Makes the PTX of sources whose fat binary was taken, with which that of a mutant is compared."""
+        """Makes the PTX of sources whose PTX was taken from a build, with which that of a mutant is compared."""
         missing = [source for source in sources if self.output(source) not in self.objects]
         self.compile(missing)
         self.objects |= {self.output(source): self.output(source).read_bytes() for source in missing}
 
     def includers(self, file: str) -> list[Path]:
-        """Sources that the file goes into. Of fatbin.c, which includes what the build writes, itself alone."""
+        """Sources that the file goes into. Of image.c, which includes what the build writes, itself alone."""
         path = (self.root / file).resolve()
         inputs = {source: nvfp4_cuda.inputs(source.resolve(), self.root / "csrc") for source in self.sources()}
         return [source for source, files in inputs.items() if source.resolve() == path or path in (files or ())]
@@ -260,7 +257,7 @@ class Workplace:
                 verdict = "equivalent"
             else:
                 if any(source.suffix == ".cu" for source in changed):
-                    self.compile([self.root / "csrc/driver/fatbin.c"])
+                    self.compile([self.root / "csrc/driver/image.c"])
                 self.link()
                 by, what = self.test(tests, seconds, seed)
                 verdict = "killed" if by else "survived"
@@ -272,9 +269,9 @@ class Workplace:
                 output = self.output(source)
                 output.write_bytes(self.objects[output])
                 if source.suffix == ".cu":
-                    self.pack(source)
+                    self.pack(source, self.objects[output] + b"\0")
             if changed:
-                self.compile([self.root / "csrc/driver/fatbin.c"])
+                self.compile([self.root / "csrc/driver/image.c"])
         if what == NO_END and not self.ends_unchanged(next(t for t in tests if " ".join(t) == by), seconds, seed):
             verdict = "unfinished"
         return {"verdict": verdict, "by": by, "what": what, "seconds": round(time.monotonic() - begin, 1)}

@@ -181,14 +181,14 @@ PyObject *python_clear_overrides(PyObject *module, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-/* {"version": 13000, "devices": 1}, or the reason why there is no driver, as a string. */
+/* {"version": 13000, "needed": 12000, "devices": 1}, or the reason why there is no driver, as a string. */
 PyObject *python_driver(PyObject *module, PyObject *unused) {
     (void)module;
     (void)unused;
     int32_t count, version;
     if (nvfp4_driver_info(python_context, &count, &version) != NVFP4_OK)
         return PyUnicode_FromString(nvfp4_last_error());
-    return Py_BuildValue("{si,si}", "version", version, "devices", count);
+    return Py_BuildValue("{si,si,si}", "version", version, "needed", nvfp4_driver_needed(), "devices", count);
 }
 
 PyObject *python_device(PyObject *module, PyObject *ordinal) {

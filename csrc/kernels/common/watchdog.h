@@ -1,4 +1,4 @@
-/* A debug build's (NVFP4_WATCHDOG) record of waits that do not end, one a fat binary, in host memory that the GPU
+/* A debug build's (NVFP4_WATCHDOG) record of waits that do not end, one an image, in host memory that the GPU
  * writes: it can be read when the kernel has trapped or hangs. Plain C; driver/watchdog.c puts it into words. */
 #ifndef NVFP4_COMMON_WATCHDOG_H
 #define NVFP4_COMMON_WATCHDOG_H

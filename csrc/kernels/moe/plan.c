@@ -11,8 +11,8 @@ enum {
     MOE_KERNELS
 };
 
-#define ROW(symbol, fatbin_, threads_)                                                                                 \
-    {.name = "nvfp4_" symbol, .fatbin = "moe_" fatbin_, .threads = threads_, .pdl = 1}
+#define ROW(symbol, source_, threads_)                                                                                 \
+    {.name = "nvfp4_" symbol, .source = "moe_" source_, .threads = threads_, .pdl = 1}
 static const kernel_entry kernels[MOE_KERNELS] = {
     [KERNEL_GATED + NVFP4_SILU] = ROW("gated_silu", "gated", ROWS_THREADS),
     [KERNEL_GATED + NVFP4_GELU_TANH] = ROW("gated_gelu_tanh", "gated", ROWS_THREADS),

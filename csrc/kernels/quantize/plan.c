@@ -26,7 +26,7 @@ enum {
     QUANTIZE_KERNELS = KERNEL_GATED_QUANTIZE + 4
 };
 
-#define ROW_OF(fatbin_, symbol) {.name = "nvfp4_" symbol, .fatbin = "quantize_" fatbin_, .threads = QUANTIZE_THREADS}
+#define ROW_OF(source_, symbol) {.name = "nvfp4_" symbol, .source = "quantize_" source_, .threads = QUANTIZE_THREADS}
 #define ROW(symbol)             ROW_OF("kernels", symbol)
 static const kernel_entry kernels[QUANTIZE_KERNELS] = {
     [KERNEL_QUANTIZE] = ROW("quantize_fp16"),

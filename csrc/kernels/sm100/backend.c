@@ -13,7 +13,7 @@ _Static_assert((0 SM100_GEMM_CONFIGS(X)) * 2 * 4 <= MAX_CANDIDATES,
 static const kernel_entry kernels[SM100_KERNELS] = {
 #define X(id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast)                                        \
     {.name = "nvfp4_" #id,                                                                                             \
-     .fatbin = "sm100_gemm",                                                                                           \
+     .source = "sm100_gemm",                                                                                           \
      .threads = SM100_THREADS(mma_tile_n, cp_async),                                                                   \
      .shared_bytes = SM100_SHARED_BYTES(cta_group, mma_tile_n, stages),                                                \
      .more_shared = 1,                                                                                                 \
@@ -23,7 +23,7 @@ static const kernel_entry kernels[SM100_KERNELS] = {
 #undef X
 #define X(id, cta_group, matrices, mma_tile_n, stages, accumulators)                                                   \
     {.name = "nvfp4_" #id,                                                                                             \
-     .fatbin = "sm100_grouped",                                                                                        \
+     .source = "sm100_grouped",                                                                                        \
      .threads = SM100_GROUPED_THREADS(cta_group),                                                                      \
      .shared_bytes = SM100_GROUPED_SHARED_BYTES(cta_group, matrices, mma_tile_n, stages, accumulators),                \
      .pdl = 1},

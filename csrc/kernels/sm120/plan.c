@@ -200,7 +200,7 @@ static void build_gemm(const device_props *props, const gemm_problem *p, const g
 static const kernel_entry kernels[SM120_KERNELS] = {
 #define ENTRY(file, id, threads_of_cta, bytes, ctas)                                                                   \
     [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
-                     .fatbin = file,                                                                                   \
+                     .source = file,                                                                                   \
                      .threads = threads_of_cta,                                                                        \
                      .shared_bytes = bytes,                                                                            \
                      .ctas_per_sm = ctas,                                                                              \

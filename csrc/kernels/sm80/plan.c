@@ -199,7 +199,7 @@ static nvfp4_status reject(const device_props *props, const gemm_traits *t) {
 static const kernel_entry kernels[SM80_KERNELS] = {
 #define X(id, tile_m, tile_n, tile_k, stages, warps, ...)                                                              \
     [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
-                     .fatbin = "sm80_gemm",                                                                            \
+                     .source = "sm80_gemm",                                                                            \
                      .threads = 32 * (warps),                                                                          \
                      .shared_bytes = SM80_SHARED_BYTES(tile_m, tile_n, tile_k, stages, warps),                         \
                      .pdl = 1},
@@ -207,7 +207,7 @@ static const kernel_entry kernels[SM80_KERNELS] = {
 #undef X
 #define X(id, tile_m, octets, chunks, stages, warps, ctas_per_sm, bf16)                                                \
     [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
-                     .fatbin = "sm80_w4a16",                                                                           \
+                     .source = "sm80_w4a16",                                                                           \
                      .threads = 32 * (warps),                                                                          \
                      .shared_bytes = SM80_W4A16_SHARED_BYTES(tile_m, octets, chunks, stages, warps),                   \
                      .pdl = 1},
@@ -215,7 +215,7 @@ static const kernel_entry kernels[SM80_KERNELS] = {
 #undef X
 #define X(id, warps_m, warps_n, mmas_m, stages, ...)                                                                   \
     [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
-                     .fatbin = "sm80_nn",                                                                              \
+                     .source = "sm80_nn",                                                                              \
                      .threads = SM80_NN_THREADS(warps_m, warps_n),                                                     \
                      .shared_bytes = SM80_NN_SHARED_BYTES(warps_m, warps_n, mmas_m, stages),                           \
                      .pdl = 1},
@@ -223,7 +223,7 @@ static const kernel_entry kernels[SM80_KERNELS] = {
 #undef X
 #define X(id, tile_m, stages, ...)                                                                                     \
     [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
-                     .fatbin = "sm80_grouped",                                                                         \
+                     .source = "sm80_grouped",                                                                         \
                      .threads = SM80_GROUPED_THREADS,                                                                  \
                      .shared_bytes = SM80_GROUPED_SHARED_BYTES(tile_m, stages),                                        \
                      .pdl = 1},
@@ -231,7 +231,7 @@ static const kernel_entry kernels[SM80_KERNELS] = {
 #undef X
 #define X(id, tile_m, stages, ...)                                                                                     \
     [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
-                     .fatbin = "sm80_grouped_w4a4",                                                                    \
+                     .source = "sm80_grouped_w4a4",                                                                    \
                      .threads = SM80_GROUPED_W4A4_THREADS,                                                             \
                      .shared_bytes = SM80_GROUPED_W4A4_SHARED_BYTES(tile_m, stages),                                   \
                      .pdl = 1},
@@ -239,14 +239,14 @@ static const kernel_entry kernels[SM80_KERNELS] = {
 #undef X
 #define X(id, warps_n, mmas_m, stages, ...)                                                                            \
     [KERNEL_##id] = {.name = "nvfp4_" #id,                                                                             \
-                     .fatbin = "sm80_grouped_nn",                                                                      \
+                     .source = "sm80_grouped_nn",                                                                      \
                      .threads = SM80_GROUPED_NN_THREADS(warps_n),                                                      \
                      .shared_bytes = SM80_GROUPED_NN_SHARED_BYTES(warps_n, mmas_m, stages),                            \
                      .pdl = 1},
                         SM80_GROUPED_NN_CONFIGS(X)
 #undef X
                             [KERNEL_SM80_SPLIT_REDUCE] = {.name = "nvfp4_sm80_split_reduce",
-                                                          .fatbin = "sm80_split_reduce",
+                                                          .source = "sm80_split_reduce",
                                                           .threads = SM80_REDUCE_THREADS,
                                                           .pdl = 1},
 };

@@ -75,7 +75,7 @@
 /* How an instantiation is loaded: its kernel_entry, for the host. */
 #define SM90_GEMM_ENTRY(id, math_warpgroups, wgmmas_m, mma_tile_n, group_words, stages, dequant_b, ...)                \
     {.name = "nvfp4_" #id,                                                                                             \
-     .fatbin = "sm90_gemm",                                                                                            \
+     .source = "sm90_gemm",                                                                                            \
      .threads = SM90_THREADS(math_warpgroups, dequant_b),                                                              \
      .shared_bytes = SM90_SHARED_BYTES(math_warpgroups, wgmmas_m, mma_tile_n, stages),                                 \
      .more_shared = 1,                                                                                                 \

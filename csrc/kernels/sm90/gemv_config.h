@@ -45,7 +45,7 @@
 #define SM90_GEMV_X_BYTES(steps) ((steps) * (SM90_GEMV_STEP_K / 16) * (32 + 8 + 1))
 /* How an instantiation is loaded: its kernel_entry, for the host. */
 #define SM90_GEMV_ENTRY(id, rows, warps, ...)                                                                          \
-    {.name = "nvfp4_" #id, .fatbin = "sm90_gemv", .threads = SM90_GEMV_THREADS(warps), .more_shared = 1, .pdl = 1},
+    {.name = "nvfp4_" #id, .source = "sm90_gemv", .threads = SM90_GEMV_THREADS(warps), .more_shared = 1, .pdl = 1},
 
 /* Second parameter of the kernels. The grid is ctas * L CTAs: CTA b has batch b / ctas and there tiles b % ctas, b %
  * ctas + ctas, ... Groups of split_k warps take a tile each; warp i of a group has steps [i * steps / split_k, (i + 1)

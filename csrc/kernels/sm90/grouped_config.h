@@ -53,7 +53,7 @@
 /* How an instantiation is loaded: its kernel_entry, for the host. */
 #define SM90_GROUPED_ENTRY(id, mma_tile_n, stages, ...)                                                                \
     {.name = "nvfp4_" #id,                                                                                             \
-     .fatbin = "sm90_grouped",                                                                                         \
+     .source = "sm90_grouped",                                                                                         \
      .threads = SM90_GROUPED_THREADS,                                                                                  \
      .shared_bytes = SM90_GROUPED_SHARED_BYTES(mma_tile_n, stages),                                                    \
      .pdl = 1},

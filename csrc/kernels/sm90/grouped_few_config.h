@@ -29,7 +29,7 @@
 /* How an instantiation is loaded: its kernel_entry, for the host. */
 #define SM90_GROUPED_FEW_ENTRY(id, mma_tile_n, stages, ...)                                                            \
     {.name = "nvfp4_" #id,                                                                                             \
-     .fatbin = "sm90_grouped_few",                                                                                     \
+     .source = "sm90_grouped_few",                                                                                     \
      .threads = SM90_GROUPED_FEW_THREADS,                                                                              \
      .shared_bytes = SM90_GROUPED_FEW_SHARED_BYTES(mma_tile_n, stages),                                                \
      .pdl = 1},

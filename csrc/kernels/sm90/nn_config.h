@@ -36,7 +36,7 @@
 /* How an instantiation is loaded: its kernel_entry, for the host. */
 #define SM90_NN_ENTRY(id, tile_m, stages, ...)                                                                         \
     {.name = "nvfp4_" #id,                                                                                             \
-     .fatbin = "sm90_nn",                                                                                              \
+     .source = "sm90_nn",                                                                                              \
      .threads = SM90_NN_THREADS,                                                                                       \
      .shared_bytes = SM90_NN_SHARED_BYTES(tile_m, stages)},
 

@@ -9,15 +9,15 @@ static const kernel_entry kernels[SM90_KERNELS] = {
     SM90_KINDS(X)
 #undef X
         [KERNEL_SM90_DEQUANT] = {.name = "nvfp4_sm90_dequant",
-                                 .fatbin = "sm90_dequant",
+                                 .source = "sm90_dequant",
                                  .threads = SM90_DEQUANT_THREADS,
                                  .pdl = 1},
     [KERNEL_SM90_REORDER] = {.name = "nvfp4_sm90_reorder",
-                             .fatbin = "sm90_reorder",
+                             .source = "sm90_reorder",
                              .threads = SM90_REORDER_THREADS,
                              .pdl = 1},
     [KERNEL_SM90_REORDER_E2M1] = {.name = "nvfp4_sm90_reorder_e2m1",
-                                  .fatbin = "sm90_reorder",
+                                  .source = "sm90_reorder",
                                   .threads = SM90_REORDER_THREADS,
                                   .pdl = 1},
 };

@@ -90,7 +90,7 @@
 /* How an instantiation is loaded: its kernel_entry, for the host. */
 #define SM90_PREFILL_ENTRY(id, mma_a_e2m1, stages, ...)                                                                \
     {.name = "nvfp4_" #id,                                                                                             \
-     .fatbin = "sm90_prefill",                                                                                         \
+     .source = "sm90_prefill",                                                                                         \
      .threads = SM90_PREFILL_THREADS,                                                                                  \
      .shared_bytes = SM90_PREFILL_SHARED_BYTES(mma_a_e2m1, stages),                                                    \
      .pdl = 1},

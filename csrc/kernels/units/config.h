@@ -44,8 +44,8 @@
 #define UNITS_FULL(n) ((n) / 128 * 16)
 #define UNITS_ALL(n)  (UNITS_FULL(n) + 2 * CEIL_DIV((n) % 128 < 32 ? (n) % 128 : 32, 4))
 /* How an instantiation is loaded: its kernel_entry, for the host. */
-#define UNITS_ENTRY(fat_binary, id, ...)                                                                               \
-    {.name = "nvfp4_" #id, .fatbin = fat_binary, .threads = UNITS_THREADS, .more_shared = 1, .pdl = 1},
+#define UNITS_ENTRY(source_, id, ...)                                                                                  \
+    {.name = "nvfp4_" #id, .source = source_, .threads = UNITS_THREADS, .more_shared = 1, .pdl = 1},
 
 /* Second parameter of the kernels. The grid is ctas * L CTAs: CTA b has batch b / ctas, and there with i = b % ctas
  * cta_units units of B from i * cta_units + min(i, larger_ctas) on, one more if i < larger_ctas. So those with an even

@@ -31,9 +31,9 @@
                             UNITS_BARRIERS(stages, a_stages) * 8) +                                                    \
      GROUPED_UNITS_SUMS(pairs) + GROUP_TABLE_BYTES)
 /* How an instantiation is loaded: its kernel_entry, for the host. */
-#define GROUPED_UNITS_ENTRY(fat_binary, id, a_units, bf16, ...)                                                        \
+#define GROUPED_UNITS_ENTRY(source_, id, a_units, bf16, ...)                                                           \
     {.name = "nvfp4_" #id,                                                                                             \
-     .fatbin = fat_binary,                                                                                             \
+     .source = source_,                                                                                                \
      .threads = GROUPED_UNITS_THREADS,                                                                                 \
      .shared_bytes = GROUPED_UNITS_SHARED_BYTES(a_units, __VA_ARGS__),                                                 \
      .pdl = 1},

@@ -18,7 +18,6 @@ import numpy
 from emulate import Array, Emulator, Module
 from paths import CSRC, ROOT
 
-from harness import sass
 from harness.hardware import Hardware
 from harness.headers import Config, Struct, headers_of
 from harness.values import (
@@ -59,33 +58,26 @@ def own_folder(name: str) -> Path:
 
 
 def normalized(ptx: str) -> str:
-    """The text without comments and with single spaces, as a fat binary has it, and without its blank lines."""
+    """The text without comments and blank lines, and with single spaces."""
     lines = (" ".join(line.partition("//")[0].split()) for line in ptx.splitlines())
     return "".join(f"{line}\n" for line in lines if line)
 
 
 def built_ptx(source: Path, name: str) -> str | None:
-    """The PTX of the fat binary that a build has left in build/cuda, if it was made from the file as it is now."""
-    fatbin, nvcc = ROOT / "build/cuda" / f"{nvfp4_cuda.name_of(source)}.fatbin", nvfp4_cuda.find_nvcc()
-    if not fatbin.exists() or not source.is_relative_to(CSRC) or None in (nvcc, sass.tool("cuobjdump")):
+    """The PTX that a build has left in build/cuda, if it was made from the file as it is now."""
+    if not source.is_relative_to(CSRC):
         return None
-    archs = nvfp4_cuda.architectures(CSRC / "backends.def", source.parent.name)
-    for flags in ([], ["-Werror=all-warnings"]):  # as NVFP4_WERROR chose them
-        key = nvfp4_cuda.key_of(source.resolve(), nvfp4_cuda.options_of(archs, flags), flags, nvcc, CSRC)
-        if nvfp4_cuda.made_before(fatbin, key):
-            break
-    else:
+    arch = nvfp4_cuda.virtual(CSRC / "backends.def", name)
+    image = nvfp4_cuda.path_of(source, arch, ROOT / "build/cuda")
+    if not nvfp4_cuda.made_before(image, nvfp4_cuda.key_of(source.resolve(), arch, [], CSRC)):
         return None
-    suffix = nvfp4_cuda.virtual(CSRC / "backends.def", name).replace("compute", "sm")
-    with tempfile.TemporaryDirectory() as folder:
-        sass.output_of("cuobjdump", "-xptx", "all", str(fatbin), folder=Path(folder))
-        return next((path.read_text() for path in Path(folder).glob(f"*.{suffix}.ptx")), None)
+    return nvfp4_cuda.unpacked(image).rstrip(b"\0").decode()
 
 
 @functools.cache
 def compile_ptx(source: Path, name: str, *options: str) -> str:
-    """nvcc's PTX for the backend of that name, normalized. A build's is taken, since nvcc takes up to 24 s. Without a
-    build it is cached in the temporary folder under a hash of its device code."""
+    """The PTX for the backend of that name, normalized: that of a build; with options, or if the file has changed
+    since, nvcc's, which takes up to 24 s and is cached in the temporary folder under a hash of its device code."""
     options += ("-DNVFP4_WATCHDOG",) * ON_HARDWARE  # a hang ends, and its place is named
     built = None if options else built_ptx(source, name)
     if built is not None:

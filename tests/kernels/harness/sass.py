@@ -2,7 +2,7 @@
 """Reads the SASS of a backend's kernels from the installed module by NVIDIA's disassembler. Run as a program it prints
 one row a kernel:
 
-    python tests/kernels/harness/sass.py [nvfp4_sm90_gemm_ [nvfp4/_C.abi3.so | file.fatbin | file.cubin]]
+    python tests/kernels/harness/sass.py [nvfp4_sm90_gemm_ [nvfp4/_C.abi3.so | file.cubin]]
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import struct
 import subprocess
 import sys
 import tempfile
@@ -19,9 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from paths import ROOT
+
+sys.path.append(str(ROOT / "build_backend"))
+
+import nvfp4_cuda  # noqa: E402  (it lies in build_backend)
 
 NEEDS = "needs nvdisasm and cuobjdump (wheels nvidia-cuda-nvdisasm and nvidia-cuda-cuobjdump, in the extra `test`)"
-FATBIN = b"\x50\xed\x55\xba"  # the magic number, then u16 version, u16 bytes of this header, u64 bytes behind it
 
 
 def tool(name: str) -> Path | None:
@@ -44,36 +47,24 @@ def output_of(name: str, *arguments: str, folder: Path | None = None) -> str:
     return done.stdout
 
 
-def fatbins(data: bytes) -> Iterator[bytes]:
-    at = -1
-    while (at := data.find(FATBIN, at + 1)) >= 0:
-        _, version, header, size = struct.unpack_from("<IHHQ", data, at)
-        if version == 1 and header == 16 and at + header + size <= len(data):
-            yield data[at : at + header + size]
+def images(data: bytes, arch: str = "") -> list[Path]:
+    """The images of the build in build/cuda that a file's content has."""
+    found = [path for path in sorted((ROOT / "build/cuda").glob(f"*.{arch}*")) if path.suffix not in (".key", ".inc")]
+    return [path for path in found if path.read_bytes() in data]
 
 
 def cubins(data: bytes, folder: Path) -> Iterator[Path]:
-    """Unpacks the fat binaries in a file's content into the folder; a cubin's name ends with its architecture."""
-    for i, fatbin in enumerate(fatbins(data)):
-        place = folder / str(i)
-        place.mkdir()
-        (place / "kernels.fatbin").write_bytes(fatbin)
-        output_of("cuobjdump", "-xelf", "all", "kernels.fatbin", folder=place)
-        yield from sorted(place.glob("*.cubin"))
-
-
-def fatbins_with(source: Path, prefix: str) -> Iterator[bytes]:
-    """The fat binaries in a file that have such kernels."""
-    for data in fatbins(source.read_bytes()):
-        with tempfile.TemporaryDirectory() as folder:
-            if any(prefix.encode() in cubin.read_bytes() for cubin in cubins(data, Path(folder))):
-                yield data
+    """Unpacks the machine code in a module's content into the folder; a cubin's name is FILE.ARCH.cubin."""
+    for image in images(data, "sm_"):
+        cubin = folder / f"{image.name}.cubin"
+        cubin.write_bytes(nvfp4_cuda.unpacked(image))
+        yield cubin
 
 
 def find_cubin(source: Path, folder: Path, prefix: str, arch: str = "sm_") -> Path:
     """A cubin of that architecture with those kernels. A file that is a cubin is returned as it is."""
     data = source.read_bytes()
-    if data[:4] == b"\x7fELF" and prefix.encode() in data and FATBIN not in data:
+    if source.suffix == ".cubin":
         return source
     for cubin in cubins(data, folder):
         if f".{arch}" in cubin.name and prefix.encode() in cubin.read_bytes():
@@ -156,9 +147,10 @@ class Kernel:
         return found
 
     def barriers(self) -> set[int]:
-        """Offsets of the mbarriers that are initialized."""
-        places = [re.findall(r"\+(0x[0-9a-f]+)\]", i.operands) for i in self.all(r"SYNCS\.EXCH")]
-        return {int(at, 16) for found in places for at in found}
+        """Offsets of the mbarriers that are initialized, from the first one: ptxas chooses what its registers hold."""
+        places = [re.search(r"\[U?R\d+(?:\+(0x[0-9a-f]+))?\]", i.operands) for i in self.all(r"SYNCS\.EXCH")]
+        offsets = {int(found[1] or "0", 16) for found in places if found}
+        return {offset - min(offsets) for offset in offsets}
 
 
 @functools.lru_cache(maxsize=32)

@@ -1,4 +1,4 @@
-"""SASS of the sm_100 and sm_110 kernels in the installed module: the expected instructions, no local memory, registers
+"""SASS of the sm_100 and sm_110 kernels of the installed module: the expected instructions, no local memory, registers
 within the budget of two CTAs an SM, and a mainloop that keeps up with the tensor core.
 
 SM100_CUBIN names another file to check. `python tests/kernels/harness/sass.py` prints the numbers.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
-from harness import launch, sass
+from harness import sass
 from harness.sass import Instruction, Kernel
 from harness.values import ceil_div
 from sm100 import gemm
@@ -21,8 +23,8 @@ import nvfp4
 SOURCE = Path(os.environ.get("SM100_CUBIN", nvfp4._C.__file__))
 pytestmark = [
     pytest.mark.skipif(
-        "SM100_CUBIN" not in os.environ and not {"sm_100f", "sm_110f"} <= set(nvfp4.info()["archs"]),
-        reason="this build has no machine code for sm_100 and sm_110",
+        "SM100_CUBIN" not in os.environ and "sm_100f" not in nvfp4.info()["archs"],
+        reason="this build has no machine code for sm_100",
     ),
     sass.needed,
 ]
@@ -33,16 +35,33 @@ REGISTERS, SHARED = 65536, 228 * 1024  # of an SM; each CTA reserves 1 KiB of sh
 STAGE_INSTRUCTIONS = 100  # of one thread; a stage of 256x128 takes the tensor core 256 clocks
 
 
+def kernels_for(arch: str, file: str, prefix: str, folder: Path) -> dict[str, Kernel]:
+    """sm_110's are what the toolkit's ptxas makes of the PTX for it: that of a Thor's driver cannot be read here."""
+    if arch != "sm_110":
+        return sass.kernels_of(SOURCE, prefix, arch)
+    if not shutil.which("ptxas"):
+        pytest.skip("needs ptxas of CUDA 13")
+    ptx, cubin = folder / "thor.ptx", folder / "thor.cubin"
+    ptx.write_text(ptx_for("compute_110f", file))
+    subprocess.run(["ptxas", "-arch=sm_110f", "-o", cubin, ptx], check=True)
+    return sass.kernels_of(cubin, prefix, "sm_")
+
+
 @pytest.fixture(scope="session", params=["sm_"] if "SM100_CUBIN" in os.environ else ["sm_100", "sm_110"])
-def kernels(request: pytest.FixtureRequest) -> dict[str, Kernel]:
-    return sass.kernels_of(SOURCE, "nvfp4_sm100_gemm_", request.param)
+def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
+    return kernels_for(request.param, "sm100_gemm", "nvfp4_sm100_gemm_", tmp_path_factory.mktemp("gemm"))
+
+
+def ptx_for(arch: str, file: str = "sm100_gemm") -> str:
+    (image,) = (path for path in sass.images(SOURCE.read_bytes(), arch) if path.stem == file)
+    return sass.nvfp4_cuda.unpacked(image).rstrip(b"\0").decode()
 
 
 def test_what_is_proved_of_sm_100_is_of_sm_110_too() -> None:
     """Emulator and static verifier read the PTX of compute_100f."""
-    (config, *_) = gemm.CONFIGS.values()
-    of_thor = launch.compile_ptx(config.source, config.headers.name, "-arch=compute_110f", "-w")
-    assert of_thor == launch.ptx_of(config).replace("\n.target sm_100f\n", "\n.target sm_110f\n")
+    of_thor, lines = ptx_for("compute_110f"), {".target sm_100f": ".target sm_110f", ".version 8.8": ".version 9.0"}
+    changed = [lines.get(line, line) for line in ptx_for("compute_100f").splitlines()]
+    assert of_thor.splitlines() == changed and ".target sm_110f\n" in of_thor
 
 
 def of_pairs(kernel: Kernel, pattern: str) -> set[bool]:
@@ -135,8 +154,8 @@ def test_resources(name: str, kernels: dict[str, Kernel]) -> None:
     columns = {last_constant(kernel, i.address, i.operands) * 32 for i in kernel.all("UTCATOMSWS.*FIND")}
     assert columns == {config.tmem_columns}
     count, barriers = (2 + (not config.cp_async)) * config.stages + 2 * config.accumulators + 1, kernel.barriers()
-    assert barriers == {config.stages * config.stage_bytes + 8 * i for i in range(count)}
-    assert max(barriers) + 8 <= config.shared_bytes
+    assert barriers == {8 * i for i in range(count)}
+    assert config.stages * config.stage_bytes + 8 * count <= config.shared_bytes
 
 
 def last_constant(kernel: Kernel, address: int, operands: str) -> int:

@@ -1,7 +1,7 @@
 """The machine code of sm90/grouped.cu and its pre-passes in the installed module: a wgmma of each width, none of them
 serialized, no local memory, registers within the limits of a CTA.
 
-SM90_CUBIN names another file to check: a .cubin, a .fatbin or a module.
+SM90_CUBIN names another file to check: a .cubin or a module.
 """
 
 from __future__ import annotations

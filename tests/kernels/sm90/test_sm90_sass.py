@@ -1,7 +1,7 @@
 """The machine code of the Hopper kernels in the installed module: the expected instructions, no local memory in the
 mainloop, wgmma that are not serialized, registers within the limits of a CTA.
 
-SM90_CUBIN names another file to check: a .cubin, a .fatbin or a module.
+SM90_CUBIN names another file to check: a .cubin or a module.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def test_resources(name: str, kernels: dict[str, Kernel]) -> None:
     assert math * taken + 128 * sum(given) <= at_launch * config.threads
     barriers = kernel.barriers()
     assert len(barriers) == (2 + raw) * config.stages + 1
-    assert max(barriers) + 8 <= config.shared_bytes and max(barriers) - min(barriers) == 24 * config.stages
+    assert max(barriers) == 24 * config.stages
 
 
 @NAMES
