@@ -190,6 +190,17 @@ def test_images_that_are_none(api: Api) -> None:
         api("cuModuleLoadData", ctypes.byref(PTR()), ctypes.create_string_buffer(image), code=code, message=message)
 
 
+def test_a_cubin_is_declined(api: Api, capfd: pytest.CaptureFixture[str]) -> None:
+    """A program may offer its PTX next: nothing is printed, and the message is of this error alone."""
+    api("cuModuleLoadData", ctypes.byref(PTR()), b"\x7fELF" + bytes(64), code=NO_BINARY, message="machine code")
+    assert capfd.readouterr().err == ""
+    text = ctypes.c_char_p()
+    api("cuGetErrorString", NO_BINARY, ctypes.byref(text))
+    assert text.value is not None and b"machine code" in text.value
+    api("cuGetErrorString", INVALID_HANDLE, ctypes.byref(text))
+    assert text.value is not None and b"machine code" not in text.value
+
+
 # ---- launches -------------------------------------------------------------------------------------------------------
 
 

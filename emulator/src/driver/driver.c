@@ -24,8 +24,15 @@ void driver_unlock(void) {
 CUresult driver_reject(CUresult code, char *message) {
     free(driver.error);
     driver.error = message;
+    driver.error_of = CUDA_SUCCESS;
     if (!driver.quiet && message) fprintf(stderr, "emulator: %s\n", message);
     return code;
+}
+
+CUresult driver_decline(CUresult code, char *message) {
+    free(driver.error);
+    driver.error = message;
+    return driver.error_of = code;
 }
 
 CUresult driver_rejectf(CUresult code, const char *message, ...) {
@@ -42,6 +49,7 @@ CUresult driver_sticky(void) {
     if (!driver.machine || !driver.machine->error) return CUDA_SUCCESS;
     free(driver.error);
     driver.error = strdup(driver.machine->error);
+    driver.error_of = CUDA_SUCCESS;
     return driver.machine->assertion_failed ? CUDA_ERROR_ASSERT : CUDA_ERROR_LAUNCH_FAILED;
 }
 
@@ -242,7 +250,7 @@ API CUresult cuGetErrorName(CUresult error, const char **text) {
 API CUresult cuGetErrorString(CUresult error, const char **text) {
     static _Thread_local char message[4096];
     if (!text) return CUDA_ERROR_INVALID_VALUE;
-    if (error != CUDA_SUCCESS && driver.error) {
+    if (error != CUDA_SUCCESS && driver.error && (!driver.error_of || driver.error_of == error)) {
         snprintf(message, sizeof message, "%s", driver.error);
         *text = message;
         return CUDA_SUCCESS;

@@ -46,7 +46,8 @@ typedef struct {
     lanes_order lanes;
     int tmem_base;
     char *trace_path;
-    char *error; /* the last message: of a fault, or why a call was rejected */
+    char *error;       /* the last message: of a fault, or why a call was rejected */
+    CUresult error_of; /* the one code that the message is for; CUDA_SUCCESS: any */
     int queued;
 } driver_state;
 
@@ -62,6 +63,8 @@ CUresult driver_flush(void);
 /* Keeps a message for cuGetErrorString and prints it. Returns the code. Takes the message, which is malloc'd. */
 CUresult driver_reject(CUresult code, char *message);
 CUresult driver_rejectf(CUresult code, const char *message, ...) __attribute__((format(printf, 2, 3)));
+/* The same for a program that may go on: the message is not printed, and is for this code alone. */
+CUresult driver_decline(CUresult code, char *message);
 /* Settings from EMULATE_... variables, once. */
 void driver_open(void);
 const char *driver_wrong_setting(const char *name, const char *value);

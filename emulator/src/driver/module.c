@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* asprintf */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "driver/driver.h"
 #include "ptx/image.h"
@@ -20,6 +21,8 @@ static CUresult load(CUmodule *out, const void *image, const char *file) {
     if (sticky) return sticky;
     char *error = NULL;
     char *text = image_ptx(image, driver.device, &error);
+    /* A program that has cubins of its own offers its PTX next. */
+    if (!text && image && !strncmp(image, "\177ELF", 4)) return driver_decline(CUDA_ERROR_NO_BINARY_FOR_GPU, error);
     if (!text) return driver_reject(CUDA_ERROR_NO_BINARY_FOR_GPU, error);
     module *parsed = module_load(text, file, &error);
     free(text);
