@@ -34,5 +34,5 @@ def mutated(suites: ModuleType) -> dict[str, Any]:
                 ("kernels/test_proof.py", "-k", "test_every_schedule and sm100"),
             ),
         ),
-        "sm100_grouped": suites.Area(("kernels/sm100/grouped.cu", "kernels/sm100/grouped_*"), grouped_tests),
+        "sm100_grouped": suites.Area(("kernels/sm100/group*.cu*", "kernels/sm100/grouped_*"), grouped_tests),
     }
