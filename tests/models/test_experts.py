@@ -186,9 +186,9 @@ def test_rows_in_the_order_of_their_experts(generator: torch.Generator, monkeypa
     computed: list[int] = []
     product = w4a16.product
 
-    def counted(stack: Stack, a: Tensor, ends: Tensor, *arguments: Any) -> Tensor:
+    def counted(stack: Stack, a: Tensor, ends: Tensor, *arguments: Any, **options: Any) -> Tensor:
         computed.append(int(ends[-1]))
-        return product(stack, a, ends, *arguments)
+        return product(stack, a, ends, *arguments, **options)
 
     monkeypatch.setattr(w4a16, "product", counted)
     y = experts(hidden)

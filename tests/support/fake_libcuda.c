@@ -216,9 +216,11 @@ ENTRY(cuLibraryGetKernel, CUkernel *kernel, CUlibrary library, const char *name)
     (void)library;
     const char *absent = getenv("FAKE_ABSENT");
     if (absent && !strncmp(name, absent, strlen(absent))) return CUDA_ERROR_NO_BINARY_FOR_GPU;
-    if (kernel_count == (int)(sizeof kernel_names / sizeof *kernel_names)) return FAILED;
-    snprintf(kernel_names[kernel_count], sizeof *kernel_names, "%s", name);
-    *kernel = (CUkernel)(uintptr_t)++kernel_count;
+    int i = 0;
+    while (i < kernel_count && strcmp(kernel_names[i], name)) i++;
+    if (i == (int)(sizeof kernel_names / sizeof *kernel_names)) return FAILED;
+    if (i == kernel_count) snprintf(kernel_names[kernel_count++], sizeof *kernel_names, "%s", name);
+    *kernel = (CUkernel)(uintptr_t)(i + 1);
     return CUDA_SUCCESS;
 }
 

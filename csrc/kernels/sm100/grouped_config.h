@@ -20,7 +20,7 @@
     X(sm100_grouped_gated_128x64, 1, 2, 64, 4, 2)                                                                      \
     X(sm100_grouped_gated_128x128, 1, 2, 128, 4, 1)                                                                    \
     X(sm100_grouped_gated_128x256, 2, 2, 256, 5, 1)
-/* 1: the competition's dual product (contest/dual_launch.cu). Products are not rounded before the activation. */
+/* 1: a dual product of fp32. Products are not rounded before the activation. */
 #define SM100_GROUPED_DUAL 0
 #endif
 

@@ -124,7 +124,8 @@ def never_ready(text: str) -> str:
 
 def first_half(text: str) -> str:
     """Lets both tiles of a multicast read a scale atom from its first column on, as HALVES in mutations.py does."""
-    return substitute(r"shl\.b32 (%r\d+), %r\d+, 1;\nadd\.s32 (%r\d+), \1, 16;", r"mov.b32 \2, 16;", text)
+    double = r"(?:shl\.b32 (%r\d+), %r\d+, 1|add\.s32 (%r\d+), (%r\d+), \3);"  # as nvcc or NVRTC writes it
+    return substitute(rf"{double}\nadd\.s32 (%r\d+), (?:\1|\2), 16;", r"mov.b32 \4, 16;", text)
 
 
 def allocate_all(text: str) -> str:
