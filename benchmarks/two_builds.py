@@ -3,10 +3,10 @@
 
     python benchmarks/two_builds.py FOLDER_A FOLDER_B [--rounds R] [--csv FILE]
 
-Each folder has an nvfp4 package. The calls are dense products (the ranked N x K at eight M, W4A4 and W4A16), sm80's
-products, quantizers, and both products of experts with route and combine (Qwen3-30B-A3B's shapes, and DeepSeek-V3's
-with 64 experts). A time is the fastest of seven replays of a CUDA graph with rotated operands and a cold L2, and of all
-rounds.
+Each folder has an nvfp4 package. Nothing of nvfp4.bench is used, which another build may have otherwise. The calls are
+dense products (the ranked N x K at eight M, W4A4 and W4A16), sm80's products, quantizers, and both products of experts
+with route and combine (Qwen3-30B-A3B's shapes, and DeepSeek-V3's with 64 experts). A time is the fastest of seven
+replays of a CUDA graph with rotated operands and a cold L2, and of all rounds.
 """
 
 from __future__ import annotations

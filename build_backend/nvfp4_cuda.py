@@ -89,7 +89,6 @@ def from_toolkit(library: Path) -> Compiler:
     return Compiler(library, tuple(path for path in (include, include / "cccl") if path.is_dir()))
 
 
-@functools.lru_cache(maxsize=1)
 def checked(compiler: Compiler, name: str) -> Compiler:
     try:
         found = compiler.version
@@ -214,6 +213,10 @@ def path_of(source: Path, arch: str, folder: Path) -> Path:
     return folder / f"{name_of(source)}.{arch}"
 
 
+def note_of(image: Path) -> Path:
+    return image.with_name(f"{image.name}.key")
+
+
 def packed(code: bytes) -> bytes:
     return lzma.compress(code, lzma.FORMAT_RAW, filters=COMPRESSION)
 
@@ -224,7 +227,7 @@ def unpacked(path: Path) -> bytes:
 
 def made_before(image: Path, key: str | None, compiler: Compiler | None = None) -> bool:
     """Whether a build has left this image from what the key identifies, and, if it is given, by the compiler."""
-    note = image.with_name(f"{image.name}.key")
+    note = note_of(image)
     if key is None or not image.is_file() or not note.is_file():
         return False
     known, by, digest = note.read_text().split()[:3]
@@ -233,44 +236,64 @@ def made_before(image: Path, key: str | None, compiler: Compiler | None = None) 
 
 def bytes_of(image: Path) -> int:
     """The size of an image, unpacked."""
-    return int(image.with_name(f"{image.name}.key").read_text().split()[3])
+    return int(note_of(image).read_text().split()[3])
 
 
-def compile_images(
-    source: Path, archs: list[str], folder: Path, flags: list[str], root: Path | None = None, *, strict: bool = False
-) -> str:
-    """Makes the images of one of the passes. Returns what the compiler said; with `strict` that is an error. Includes
-    are found beside the file or from the root."""
-    compiler = find_compiler()
-    if compiler is None:
-        sys.exit(f"{NOT_FOUND}: {REMEDY}")
-    ((arch, made),) = passes(archs).items()
-    key = key_of(source, arch, flags, root)
-    if all(made_before(path_of(source, name, folder), key, compiler) for name in made):
-        return ""
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        output = Path(scratch, "image")
-        done = subprocess.run(
-            compiler.command(source, arch, output, flags, root), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        said = done.stdout.decode(errors="replace")
-        if done.returncode != 0 or (strict and said):
-            reason = "its warnings are errors here" if done.returncode == 0 else f"NVRTC ended with {done.returncode}"
-            sys.exit(f"{said}\nnvfp4: {source.name} could not be compiled for {arch}, {reason}; see above.")
-        for name in made:
-            ptx = name.startswith("compute_")
-            code = output.with_suffix(".ptx" if ptx else ".cubin").read_bytes()
-            image, note = path_of(source, name, folder), path_of(source, f"{name}.key", folder)
-            code = retargeted(code, name)
-            small = packed(code)
-            if key != key_of(source, arch, flags, root):  # a file was changed meanwhile
+def left_by_a_build(source: Path, arch: str, folder: Path, flags: list[str], root: Path) -> bytes | None:
+    """The image that a build has left in the folder, unpacked, if it was made from the file as it is now."""
+    image = path_of(source, arch, folder)
+    return unpacked(image) if made_before(image, key_of(source.resolve(), arch, flags, root)) else None
+
+
+@dataclass(frozen=True)
+class Build:
+    """How images are made. Includes are found beside a file or from the root."""
+
+    compiler: Compiler
+    folder: Path
+    flags: list[str]
+    root: Path | None
+    strict: bool  # what the compiler says is an error
+
+    def make(self, source: Path, arch: str, made: list[str]) -> str:
+        """Makes the images of one of the passes, unless they are there. Returns what the compiler said."""
+        key = key_of(source, arch, self.flags, self.root)
+        if all(made_before(path_of(source, name, self.folder), key, self.compiler) for name in made):
+            return ""
+        with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
+            output = Path(scratch, "image")
+            command = self.compiler.command(source, arch, output, self.flags, self.root)
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            said = done.stdout.decode(errors="replace")
+            if done.returncode != 0 or (self.strict and said):
+                failed = f"NVRTC ended with {done.returncode}" if done.returncode else "its warnings are errors here"
+                sys.exit(f"{said}\nnvfp4: {source.name} could not be compiled for {arch}, {failed}; see above.")
+            if key != key_of(source, arch, self.flags, self.root):  # a file was changed meanwhile
                 key = None
-            text = f"{key} {compiler.digest} {sha256(small)} {len(code)}\n"
-            for path, content in ((image, small), (note, text.encode())):  # a note of another image is not believed
-                part = output.with_name(path.name)
-                part.write_bytes(content)
-                part.replace(path)
-    return said
+            for name in made:
+                suffix = ".ptx" if name.startswith("compute_") else ".cubin"
+                code = retargeted(output.with_suffix(suffix).read_bytes(), name)
+                small = packed(code)
+                note = f"{key} {self.compiler.digest} {sha256(small)} {len(code)}\n"
+                image = path_of(source, name, self.folder)
+                for content, path in (
+                    (small, image),
+                    (note.encode(), note_of(image)),
+                ):  # a note of another is not believed
+                    part = output.with_name(path.name)
+                    part.write_bytes(content)
+                    part.replace(path)
+        return said
+
+
+def table(images: Iterable[tuple[str, str, Path, int]], toolkit: tuple[int, int] = OLDEST) -> str:
+    """The content of images.inc. An image has the name of its file, its architecture, its path and its bytes."""
+    rows = list(images)
+    archs = " ".join(dict.fromkeys(arch for _, arch, *_ in rows))
+    lines = [f'IMAGE({name}, {arch}, "{path}", {size})' for name, arch, path, size in rows]
+    lines += ["#undef IMAGE_ARCHS", f'#define IMAGE_ARCHS "{archs}"']
+    lines += ["#undef IMAGE_TOOLKIT", f"#define IMAGE_TOOLKIT {1000 * toolkit[0] + 10 * toolkit[1]}"]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def check_folder(folder: Path) -> None:
@@ -300,39 +323,36 @@ def write_images(
     """Compiles every source, the longest work first, and writes images.inc, which csrc/driver/image.c includes and
     which does not compile without the macros of a debug build: its kernels have other parameters."""
     check_folder(folder)
+    compiler = find_compiler() if archs_of else None
+    if archs_of and compiler is None:
+        sys.exit(f"{NOT_FOUND}: {REMEDY}")
     archs_of = {source.resolve(): archs for source, archs in archs_of.items()}
     work = [(source, arch, made) for source, archs in archs_of.items() for arch, made in passes(archs).items()]
     work.sort(key=lambda item: -item[0].stat().st_size)
     progress = Progress(len(work))
 
-    def compile_one(item: tuple[Path, str, list[str]]) -> None:
-        source, arch, made = item
+    def make(source: Path, arch: str, made: list[str]) -> None:
+        assert compiler is not None
         start = time.monotonic()
-        said = compile_images(source, made, folder, flags, root, strict=strict)
+        said = Build(compiler, folder, flags, root, strict).make(source, arch, made)
         progress.line(source, arch, time.monotonic() - start, said)
 
-    compiler = find_compiler() if work else None
-    if work and compiler is None:
-        sys.exit(f"{NOT_FOUND}: {REMEDY}")
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        futures = [pool.submit(compile_one, item) for item in work]
+        futures = [pool.submit(make, *item) for item in work]
         try:
             for future in futures:
                 future.result()
         finally:
             pool.shutdown(cancel_futures=True)
     macros = [name for name in DEBUG if f"-D{name}" in flags]
-    lines = [f"#ifndef {name}\n#error build/cuda has the code of a build with {name}\n#endif\n" for name in macros]
-    all_archs: list[str] = []
-    for source, archs in archs_of.items():
-        for arch in archs:
-            image = path_of(source, arch, folder).resolve()
-            lines.append(f'IMAGE({name_of(source)}, {arch}, "{image}", {bytes_of(image)})\n')
-        all_archs += [arch for arch in archs if arch not in all_archs]
-    major, minor = compiler.version if compiler else OLDEST
-    lines.append(f'#undef IMAGE_ARCHS\n#define IMAGE_ARCHS "{" ".join(all_archs)}"\n')
-    lines.append(f"#undef IMAGE_TOOLKIT\n#define IMAGE_TOOLKIT {1000 * major + 10 * minor}\n")
-    (folder / "images.inc").write_text("".join(lines))
+    guards = (f"#ifndef {name}\n#error build/cuda has the code of a build with {name}\n#endif\n" for name in macros)
+    images = [
+        (name_of(source), arch, path_of(source, arch, folder).resolve())
+        for source, archs in archs_of.items()
+        for arch in archs
+    ]
+    rows = ((name, arch, path, bytes_of(path)) for name, arch, path in images)
+    (folder / "images.inc").write_text("".join(guards) + table(rows, compiler.version if compiler else OLDEST))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import lzma
 import os
 import random
 import re
@@ -27,7 +26,7 @@ import torch  # noqa: E402
 
 sys.path.insert(1, str(Path(__file__).with_name("support")))
 
-from paths import BENCHMARKS, CSRC, EMULATOR, KERNELS, SUPPORT, TESTS, TOOLS, gpu_backends  # noqa: E402
+from paths import BENCHMARKS, CSRC, EMULATOR, KERNELS, ROOT, SUPPORT, TESTS, TOOLS, gpu_backends, module_at  # noqa: E402
 
 sys.path[1:1] = map(str, (KERNELS, EMULATOR, BENCHMARKS, TOOLS))
 
@@ -310,16 +309,10 @@ def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def empty_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an images.inc, for C builds with -DNVFP4_CUDA: an image of one byte in place of each."""
     folder = tmp_path_factory.mktemp("images")
-    (folder / "empty").write_bytes(lzma.compress(b"\0", lzma.FORMAT_RAW, filters=[{"id": lzma.FILTER_LZMA1}]))
-    names = ["_".join(path.with_suffix("").parts[-2:]) for path in CSRC.glob("kernels/*/*.cu")]
-    rows = [f'IMAGE({name}, compute_80, "{folder / "empty"}", 1)' for name in names]
-    rows += [
-        "#undef IMAGE_ARCHS",
-        '#define IMAGE_ARCHS "compute_80"',
-        "#undef IMAGE_TOOLKIT",
-        "#define IMAGE_TOOLKIT 12090",
-    ]
-    (folder / "images.inc").write_text("\n".join([*rows, ""]))
+    cuda = module_at(ROOT / "build_backend/nvfp4_cuda.py")
+    (folder / "empty").write_bytes(cuda.packed(b"\0"))
+    names = [cuda.name_of(path) for path in CSRC.glob("kernels/*/*.cu")]
+    (folder / "images.inc").write_text(cuda.table((name, "compute_80", folder / "empty", 1) for name in names))
     return folder
 
 

@@ -20,8 +20,7 @@ void gemm(const at::Tensor &a, const at::Tensor &b, const at::Tensor &sfa, const
     check_scales("sfa_permuted", sfa, m, k, l);
     check_scales("sfb_permuted", sfb, n, k, l);
     check_result(c);
-    for (const at::Tensor *t : {&b, &sfa, &sfb, &c})
-        TORCH_CHECK(t->device() == a.device(), "a tensor is on ", t->device(), ", but a is on ", a.device());
+    check_devices(a, {&b, &sfa, &sfb, &c});
 
     const std::string error =
         contest_gemm({m, n, k, l, a.const_data_ptr(), b.const_data_ptr(), sfa.const_data_ptr(), sfb.const_data_ptr(),

@@ -1,9 +1,10 @@
-/* What the operations of the competition's files check of tensors. */
+/* Checks of tensors that the operations of the competition's files share. */
 #ifndef NVFP4_CONTEST_CHECKS_H
 #define NVFP4_CONTEST_CHECKS_H
 
 #include <ATen/core/Tensor.h>
 
+#include <initializer_list>
 #include <stdint.h>
 
 namespace {
@@ -46,6 +47,11 @@ void check_result(const at::Tensor &c) {
     TORCH_CHECK(c.scalar_type() == at::kHalf && (c.size(1) == 1 || c.stride(1) == 1) &&
                     c.is_non_overlapping_and_dense(),
                 "c: is ", c.scalar_type(), " with strides ", c.strides(), "; must be float16 with rows of neighbours");
+}
+
+void check_devices(const at::Tensor &a, std::initializer_list<const at::Tensor *> others) {
+    for (const at::Tensor *t : others)
+        TORCH_CHECK(t->device() == a.device(), "a tensor is on ", t->device(), ", but a is on ", a.device());
 }
 
 } // namespace

@@ -24,8 +24,7 @@ void dual_gemm(const at::Tensor &a, const at::Tensor &b1, const at::Tensor &b2, 
     check_scales("sfb1_permuted", sfb1, n, k, l);
     check_scales("sfb2_permuted", sfb2, n, k, l);
     check_result(c);
-    for (const at::Tensor *t : {&b1, &b2, &sfa, &sfb1, &sfb2, &c})
-        TORCH_CHECK(t->device() == a.device(), "a tensor is on ", t->device(), ", but a is on ", a.device());
+    check_devices(a, {&b1, &b2, &sfa, &sfb1, &sfb2, &c});
 
     const std::string error = contest_dual({m,
                                             n,

@@ -315,16 +315,18 @@ static int is_absent(const kernel_set *set, CUresult error) {
     return set->optional && error == CUDA_ERROR_NO_BINARY_FOR_GPU;
 }
 
-/* The image of a file that suits the device best of those that suit it less than `bound`; -1: none. */
-static int best_image(const char *source, const device_props *props, int bound) {
+/* The image of a file that suits the device best of those that suit it less than `*bound`, which becomes that one's
+ * fitness; -1: none. */
+static int best_image(const char *source, const device_props *props, int *bound) {
     int best = -1, best_fitness = 0;
     for (int i = 0; i < nvfp4_image_count; i++) {
         if (strcmp(nvfp4_images[i].source, source) != 0) continue;
         const int fitness = image_fitness(nvfp4_images[i].arch, props->compute_capability);
-        if (fitness <= best_fitness || fitness >= bound) continue;
+        if (fitness <= best_fitness || fitness >= *bound) continue;
         best = i;
         best_fitness = fitness;
     }
+    *bound = best_fitness;
     return best;
 }
 
@@ -348,12 +350,11 @@ static nvfp4_status find_kernel(driver *d, const device_state *state, const kern
                                 CUkernel *kernel) {
     CUresult error = CUDA_ERROR_NO_BINARY_FOR_GPU;
     for (int bound = INT_MAX; error == CUDA_ERROR_NO_BINARY_FOR_GPU;) {
-        const int i = best_image(entry->source, &state->props, bound);
+        const int i = best_image(entry->source, &state->props, &bound);
         if (i < 0) break;
         nvfp4_status status = load_image(d, i, &error);
         if (status) return status;
         if (!error) error = d->cuLibraryGetKernel(kernel, d->images[i].library, entry->name);
-        bound = image_fitness(nvfp4_images[i].arch, state->props.compute_capability);
     }
     if (!error || is_absent(set, error)) return NVFP4_OK;
     return driver_error(d, "to load the GPU code", error);

@@ -14,7 +14,7 @@ from compare import Approximate, Exact, ExactButNaN, Recorded
 
 HERE = Path(__file__).resolve().parent
 
-# What each source file is compiled for, oldest first. A case runs its kernel as compiled for the first that has it.
+# The architectures of each source file, oldest first. A case runs its kernel as compiled for the first that has it.
 SM80, SM90 = "compute_80", "compute_90a"
 ARCHITECTURES = {
     "integer": [SM80],

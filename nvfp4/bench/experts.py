@@ -97,7 +97,7 @@ class Routing:
 
 @dataclass
 class Baselines:
-    """What --against names."""
+    """The baselines that --against names."""
 
     marlin: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None  # the layer
     humming: list[Callable[[Tensor, Tensor], Tensor]] | None = None  # the products
@@ -222,13 +222,15 @@ def make_routing(model: Model, tokens: int, device: torch.device, generator: tor
 
 
 def make_baselines(against: Sequence[str], weights: Weights) -> Baselines:
+    made = Baselines()
+    if not against:
+        return made
     torch = machine.need_torch()
     scales = []
     for packed, swizzled in zip(weights.data, weights.scale):
         rows, columns = packed.shape[2], packed.shape[3] // 8
-        parts = ([unswizzle(part, rows, columns) for part in own] for own in swizzled if against)
-        scales.append(torch.stack([torch.cat(own) for own in parts]) if against else swizzled)
-    made = Baselines()
+        linear = (torch.cat([unswizzle(part, rows, columns) for part in own]) for own in swizzled)
+        scales.append(torch.stack([*linear]))
     if "marlin" in against:
         made.marlin = marlin.experts(weights.data, (scales[0], scales[1]))
     if "humming" in against:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from nvfp4.cli.machine import need_torch
-from nvfp4.cli.show import CommandError
+from nvfp4.cli.machine import need_baseline, need_torch
 
 if TYPE_CHECKING:
     import torch
@@ -21,14 +20,8 @@ NAME = "Humming W4A16"
 
 def need(device: torch.device) -> None:
     """Raises an error message where Humming is missing."""
-    try:
-        import humming.layer  # noqa: F401
-    except ImportError as error:
-        raise CommandError(
-            f"--against humming: needs humming-kernels (tested: 0.1.20) and nvcc; it cannot be imported: {error}"
-        ) from None
-    if device.type != "cuda":
-        raise CommandError(f"--against humming: the device is {device}; Humming runs on a GPU alone")
+    needs = "humming-kernels (tested: 0.1.20) and nvcc; it"
+    need_baseline("humming", "Humming", "humming.layer", needs, device)
 
 
 def linear(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:

@@ -10,8 +10,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nvfp4.cli.machine import need_torch
-from nvfp4.cli.show import CommandError
+from nvfp4.cli.machine import need_baseline, need_torch
 
 if TYPE_CHECKING:
     import torch
@@ -23,14 +22,8 @@ EXPERT_LOCKS = 4  # for each SM, as vLLM's layers of experts have them
 
 def need(device: torch.device) -> None:
     """Raises an error message where vLLM or its kernels are missing."""
-    try:
-        import vllm.model_executor.layers.quantization.utils.marlin_utils_fp4  # noqa: F401
-    except ImportError as error:
-        raise CommandError(
-            f"--against marlin: needs vLLM with its CUDA kernels (tested: 0.32.0), which cannot be imported: {error}"
-        ) from None
-    if device.type != "cuda":
-        raise CommandError(f"--against marlin: the device is {device}; Marlin runs on a GPU alone")
+    module = "vllm.model_executor.layers.quantization.utils.marlin_utils_fp4"
+    need_baseline("marlin", "Marlin", module, "vLLM with its CUDA kernels (tested: 0.32.0), which", device)
 
 
 def linear(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:

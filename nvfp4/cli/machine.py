@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import subprocess
@@ -32,6 +33,16 @@ def need_torch() -> ModuleType:
         return import_torch()
     except ImportError as error:
         raise CommandError(f"torch is needed and could not be imported ({error}); pip install torch==2.13.0") from None
+
+
+def need_baseline(kind: str, name: str, module: str, needs: str, device: torch.device) -> None:
+    """Raises an error message where the library of `--against KIND` is missing, or has no GPU."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise CommandError(f"--against {kind}: needs {needs} cannot be imported: {error}") from None
+    if device.type != "cuda":
+        raise CommandError(f"--against {kind}: the device is {device}; {name} runs on a GPU alone")
 
 
 def backends() -> str:

@@ -5,7 +5,6 @@ The fake keeps the weights as they are and multiplies by dequantizing them.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,20 +12,20 @@ from typing import Any
 
 import pytest
 import torch
+from small_bench import CPU, ON_THE_HOST, SETS, TINY, rejected, run, shrink
 from torch import Tensor
 
 import nvfp4
 from nvfp4.__main__ import main
-from nvfp4.bench import baselines, experts, humming, limits, shapes, timing
+from nvfp4.bench import experts, humming, shapes
 from nvfp4.bench.shapes import Shape
+from nvfp4.cli.show import CommandError
 
-CPU = torch.device("cpu")
-TINY = experts.Model("tiny", 5, 2, 128, 64)
 NEED = humming.need
 
 
 class Fake:
-    """What all layers of a test share: `factor` makes results wrong, and products with K = `failing` fail."""
+    """The state that all layers of a test share: `factor` makes results wrong, products with K = `failing` fail."""
 
     factor, failing, layers = 1.0, 0, 0
 
@@ -76,29 +75,18 @@ class HummingLayer(torch.nn.Module):
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
-    """On a CPU, which the real one does not have; few sets of inputs are cold."""
     module = ModuleType("humming.layer")
     module.HummingLayer = HummingLayer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "humming", ModuleType("humming"))
     monkeypatch.setitem(sys.modules, "humming.layer", module)
     HummingLayer.fake = Fake()
     monkeypatch.setattr(humming, "need", lambda device: None)
-    monkeypatch.setattr(baselines, "last_level_cache", lambda: 20000)
-    monkeypatch.setattr(timing, "FLUSH_BYTES", 2**20)
-    monkeypatch.setattr(timing, "PAUSE_S", 0)
-    monkeypatch.setattr(limits, "LARGEST", 256)
-    monkeypatch.setattr(experts, "MODELS", (TINY,))
+    shrink(monkeypatch)
     return HummingLayer.fake
 
 
-def run(path: Path, *arguments: str) -> dict[str, Any]:
-    assert main(["bench", *arguments, "--against", "humming", "--repeat", "3", "--json", str(path)]) == 0
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
-
-
 def test_products(fake: Fake, tmp_path: Path) -> None:
-    found = run(tmp_path / "run.json", "--shapes", "3x64x96,1x32x128")
+    found = run("humming", tmp_path / "run.json", "--shapes", "3x64x96,1x32x128")
     assert found["command"].endswith("--against humming --repeat 3")
     for result in found["results"]:
         ours, theirs = result["implementations"]
@@ -108,7 +96,7 @@ def test_products(fake: Fake, tmp_path: Path) -> None:
 
 def test_layers(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes, "README_SHAPES", [Shape(3, 64, 96)])
-    found = run(tmp_path / "run.json", "--set", "readme")
+    found = run("humming", tmp_path / "run.json", "--set", "readme")
     names = [entry["name"] for entry in found["results"][0]["implementations"]]
     assert names == ["nvfp4.Linear W4A4", "nvfp4.Linear W4A16", "torch bf16 linear", humming.NAME]
 
@@ -116,20 +104,15 @@ def test_layers(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("fake")
 def test_a_shape_that_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     HummingLayer.fake.failing = 96
-    found = run(tmp_path / "run.json", "--shapes", "3x64x96,1x32x128")
+    found = run("humming", tmp_path / "run.json", "--shapes", "3x64x96,1x32x128")
     assert [len(result["implementations"]) for result in found["results"]] == [1, 2]
     assert found["left_out"] == {humming.NAME: "at 3x64x96: an assertion fails in Humming"}
     assert "an assertion fails in Humming" in capsys.readouterr().out
 
 
-ON_THE_HOST = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="the fake's experts run on the host, which a CUDA graph does not capture"
-)
-
-
 @ON_THE_HOST
 def test_experts(fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = run(tmp_path / "run.json", "--set", "experts", "--m", "1,3")
+    found = run("humming", tmp_path / "run.json", "--set", "experts", "--m", "1,3")
     names = [*experts.NAMES, "gate and up", "gate and up, silu", f"{humming.NAME} gate and up"]
     for one in found["results"]:
         assert set(one["seconds"]) == {*names, "down", f"{humming.NAME} down"} and one["fails"] == {}
@@ -144,7 +127,7 @@ def test_experts(fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_experts_that_fail(fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The rest is timed."""
     fake.failing = TINY.inner
-    found = run(tmp_path / "run.json", "--set", "experts", "--m", "1")
+    found = run("humming", tmp_path / "run.json", "--set", "experts", "--m", "1")
     one = found["results"][0]
     assert one["fails"] == {f"{humming.NAME} down": "an assertion fails in Humming"}
     assert set(one["product_ratios"]) == {"gate and up"} and f"{humming.NAME} down" not in one["seconds"]
@@ -171,23 +154,17 @@ def test_a_wrong_result_of_humming_is_not_timed(
     assert streams.out == "" and humming.NAME in streams.err and "differ by" in streams.err
 
 
-SETS = [["--shapes", "3x64x64"], ["--set", "linear"], ["--set", "readme"], ["--set", "experts"]]
-
-
 @pytest.mark.parametrize("arguments", SETS)
 def test_without_humming(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "humming", None)
-    assert main(["bench", *arguments, "--against", "humming"]) == 2
-    streams = capsys.readouterr()
-    assert streams.out == "" and "--against humming: needs humming-kernels (tested: 0.1.20) and nvcc" in streams.err
-    assert "cannot be imported: " in streams.err
+    said = rejected("humming", arguments, capsys)
+    assert "--against humming: needs humming-kernels (tested: 0.1.20) and nvcc" in said
+    assert "cannot be imported: " in said
 
 
 @pytest.mark.usefixtures("fake")
 def test_without_a_gpu() -> None:
-    with pytest.raises(
-        humming.CommandError, match="^--against humming: the device is cpu; Humming runs on a GPU alone$"
-    ):
+    with pytest.raises(CommandError, match="^--against humming: the device is cpu; Humming runs on a GPU alone$"):
         NEED(CPU)

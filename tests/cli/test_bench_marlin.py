@@ -5,7 +5,6 @@ The fake keeps the arguments' layouts: it repacks by copying and multiplies by d
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,15 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from small_bench import CPU, ON_THE_HOST, SETS, rejected, run, shrink
 from torch import Tensor
 
 import nvfp4
 from nvfp4.__main__ import main
-from nvfp4.bench import baselines, experts, limits, marlin, shapes, timing
+from nvfp4.bench import baselines, experts, marlin, shapes
 from nvfp4.bench.shapes import Shape
+from nvfp4.cli.show import CommandError
 
-CPU = torch.device("cpu")
-TINY = experts.Model("tiny", 5, 2, 128, 64)
 LAYERS = "vllm.model_executor.layers"
 UTILS = f"{LAYERS}.quantization.utils"
 NEED = marlin.need
@@ -72,7 +71,6 @@ class Vllm:
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Vllm:
-    """On a CPU, which the real one does not have; few sets of inputs are cold."""
     fake = Vllm()
     names = [".".join(UTILS.split(".")[:i]) for i in range(1, len(UTILS.split(".")) + 1)]
     for name in [*names, f"{LAYERS}.fused_moe", f"{LAYERS}.fused_moe.experts"]:
@@ -96,21 +94,12 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Vllm:
         monkeypatch.setitem(sys.modules, name, module)
         setattr(sys.modules[name.rpartition(".")[0]], name.rpartition(".")[2], module)
     monkeypatch.setattr(marlin, "need", lambda device: None)
-    monkeypatch.setattr(baselines, "last_level_cache", lambda: 20000)
-    monkeypatch.setattr(timing, "FLUSH_BYTES", 2**20)
-    monkeypatch.setattr(timing, "PAUSE_S", 0)
-    monkeypatch.setattr(limits, "LARGEST", 256)
-    monkeypatch.setattr(experts, "MODELS", (TINY,))
+    shrink(monkeypatch)
     return fake
 
 
-def run(path: Path, *arguments: str) -> dict[str, Any]:
-    assert main(["bench", *arguments, "--against", "marlin", "--repeat", "3", "--json", str(path)]) == 0
-    return json.loads(path.read_text())
-
-
 def test_products(vllm: Vllm, tmp_path: Path) -> None:
-    found = run(tmp_path / "run.json", "--shapes", "3x64x96,1x32x128")
+    found = run("marlin", tmp_path / "run.json", "--shapes", "3x64x96,1x32x128")
     assert found["command"].endswith("--against marlin --repeat 3")
     for result in found["results"]:
         ours, theirs = result["implementations"]
@@ -120,19 +109,14 @@ def test_products(vllm: Vllm, tmp_path: Path) -> None:
 
 def test_layers(vllm: Vllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes, "README_SHAPES", [Shape(3, 64, 96)])
-    found = run(tmp_path / "run.json", "--set", "readme")
+    found = run("marlin", tmp_path / "run.json", "--set", "readme")
     names = [entry["name"] for entry in found["results"][0]["implementations"]]
     assert names == ["nvfp4.Linear W4A4", "nvfp4.Linear W4A16", "torch bf16 linear", marlin.NAME]
 
 
-ON_THE_HOST = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="the fake's experts run on the host, which a CUDA graph does not capture"
-)
-
-
 @ON_THE_HOST
 def test_experts(vllm: Vllm, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = run(tmp_path / "run.json", "--set", "experts", "--m", "1,3")
+    found = run("marlin", tmp_path / "run.json", "--set", "experts", "--m", "1,3")
     assert [list(one["seconds"]) for one in found["results"]] == [[*experts.NAMES, marlin.NAME]] * 2
     assert vllm.mixtures == 1 and f"{marlin.NAME} us" in " ".join(capsys.readouterr().out.split())
 
@@ -170,21 +154,17 @@ def test_the_shapes_of_the_readme() -> None:
     assert sorted(map(str, shapes.SETS["readme"]([2, 5]))) == sorted(f"{m}x{n}x{k}" for n, k in layers for m in (2, 5))
 
 
-SETS = [["--shapes", "3x64x64"], ["--set", "linear"], ["--set", "readme"], ["--set", "experts"]]
-
-
 @pytest.mark.parametrize("arguments", SETS)
 def test_without_vllm(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    assert main(["bench", *arguments, "--against", "marlin"]) == 2
-    streams = capsys.readouterr()
-    assert streams.out == "" and "--against marlin: needs vLLM with its CUDA kernels" in streams.err
-    assert "cannot be imported: No module named 'vllm" in streams.err
+    said = rejected("marlin", arguments, capsys)
+    assert "--against marlin: needs vLLM with its CUDA kernels" in said
+    assert "cannot be imported: No module named 'vllm" in said
 
 
 @pytest.mark.usefixtures("vllm")
 def test_without_a_gpu() -> None:
-    with pytest.raises(marlin.CommandError, match="^--against marlin: the device is cpu; Marlin runs on a GPU alone$"):
+    with pytest.raises(CommandError, match="^--against marlin: the device is cpu; Marlin runs on a GPU alone$"):
         NEED(CPU)

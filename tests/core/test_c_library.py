@@ -129,8 +129,7 @@ def test_gpu_code_of_a_build(tmp_path: Path) -> None:
     """All of it is in both libraries, the command names its GPUs, and the example runs it on the emulated one."""
     image = tmp_path / "sm80_gemm.sm_80"
     image.write_bytes(os.urandom(1000))
-    fake = f'IMAGE(sm80_gemm, sm_80, "{image}", 1000)\n#undef IMAGE_ARCHS\n#define IMAGE_ARCHS "sm_80 compute_80"\n'
-    fake += "#undef IMAGE_TOOLKIT\n#define IMAGE_TOOLKIT 12090\n"
+    fake = module_at(ROOT / "build_backend/nvfp4_cuda.py").table([("sm80_gemm", "sm_80", image, 1000)])
     checkout = with_gpu_code(new_checkout(tmp_path), BUILT.read_text() if BUILT.is_file() else fake)
     done = run(
         checkout, "tools/build_library.sh lib && gcc -Ilib/include examples/product.c -Llib/lib -lnvfp4 -lm -o it"

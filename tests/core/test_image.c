@@ -57,7 +57,7 @@ static void check_fitness(void) {
         expect(!strcmp(best(cases[i].archs, cases[i].capability), cases[i].best), cases[i].archs);
 }
 
-/* What Python's lzma makes of text() with the parameters of nvfp4_cuda.COMPRESSION. */
+/* The result of text(), compressed by Python's lzma with the parameters of nvfp4_cuda.COMPRESSION. */
 static const unsigned char compressed[] = {
     0,   26,  14,  66,  140, 100, 211, 126, 99,  22,  230, 202, 47,  237, 118, 212, 109, 112, 181, 127, 43,  217, 165,
     158, 110, 145, 0,   79,  184, 158, 96,  81,  36,  173, 14,  90,  7,   248, 226, 180, 122, 80,  2,   213, 254, 136,

@@ -199,7 +199,7 @@ def test_an_include_that_climbs_is_found(tmp_path: Path, path: str, line: str) -
 
 
 def strangers(emulator: Path) -> list[str]:
-    """What emulator/ imports, includes or names that a project of its own has not."""
+    """The imports, includes and names of emulator/ that a project of its own has not."""
     paths = [path for path in sorted(emulator.rglob("*")) if path.is_file() and path.suffix not in (".npz", ".pyc")]
     paths = [path for path in paths if path.relative_to(emulator).parts[0] not in ("build", ".pytest_cache")]
     modules = {path.stem for path in paths} | sys.stdlib_module_names | {"numpy", "pytest", "torch"}

@@ -310,7 +310,6 @@ class Device:
         """Builds; returns the sources that were compiled."""
         log = self.folder / "log"
         log.unlink(missing_ok=True)
-        self.finder.checked.cache_clear()
         (self.folder / "out").mkdir(exist_ok=True)
         sources = {self.folder / "kernels" / name: list(self.archs) for name in BOTH}
         self.finder.write_images(sources, self.folder / "out", list(self.flags), self.folder)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 NAME = "nvfp4_dual_gemm"
 TASK = SOURCES / "contest/task_dual_gemm.yml"
 VALUES = 0b10111011  # of a byte: 0, 0.5, 1, 1.5 and their negatives
-ONE = 0x38  # of e4m3
 Data = tuple["torch.Tensor", ...]
 
 

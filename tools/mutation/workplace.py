@@ -139,15 +139,9 @@ class Workplace:
         self.bytes_of[source] = len(ptx)
 
     def write_table(self) -> None:
-        lines, archs = [], []
-        for source in (path for path in self.sources() if path.suffix == ".cu"):
-            arch = self.virtual(source)
-            name, size = nvfp4_cuda.name_of(source), self.bytes_of[source]
-            lines.append(f'IMAGE({name}, {arch}, "{self.image(source)}", {size})\n')
-            archs += [arch] * (arch not in archs)
-        lines += ["#undef IMAGE_ARCHS\n", f'#define IMAGE_ARCHS "{" ".join(archs)}"\n']
-        lines += ["#undef IMAGE_TOOLKIT\n", "#define IMAGE_TOOLKIT 12090\n"]
-        (self.made / "images.inc").write_text("".join(lines))
+        sources = [path for path in self.sources() if path.suffix == ".cu"]
+        rows = ((nvfp4_cuda.name_of(s), self.virtual(s), self.image(s), self.bytes_of[s]) for s in sources)
+        (self.made / "images.inc").write_text(nvfp4_cuda.table(rows))
 
     def link(self) -> None:
         objects = [str(self.output(source)) for source in self.sources() if source.suffix == ".c"]
@@ -167,13 +161,11 @@ class Workplace:
 
     def take(self, source: Path, images: Path) -> bool:
         """Takes the PTX that a build of this environment made of the source, if there is one."""
-        arch = self.virtual(source)
-        made = nvfp4_cuda.path_of(source, arch, images)
         flags = shlex.split(os.environ.get("NVFP4_NVRTC_FLAGS", ""))
-        if not nvfp4_cuda.made_before(made, nvfp4_cuda.key_of(source.resolve(), arch, flags, self.root / "csrc")):
-            return False
-        self.pack(source, nvfp4_cuda.unpacked(made))
-        return True
+        ptx = nvfp4_cuda.left_by_a_build(source, self.virtual(source), images, flags, self.root / "csrc")
+        if ptx is not None:
+            self.pack(source, ptx)
+        return ptx is not None
 
     def compile_unchanged(self, sources: list[Path]) -> None:
         """Makes the PTX of sources whose PTX was taken from a build, with which that of a mutant is compared."""

@@ -68,10 +68,8 @@ def built_ptx(source: Path, name: str) -> str | None:
     if not source.is_relative_to(CSRC):
         return None
     arch = nvfp4_cuda.virtual(CSRC / "backends.def", name)
-    image = nvfp4_cuda.path_of(source, arch, ROOT / "build/cuda")
-    if not nvfp4_cuda.made_before(image, nvfp4_cuda.key_of(source.resolve(), arch, [], CSRC)):
-        return None
-    return nvfp4_cuda.unpacked(image).rstrip(b"\0").decode()
+    ptx = nvfp4_cuda.left_by_a_build(source, arch, ROOT / "build/cuda", [], CSRC)
+    return None if ptx is None else ptx.rstrip(b"\0").decode()
 
 
 @functools.cache

@@ -10,6 +10,7 @@ import os
 
 import numpy
 import pytest
+from emulate import Module
 from harness.groups import MAX_GROUPS, sizes_of
 from harness.headers import Config
 from harness.launch import Generator, Product, load, only_entry, ptx_of, timing
@@ -62,6 +63,14 @@ def test_shared_memory_of_a_cta() -> None:
     assert max(config.shared_bytes for config in CONFIGS.values()) <= SHARED_LIMIT
 
 
+def launch_and_check(product: Groups, module: Module, config: Config, random: Generator, said: str) -> None:
+    """By fewer CTAs than tiles, or by more."""
+    grid = int(random.integers(1, product.tiles(config) + 3))
+    print(f"{said}, {grid} CTAs")
+    product.launch(module, config, grid)
+    product.check()
+
+
 @NAMES
 def test_ragged_groups(name: str, random: Generator) -> None:
     """Any sizes, parts, columns, K of no whole stage, fewer CTAs than tiles and more, with an activation and without:
@@ -84,10 +93,7 @@ def test_ragged_groups(name: str, random: Generator) -> None:
             product.set_row_scale(random)
         if case % 4 >= 2 or "activation" in form:
             product.set_alpha_and_bias(random)
-        grid = int(random.integers(1, product.tiles(config) + 3))
-        print(f"sizes {sizes}, {n} x {k}, {form}, missing {missing}, {grid} CTAs")
-        product.launch(module, config, grid)
-        product.check()
+        launch_and_check(product, module, config, random, f"sizes {sizes}, {n} x {k}, {form}, missing {missing}")
 
 
 @NAMES
@@ -108,10 +114,13 @@ def test_quantized(name: str, random: Generator) -> None:
         if case % 2:
             product.set_row_scale(random)
         product.set_quantized(random, case % 3, times=2.0**-60 if case % 5 == 4 else 1.0)
-        grid = int(random.integers(1, product.tiles(config) + 3))
-        print(f"sizes {sizes}, {n} x {k}, {product.activation}, global by {case % 3}, missing {missing}, {grid} CTAs")
-        product.launch(module, config, grid)
-        product.check()
+        launch_and_check(
+            product,
+            module,
+            config,
+            random,
+            f"sizes {sizes}, {n} x {k}, {product.activation}, global by {case % 3}, missing {missing}",
+        )
 
 
 @NAMES
@@ -143,10 +152,7 @@ def test_a_dense_group(name: str, random: Generator) -> None:
             product.set_alpha_and_bias(random)
         if quantizes:
             product.set_quantized(random, case % 2)
-        grid = int(random.integers(1, product.tiles(config) + 3))
-        print(f"{rows} rows, {behind} behind, {n} x {k}, {form}, {grid} CTAs")
-        product.launch(module, config, grid)
-        product.check()
+        launch_and_check(product, module, config, random, f"{rows} rows, {behind} behind, {n} x {k}, {form}")
 
 
 @NAMES

@@ -200,7 +200,7 @@ def test_early_b_is_read_early(operand: str, random: numpy.random.Generator) -> 
 @pytest.mark.parametrize("ends_between", [[2, 9], [0, 0]], ids=["", "without tiles"])
 @pytest.mark.parametrize("operand", [*OTHERS, *READ_EARLY])
 def test_early_b_behind_another_launch(operand: str, ends_between: list[int], random: numpy.random.Generator) -> None:
-    """What the grid before the launch before writes is complete when that one lets this one start."""
+    """The grid before the launch before has ended when that launch lets this one start."""
     config = CONFIGS[str(random.choice(list(CONFIGS)))]
     for case in range(SEEDS):
         emulator, module = load(config, timing(random, case))
