@@ -43,7 +43,7 @@ from nvfp4 import __version__
 from nvfp4.bench import experts, layers, limits, plot, report, timing, tune
 from nvfp4.bench.baselines import KINDS, L2_MULTIPLE, NAMES, OTHERS, Bench, default_kinds, prepare, unavailable
 from nvfp4.bench.shapes import OF_LAYERS, SETS, Shape, layer_of, task_shapes
-from nvfp4.cli import files, machine, show
+from nvfp4.cli import commands, files, machine, show
 
 if TYPE_CHECKING:
     import torch
@@ -111,16 +111,7 @@ def size_list(text: str) -> list[int]:
 
 
 def shape_list(text: str) -> list[Shape]:
-    shapes = []
-    for part in text.split(","):
-        sizes = part.lower().split("x")
-        if len(sizes) != 3:
-            raise argparse.ArgumentTypeError(f"{part!r} is not of the form MxNxK")
-        shape = Shape(*map(size, sizes))
-        if shape.k % 16:
-            raise argparse.ArgumentTypeError(f"{part!r}: K must be a multiple of 16")
-        shapes.append(shape)
-    return shapes
+    return [Shape(*sizes) for sizes in commands.shapes(text)]
 
 
 def kind_list(text: str) -> list[str]:

@@ -31,6 +31,24 @@ def parser(program: str, description: str, commands: Mapping[str, ModuleType]) -
     return top
 
 
+def shapes(text: str, most: int = 3, least: int = 1) -> list[tuple[int, ...]]:
+    """The type of an argument: shapes as `MxNxK,...`, or one as `M,N,K`. With `most` = 4 a shape may also have L."""
+    parts = text.lower().split(",") if "x" in text.lower() else [text.replace(",", "x")]
+    found = []
+    for part in parts:
+        sizes = part.split("x")
+        if len(sizes) not in range(3, most + 1) or not all(size.isdecimal() for size in sizes):
+            length = "[xL] or M,N,K[,L]" if most == 4 else " or M,N,K"
+            raise argparse.ArgumentTypeError(f"{text!r}: a shape is MxNxK{length}")
+        shape = tuple(map(int, sizes))
+        if min(shape) < least:
+            raise argparse.ArgumentTypeError(f"{part!r}: sizes must be positive")
+        if shape[2] % 16:
+            raise argparse.ArgumentTypeError(f"{part!r}: K must be a multiple of 16")
+        found.append(shape)
+    return found
+
+
 def main(top: argparse.ArgumentParser, commands: Mapping[str, ModuleType], argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status: 0 done, 1 a check failed or a layer is damaged, 2 it cannot run."""
     for stream in (sys.stdout, sys.stderr):

@@ -11,13 +11,13 @@ import platform
 from typing import Any
 
 from nvfp4 import info
-from nvfp4.cli import machine, show
+from nvfp4.cli import commands, machine, show
 
 NEVER_RUN = "assembled only, never run"  # sm100's PTX for a Thor
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", type=shape, metavar="M,N,K[,L]", help="show the plan for a product of this shape")
+    parser.add_argument("--shape", type=shape, metavar="MxNxK[xL]", help="show the plan for a product of this shape")
     parser.add_argument(
         "--backend", metavar="B", help=f"with --shape: show the plan on this backend ({machine.backends()})"
     )
@@ -25,15 +25,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def shape(text: str) -> tuple[int, ...]:
-    sizes = text.replace("x", ",").split(",")
-    if len(sizes) not in (3, 4) or not all(size.isdigit() for size in sizes):
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form M,N,K or M,N,K,L")
-    return tuple(map(int, sizes))
+    one, *others = commands.shapes(text, most=4, least=0)
+    if others:
+        raise argparse.ArgumentTypeError(f"{text!r}: only one shape")
+    return one
 
 
 def run(args: argparse.Namespace) -> int:
     if args.backend is not None and args.shape is None:
-        raise show.CommandError("--backend: needs --shape M,N,K")
+        raise show.CommandError("--backend: needs --shape MxNxK")
     software = {"python": platform.python_version(), "torch": torch_version()}
     properties = software | info(*(args.shape or ()), backend=args.backend)
     properties |= {"cpu": machine.cpu_name(), "cpu_features": machine.cpu_features()}

@@ -18,9 +18,10 @@ from paths import ROOT
 from python_server import python
 
 import nvfp4
-from nvfp4 import reference
+from nvfp4 import __main__, reference
 from nvfp4.__main__ import main
-from nvfp4.cli import check, machine, show
+from nvfp4.bench import shapes
+from nvfp4.cli import check, commands, machine, show
 
 README = ROOT / "README.md"
 WITHOUT = """
@@ -219,9 +220,12 @@ def test_info_rejects_a_backend_without_a_shape(in_process) -> None:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["info", "--shape", "1,2"], "M,N,K"),
+        (["info", "--shape", "1,2"], "argument --shape: '1,2': a shape is MxNxK[xL] or M,N,K[,L]"),
+        (["info", "--shape", "1x2x16,1x2x16"], "only one shape"),
         (["bench", "--shapes", "1x2x40"], "multiple of 16"),
-        (["bench", "--shapes", "1x2"], "MxNxK"),
+        (["bench", "--shapes", "1x2"], "argument --shapes: '1x2': a shape is MxNxK or M,N,K"),
+        (["bench", "--shapes", "1,2,16,1"], "MxNxK or M,N,K"),
+        (["bench", "--shapes", "1x2x16,2,2,16"], "MxNxK or M,N,K"),
         (["bench", "--shapes", "1x0x32"], "positive"),
         (["bench", "--m", "1,x"], "positive"),
         (["bench", "--repeat", "0"], "positive"),
@@ -237,6 +241,16 @@ def test_info_rejects_a_backend_without_a_shape(in_process) -> None:
 )
 def test_arguments_that_cannot_be_read(arguments: list[str], word: str, in_process) -> None:
     says(in_process(*arguments), 2, word)
+
+
+def test_shapes_have_two_spellings() -> None:
+    assert commands.shapes("3x5x32") == commands.shapes("3,5,32") == [(3, 5, 32)]
+    assert commands.shapes("3X5x32x2", most=4) == commands.shapes("3,5,32,2", most=4) == [(3, 5, 32, 2)]
+    assert commands.shapes("0,5,32", least=0) == [(0, 5, 32)]
+    assert commands.shapes("3x5x32,7x5x48") == [(3, 5, 32), (7, 5, 48)]
+    parse = __main__.parser().parse_args
+    assert parse(["bench", "--shapes", "3,5,32"]).shapes == [shapes.Shape(3, 5, 32)]
+    assert parse(["info", "--shape", "3,5,32,2"]).shape == parse(["info", "--shape", "3x5x32x2"]).shape == (3, 5, 32, 2)
 
 
 @pytest.mark.parametrize("command", ["check", "info", "bench", "quantize", "inspect", "convert"])

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from nvfp4 import __version__
 from nvfp4.bench import timing
 from nvfp4.bench.shapes import Shape
-from nvfp4.cli import check, files, machine, show
+from nvfp4.cli import check, commands, files, machine, show
 
 from .method import MODES, Device, Gpu, Inputs, Kernel, Limits, Mode, Wrong, judge_some, measure
 
@@ -103,16 +103,7 @@ def tests_of(args: argparse.Namespace) -> list[dict[str, int]]:
 
 
 def shape_list(text: str) -> list[dict[str, int]]:
-    shapes = []
-    for part in text.split(","):
-        sizes = part.lower().split("x")
-        if len(sizes) not in (3, 4) or not all(size.isdigit() and int(size) for size in sizes):
-            raise argparse.ArgumentTypeError(f"{part!r} is not of the form MxNxK or MxNxKxL")
-        shape = dict(zip("mnkl", [*map(int, sizes), 1]))
-        if shape["k"] % 16:
-            raise argparse.ArgumentTypeError(f"{part!r}: K must be a multiple of 16")
-        shapes.append(shape)
-    return shapes
+    return [dict(zip("mnkl", [*sizes, 1])) for sizes in commands.shapes(text, most=4)]
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
