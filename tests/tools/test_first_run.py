@@ -190,6 +190,18 @@ def test_limits(tmp_path: Path) -> None:
     assert sum(step.limit_s for step in steps.STEPS) < 100 * 60
 
 
+def test_the_page_names_the_steps_that_need_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds need NVRTC alone."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / steps.DEVICE_FILE).write_text('{"backend": "sm100"}')
+    setting = Setting(tmp_path, tmp_path, ROOT, 60, {"device": PASSED})
+    skipped = [step.name for step in steps.STEPS if step.why_skipped(setting, 3600).startswith("nvcc")]
+    stages = [f"stage-{name}" for name in "abcdef"]
+    assert skipped == [*stages, "constants", "placement-idle"]
+    page = (ROOT / "docs/first-run.md").read_text(encoding="utf-8")
+    assert "nvcc (`stage-a` to `stage-f`,\n`constants` and `placement-idle`)" in page
+
+
 # --- arguments ------------------------------------------------------------------------------------------------------
 
 

@@ -302,7 +302,7 @@ STEPS = (
         build(*DEBUG),
         600,
         min_s=240,
-        skip=(real_gpu, only_tuned, NVCC),
+        skip=(real_gpu, only_tuned),
         advice=BUILD_ADVICE,
     ),
     *(
@@ -431,7 +431,7 @@ STEPS = (
         build(*PLACEMENT),
         600,
         min_s=240,
-        skip=(real_gpu, only_tuned, NVCC),
+        skip=(real_gpu, only_tuned),
         advice=BUILD_ADVICE,
     ),
     Step(
