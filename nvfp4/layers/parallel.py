@@ -33,7 +33,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.parallel import RowwiseParallel as TorchRowwise
 
 from nvfp4 import _C, _api
-from nvfp4.layers.checks import prefix_errors
+from nvfp4.layers.checks import prefix_errors, short
 from nvfp4.layers.fused import FusedPart
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.packed import BLOCK, PackedLinear, check_block_scales
@@ -41,6 +41,7 @@ from nvfp4.layers.packed import BLOCK, PackedLinear, check_block_scales
 __all__ = ["ColwiseParallel", "RowwiseParallel"]
 
 K_UNIT = 64  # columns of a scale tile: a rank has whole ones
+REDUCED = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # what row-parallel ranks send
 LAST: tuple[Placement, ...] = (Shard(-1),)
 WHOLE: tuple[Placement, ...] = (Replicate(),)
 
@@ -152,19 +153,37 @@ class RowwiseParallel(TorchRowwise):
             Replicate().
             By default a rank gets the whole output. Shard(0), for example, reduces and scatters rows.
         use_local_output (bool, optional): whether the output is a plain tensor and no DTensor. Default: True.
+        reduce (str, optional): the numbers that the ranks send and add, "fp32", "bf16" or "fp16". Default: "fp32".
+            "fp32" gives the accuracy of one device: the result is rounded once.
+            "bf16" and "fp16" send half as many bytes and launch no kernel after the all-reduce, but round more often.
+            A module that is no nvfp4.Linear is torch's and sends numbers of its own dtype.
 
-    The ranks' sums are added in fp32, by an all-reduce or a reduce-scatter of fp32 numbers. alpha and bias, which every
-    rank has whole, are then applied once, and the result is rounded once. Where the sums are exact, the bits are those
-    of one device. The collective chooses the order of the ranks' sums: NCCL and gloo repeat it from run to run.
+    With reduce="fp32" the ranks' sums are added in fp32, by an all-reduce or a reduce-scatter. alpha and bias, which
+    every rank has whole, are then applied once, and the result is rounded once. Where the sums are exact, the bits are
+    those of one device.
 
-    With more than two ranks a layer with batch_invariant=True raises an error, since the collective chooses the order
-    of additions.
+    With reduce="bf16" or "fp16" each rank computes its share of the result: alpha times its sum. The first rank of the
+    mesh adds the bias to its share. A share is computed in fp32 and rounded once to 16 bits. The collective adds the R
+    shares and may round after each addition. A last step converts the sum to the dtype of x, if that is another one.
+
+    The bound of that sum: let u be 2^-8 for bf16 and 2^-11 for fp16, P the sum of the absolute values of the exact
+    shares, and E the sum of what fp32 may lose in each. Then the error is at most E + R * u / (1 - R * u) * (P + E).
+    One device loses u times the absolute result instead, which is less if shares of different signs cancel. In fp16 a
+    share below 2^-14 may lose 2^-25 more, and a share or a sum beyond 65504 is infinite. A gradient enters the layer in
+    the dtype that is sent.
+
+    The collective chooses the order of additions between ranks: NCCL and gloo repeat it from run to run. With more than
+    two ranks a layer with batch_invariant=True raises an error for that reason.
 
     The ranks share a dynamic input_global_scale, that of the whole x: they reduce the largest |x| (a max all-reduce of
     one number), so that the scale equals one device's.
 
+    All ranks must have the same `reduce`, and an x of the same dtype. parallelize_module and nvfp4.load compare the
+    words. A layer's first call compares the dtypes by a small all-gather, for which the host waits once. Compiled code
+    and the capture of a CUDA graph compare nothing, so call the layer once before.
+
     Raises:
-        nvfp4.Error: an argument breaks a rule.
+        nvfp4.Error: an argument breaks a rule, or ranks differ.
 
     Examples:
         >>> from torch.distributed.tensor.parallel import parallelize_module
@@ -177,8 +196,12 @@ class RowwiseParallel(TorchRowwise):
         input_layouts: Placement | None = None,
         output_layouts: Placement | None = None,
         use_local_output: bool = True,
+        reduce: str = "fp32",
     ) -> None:
         super().__init__(input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output)
+        if not isinstance(reduce, str) or reduce not in REDUCED:
+            raise _C.Error(f"reduce: is {reduce!r}; must be 'fp32', 'bf16' or 'fp16'")
+        self.reduce = reduce
         if self.output_layouts[0].is_partial():
             raise _C.Error("output_layouts: is Partial; must be Replicate or Shard: bias and rounding follow the sum")
 
@@ -269,6 +292,8 @@ class ColwiseLinear(PartLinear):
 
 
 class RowwiseLinear(PartLinear):
+    compared = False  # whether the ranks have compared the dtype of x
+
     def forward(self, x: Tensor) -> Tensor:
         if self.batch_invariant and self.mesh.size() > 2:
             raise _C.Error(
@@ -278,21 +303,18 @@ class RowwiseLinear(PartLinear):
             )
         x = self._local(x, LAST)
         x = self._checked(x.to_local() if isinstance(x, DTensor) else x)
-        rows = x.reshape(-1, self.in_features)
-        if rows.shape[0]:
-            scale, alpha = self._scales(rows)
-            sums = self._product(rows, scale, None, None, torch.float32)
-        else:
-            sums, alpha = x.new_empty((0, self.out_features), dtype=torch.float32), self.alpha
-        sums = sums.reshape(*x.shape[:-1], self.out_features)
-        usual = self.style.use_local_output and self.style.output_layouts == WHOLE
-        if usual and not recorded(sums):  # without DTensor: 100 us of host time and a copy of the sums less
-            if sums.numel():
-                dist.all_reduce(sums, group=self.mesh.get_group())
-            return self._finish(sums, alpha, self.bias, x.dtype)
-        y = DTensor.from_local(sums, self.mesh, (Partial(),), run_check=False)
-        y = y.redistribute(placements=self.style.output_layouts)
+        if not self.compared and can_wait(x):
+            check_equal({"x": short(x.dtype)}, self.mesh)
+            self.compared = True
+        terms, alpha = self._terms(x)
         bias = self.bias
+        usual = self.style.use_local_output and self.style.output_layouts == WHOLE
+        if usual and not recorded(terms):  # without DTensor: 100 us of host time and a copy of the terms less
+            if terms.numel():
+                dist.all_reduce(terms, group=self.mesh.get_group())
+            return self._finish(terms, alpha, bias, x.dtype)
+        y = DTensor.from_local(terms, self.mesh, (Partial(),), run_check=False)
+        y = y.redistribute(placements=self.style.output_layouts)
         if y.placements[0].is_shard(y.ndim - 1):
             rank, size = place(self.mesh)
             step = -(-self.out_features // size)
@@ -303,6 +325,28 @@ class RowwiseLinear(PartLinear):
             return local
         return DTensor.from_local(local, self.mesh, y.placements, run_check=False, shape=y.shape, stride=y.stride())
 
+    def _terms(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """This rank's terms of the ranks' sum, in the dtype that is sent, and alpha. In fp32 they are the sums of its
+        products, in 16 bits its share of the result."""
+        dtype, rows = REDUCED[self.reduce], x.reshape(-1, self.in_features)
+        if not rows.shape[0]:
+            return x.new_empty((*x.shape[:-1], self.out_features), dtype=dtype), self.alpha
+        scale, alpha = self._scales(rows)
+        if dtype == torch.float32:
+            terms = self._product(rows, scale, None, None, dtype)
+        else:
+            bias = self.bias if place(self.mesh)[0] == 0 else None
+            terms = self._product(rows, scale, alpha, bias, dtype).to(dtype)  # W4A16 gives fp32 for fp32 rows
+        return terms.reshape(*x.shape[:-1], self.out_features), alpha
+
+    @property
+    def reduce(self) -> str:
+        assert isinstance(self.style, RowwiseParallel)
+        return self.style.reduce
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + ("" if self.reduce == "fp32" else f", reduce={self.reduce!r}")
+
     def _dynamic_scale(self, rows: Tensor) -> Tensor:
         """The scale of the whole input. A NaN, which a max may drop, is reduced as infinity: both give the scale 1."""
         low, high = rows.detach().aminmax()  # one pass, without a copy of |x|
@@ -310,9 +354,11 @@ class RowwiseLinear(PartLinear):
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.mesh.get_group())
         return _api.amax_scale(largest.reshape(1, 1), block_scale=self.block_scale).reshape(())
 
-    @staticmethod
-    def _finish(sums: Tensor, alpha: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """alpha * sum + bias in fp32, as gemm's epilogue rounds them, and one rounding to dtype."""
+    def _finish(self, sums: Tensor, alpha: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """The result of added terms. alpha * sum + bias in fp32, as gemm's epilogue rounds them, and one rounding to
+        dtype. Terms of 16 bits have alpha and bias."""
+        if self.reduce != "fp32":
+            return sums.to(dtype)
         if bias is not None:
             operation, terms = torch.add, (sums * alpha, bias.float())
         else:
@@ -332,6 +378,25 @@ def place(mesh: DeviceMesh) -> tuple[int, int]:
     return mesh.get_local_rank(), mesh.size()
 
 
+def can_wait(x: Tensor) -> bool:
+    """Whether the host may wait for other ranks: in no traced code, and in no capture of a CUDA graph."""
+    if torch.compiler.is_compiling() or type(x) is not Tensor or x.is_meta:
+        return False
+    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def check_equal(described: Mapping[str, str], mesh: DeviceMesh) -> None:
+    """Raises the same error on all ranks if they describe something differently. A collective of other dtypes on some
+    ranks returns garbage (gloo) or waits for ever."""
+    given: list[Mapping[str, str]] = [{}] * mesh.size()
+    dist.all_gather_object(given, dict(described), group=mesh.get_group())
+    for rank, other in enumerate(given):
+        for name in {**given[0], **other}:
+            ours, theirs = given[0].get(name), other.get(name)
+            if ours != theirs:
+                raise _C.Error(f"{name}: is {ours} on rank 0 of the mesh and {theirs} on rank {rank}; must be equal")
+
+
 def check_mesh(mesh: DeviceMesh) -> None:
     if mesh.ndim != 1:
         raise _C.Error(f"device_mesh: has {mesh.ndim} dimensions; must have 1, as a slice of it by name has")
@@ -349,6 +414,11 @@ def part_of(packed: PackedLinear, style: Style, mesh: DeviceMesh) -> PartLinear:
     return layer
 
 
+def reduce_of(style: ParallelStyle, prefix: str = "") -> dict[str, str]:
+    """The style's `reduce`, if it has one, as check_equal compares it."""
+    return {f"{prefix}reduce": repr(style.reduce)} if isinstance(style, RowwiseParallel) else {}
+
+
 def turn_into_part(module: Linear, style: Style, mesh: DeviceMesh) -> None:
     """Changes the layer in place, as parallelize_module needs it. Unless style.src_data_rank is None, all ranks get
     that rank's tensors first; torch's styles do so too."""
@@ -357,8 +427,12 @@ def turn_into_part(module: Linear, style: Style, mesh: DeviceMesh) -> None:
     packed = module.packed()
     check_mesh(mesh)
     style.part(packed, mesh)  # raises before anything is sent
-    if style.src_data_rank is not None and not packed.weight.is_meta:
-        packed = sent(packed, style.src_data_rank, mesh)
+    source = None if packed.weight.is_meta else style.src_data_rank
+    tensors = {} if source is None else {"bias": packed.bias, "pre_quant_scale": packed.pre_quant_scale}
+    dtypes = {name: "None" if t is None else short(t.dtype) for name, t in tensors.items()}
+    check_equal(reduce_of(style) | dtypes, mesh)
+    if source is not None:
+        packed = sent(packed, source, mesh)
     layer = part_of(packed, style, mesh)
     if not packed.weight.is_meta:
         layer.to(mesh.device_type)
@@ -416,7 +490,11 @@ def split_layers(
     A layer is sliced before anything else is done with it: of a mapped file only the slices are read, and checked."""
     styles = named_styles(model, plan)
     parts: dict[str, Linear] = {}
-    for name in [name for name in styles if name in layers]:
+    names = [name for name in styles if name in layers]
+    if names:
+        check_mesh(mesh)
+        check_equal({k: word for name in names for k, word in reduce_of(styles[name], f"{name}.").items()}, mesh)
+    for name in names:
         style = styles.pop(name)
         if not isinstance(style, (ColwiseParallel, RowwiseParallel)):
             kind = type(style)

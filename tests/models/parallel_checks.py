@@ -1,8 +1,9 @@
 """Checks of nvfp4.parallel on several ranks: `python parallel_checks.py FOLDER DEVICE RANKS`.
 
 The program imports torch once and forks the ranks (gloo and "cpu", or NCCL and "cuda" with a GPU for each). Each rank
-runs every check below, with equal data, on the mesh of all ranks; of four, the first two run them on a mesh of two as
-well. FOLDER/RANK.json has of each check "" or what went wrong. A rank that fails ends, so that the others fail with it.
+runs every check below and of reduce_checks.py, with equal data, on the mesh of all ranks; of four, the first two run
+them on a mesh of two as well. FOLDER/RANK.json has of each check "" or what went wrong. A rank that fails ends, so that
+the others fail with it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support"), str(Path(__file__).resolve().parent)]
 
+import reduce_checks  # noqa: E402, F401  (registers its checks)
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402, F401  (DTensor imports it at its first use: a second in each rank)
 import torch.distributed as dist  # noqa: E402
@@ -499,10 +501,10 @@ def graphs(ranks: Ranks) -> None:
     """On every rank's GPU, with a stream of its own: torch.cuda.graph keeps one of the first device that it saw."""
     if ranks.device != "cuda":
         return
-    for activations, static in MODES:
+    for (activations, static), reduce in itertools.product(MODES, ("fp32", "bf16")):
         up, down = ranks.layer(activations, static), ranks.layer(activations, static, k=256 * ranks.size, n=300)
         up = parallelize(up, ranks.mesh, ColwiseParallel())
-        down = parallelize(down, ranks.mesh, RowwiseParallel())
+        down = parallelize(down, ranks.mesh, RowwiseParallel(reduce=reduce))
         x = torch.randn(5, K, dtype=torch.bfloat16, device="cuda")
         z = torch.randn(5, 256, dtype=torch.bfloat16, device="cuda")
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()

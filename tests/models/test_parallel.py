@@ -16,7 +16,8 @@ from python_server import python
 PROGRAM = Path(__file__).with_name("parallel_checks.py")
 CHECKS = [
     node.name
-    for node in ast.parse(PROGRAM.read_text()).body
+    for file in (PROGRAM, PROGRAM.with_name("reduce_checks.py"))
+    for node in ast.parse(file.read_text()).body
     if isinstance(node, ast.FunctionDef) and any(getattr(each, "id", "") == "check" for each in node.decorator_list)
 ]
 
