@@ -1,4 +1,5 @@
-"""Checks of what the ranks of nvfp4.parallel send in 16 bits: parallel_checks.py runs them."""
+"""Checks of what the ranks of nvfp4.parallel send in 16 bits, and of experts on several ranks: parallel_checks.py runs
+them."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import itertools
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from error_bounds import gamma, roundings
+from expert_layers import filled
 from parallel_ranks import FULL, MODES, K, N, Ranks, check, error, parallelize, same
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -16,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import nvfp4
 from nvfp4 import reference
 from nvfp4.checkpoints import modelopt
+from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.packed import PackedLinear
 from nvfp4.layers.parallel import ColwiseParallel, RowwiseLinear, RowwiseParallel
 
@@ -229,3 +233,38 @@ def compiled_sums_of_16_bits(ranks: Ranks) -> None:
         x = ranks.own(values(ranks, 8, K).bfloat16())
         with torch.no_grad():
             assert same(compiled(x), layer(x))
+
+
+# ---- experts ----
+
+
+@check
+def experts_on_several_ranks_add_up_to_one_ranks_result(ranks: Ranks) -> None:
+    """Expert e is on rank e mod R, and expert_map says so; the ranks' results are added. x is a multiple of 6 e4m3
+    scales in each block, weights are 0, 1 and -1, so the square of a sum of 4 of them has few bits, in units that
+    quantizing makes no smaller than 2^-10. So no sum rounds."""
+    count, hidden, inner, tokens, g = 8, 64, 16, 11, ranks.generator
+    for activations in ("nvfp4", None):
+        whole = Experts(count, hidden, inner, "relu2", False, activations=activations)
+        for stack, scale in ((whole.gate_up, 1.0), (whole.down, 2.0**-6)):
+            filled(stack, g, integers=True)
+            if activations:
+                stack.input_global_scale = torch.full_like(stack.weight_global_scale, scale)
+        place = torch.arange(count)
+        mine = place % ranks.size == ranks.rank
+        expert_map = torch.where(mine, place // ranks.size, -1).int().to(ranks.device)
+        own = Experts(count // ranks.size, hidden, inner, "relu2", False, activations=activations)
+        for part, stack in ((own.gate_up, whole.gate_up), (own.down, whole.down)):
+            part.load_state_dict({name: t[mine] for name, t in stack.state_dict().items()})
+        x = torch.zeros(tokens, 4, hidden // 4)
+        x[..., 3] = 0.75 * (1 - 2 * torch.randint(2, (tokens, 4), generator=g))
+        index = torch.rand(tokens, count, generator=g).argsort(1)[:, :3]
+        index[2, 1] = -1
+        weights = 0.5 ** torch.randint(2, (tokens, 3), generator=g)
+        given = [t.to(ranks.device) for t in (x.reshape(tokens, hidden), index, weights)]
+        with torch.no_grad():
+            want = whole.to(ranks.device)(*given)
+            sums = own.to(ranks.device)(*given, expert_map=expert_map)
+            assert not same(sums, want)
+            dist.all_reduce(sums, group=ranks.mesh.get_group())
+            assert same(sums, want) and want.count_nonzero() > want.numel() // 2
