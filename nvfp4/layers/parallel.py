@@ -35,6 +35,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel as TorchRowwise
 from nvfp4 import _C, _api
 from nvfp4.layers.checks import prefix_errors, short
 from nvfp4.layers.fused import FusedPart
+from nvfp4.layers.gradient import check_no_tangent
 from nvfp4.layers.linear import Linear
 from nvfp4.layers.packed import BLOCK, PackedLinear, check_block_scales
 
@@ -63,6 +64,10 @@ class ColwiseParallel(TorchColwise):
 
     An output equals that of an nvfp4.Linear of these rows, to the bit. A dynamic input_global_scale is the whole
     layer's, since each rank has the whole x.
+
+    With input_layouts=Shard(d) of tokens the ranks gather x. A layer with a stored input_global_scale quantizes first,
+    so that 4.5 bits of each value are sent instead of 16, except if x is a DTensor or requires a gradient. All ranks
+    must have an x of the same dtype, which they compare as those of a RowwiseParallel do.
 
     Raises:
         nvfp4.Error: an argument breaks a rule, or a rank would have no row.
@@ -250,6 +255,7 @@ class PartLinear(Linear):
     mesh: DeviceMesh
     style: Style
     whole: tuple[int, int]
+    compared = False  # whether the ranks have compared the dtype of x
 
     def _local(self, x: Tensor, wanted: tuple[Placement, ...]) -> Tensor | DTensor:
         """x in the wanted layout; a plain tensor that is in it already stays one."""
@@ -257,6 +263,12 @@ class PartLinear(Linear):
         if not isinstance(x, DTensor) and style.input_layouts == wanted:
             return x
         return style._prepare_input_fn(style.input_layouts, wanted, self, (x,), self.mesh)
+
+    def _compare(self, x: Tensor) -> None:
+        """Raises an error on all ranks if their dtypes of x differ, at the first call that can wait for them."""
+        if can_wait(x) and not self.compared:
+            check_equal({"x": short(x.dtype)}, self.mesh)
+            self.compared = True
 
     def packed(self) -> NoReturn:
         rank, size = place(self.mesh)
@@ -275,12 +287,17 @@ class PartLinear(Linear):
 
 class ColwiseLinear(PartLinear):
     def forward(self, x: Tensor) -> Tensor:
-        x = self._local(x, WHOLE)
-        if not isinstance(x, DTensor) and x.requires_grad and torch.is_grad_enabled():
-            x = DTensor.from_local(x, self.mesh, WHOLE, run_check=False)
-        if isinstance(x, DTensor):  # each rank's gradient is that of its own outputs
-            x = x.to_local(grad_placements=(Partial(),))
-        y = super().forward(x)
+        if self.style.input_layouts != WHOLE:
+            self._compare(x)
+        if self._gathers_codes(x):
+            y = self._product_of_codes(self._checked(x))
+        else:
+            x = self._local(x, WHOLE)
+            if not isinstance(x, DTensor) and x.requires_grad and torch.is_grad_enabled():
+                x = DTensor.from_local(x, self.mesh, WHOLE, run_check=False)
+            if isinstance(x, DTensor):  # each rank's gradient is that of its own outputs
+                x = x.to_local(grad_placements=(Partial(),))
+            y = super().forward(x)
         if self.style.use_local_output and self.style.output_layouts == LAST:
             return y
         shape = torch.Size((*y.shape[:-1], self.whole[0]))
@@ -290,10 +307,29 @@ class ColwiseLinear(PartLinear):
             self.style.output_layouts, self.style.use_local_output, self, whole, self.mesh
         )
 
+    def _gathers_codes(self, x: Tensor) -> bool:
+        """Whether each rank quantizes its tokens before the ranks gather them: 4.5 bits a value and not 16. A stored
+        scale makes the result independent of which rank quantizes a row."""
+        layout = self.style.input_layouts[0]
+        if self.input_global_scale is None or not layout.is_shard() or type(x) is not Tensor or not x.numel():
+            return False
+        return layout.dim not in (-1, x.ndim - 1) and not (torch.is_grad_enabled() and x.requires_grad)
+
+    def _product_of_codes(self, x: Tensor) -> Tensor:
+        check_no_tangent(x)
+        rows = x.reshape(-1, self.in_features).contiguous()
+        scale, how = self.input_global_scale, self.block_scale
+        data, blocks = _api.quantize(rows, global_scale=scale, scale_layout="linear", block_scale=how)
+        parts = (t.view(torch.uint8).reshape(*x.shape[:-1], -1) for t in (data, blocks))
+        data, blocks = (local(self._local(t, WHOLE)).contiguous() for t in parts)
+        blocks = _api.swizzle(blocks.reshape(-1, blocks.shape[-1]).view(torch.float8_e4m3fn))
+        bias = self.bias if self.bias is None or self.bias.dtype == x.dtype else self.bias.float()
+        options = {"alpha": self.alpha, "bias": bias, "out_dtype": x.dtype, "batch_invariant": self.batch_invariant}
+        y = _api.gemm(data.reshape(-1, data.shape[-1]), self.weight, blocks, self.weight_scale, **options)
+        return y.reshape(*data.shape[:-1], self.out_features)
+
 
 class RowwiseLinear(PartLinear):
-    compared = False  # whether the ranks have compared the dtype of x
-
     def forward(self, x: Tensor) -> Tensor:
         if self.batch_invariant and self.mesh.size() > 2:
             raise _C.Error(
@@ -302,10 +338,8 @@ class RowwiseLinear(PartLinear):
                 "outputs"
             )
         x = self._local(x, LAST)
-        x = self._checked(x.to_local() if isinstance(x, DTensor) else x)
-        if not self.compared and can_wait(x):
-            check_equal({"x": short(x.dtype)}, self.mesh)
-            self.compared = True
+        x = self._checked(local(x))
+        self._compare(x)
         terms, alpha = self._terms(x)
         bias = self.bias
         usual = self.style.use_local_output and self.style.output_layouts == WHOLE
@@ -320,10 +354,10 @@ class RowwiseLinear(PartLinear):
             step = -(-self.out_features // size)
             own = slice(rank * step, (rank + 1) * step)
             alpha, bias = alpha[own] if alpha.ndim else alpha, None if bias is None else bias[own]
-        local = self._finish(y.to_local(), alpha, bias, x.dtype)
+        result = self._finish(y.to_local(), alpha, bias, x.dtype)
         if self.style.use_local_output:
-            return local
-        return DTensor.from_local(local, self.mesh, y.placements, run_check=False, shape=y.shape, stride=y.stride())
+            return result
+        return DTensor.from_local(result, self.mesh, y.placements, run_check=False, shape=y.shape, stride=y.stride())
 
     def _terms(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """This rank's terms of the ranks' sum, in the dtype that is sent, and alpha. In fp32 they are the sums of its
@@ -366,6 +400,11 @@ class RowwiseLinear(PartLinear):
         if recorded(sums):
             return operation(*terms).to(dtype)
         return operation(*terms, out=sums.new_empty(sums.shape, dtype=dtype))  # one kernel computes and rounds
+
+
+def local(x: Tensor) -> Tensor:
+    """This rank's tensor of a DTensor; a plain tensor is it already."""
+    return x.to_local() if isinstance(x, DTensor) else x
 
 
 def recorded(t: Tensor) -> bool:

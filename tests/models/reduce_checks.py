@@ -21,7 +21,7 @@ from nvfp4 import reference
 from nvfp4.checkpoints import modelopt
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.packed import PackedLinear
-from nvfp4.layers.parallel import ColwiseParallel, RowwiseLinear, RowwiseParallel
+from nvfp4.layers.parallel import ColwiseParallel, RowwiseParallel
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -161,6 +161,34 @@ def a_sequence_parallel_pair(ranks: Ranks) -> None:
 
 
 @check
+def tokens_are_gathered_as_codes(ranks: Ranks) -> None:
+    """If the input scale is stored: the bits are those of gathered inputs, on random numbers, and fewer are sent."""
+    for (activations, static), dim, rule in itertools.product(MODES, (0, 1), ("amax6", "four_over_six")):
+        layer = ranks.layer(activations, static)
+        layer.block_scale = rule
+        if static:
+            layer.input_global_scale.fill_(0.01)
+            layer.pre_quant_scale = (torch.rand(K, generator=ranks.generator) + 0.5).to(ranks.device)
+            layer.update_alpha()
+        whole = parallelize(copy.deepcopy(layer), ranks.mesh, ColwiseParallel())
+        columns = parallelize(copy.deepcopy(layer), ranks.mesh, ColwiseParallel(input_layouts=Shard(dim)))
+        for dtype, shape in ((torch.bfloat16, (4, 20, K)), (torch.float32, (8, 4, K))):
+            x = torch.randn(shape, generator=ranks.generator).to(ranks.device, dtype)
+            own = ranks.own(x, dim)
+            with torch.no_grad(), Calls() as calls:
+                assert same(columns(own), whole(x))
+            sent = [dtype for name, dtype in calls.found if "all_gather" in name]
+            assert sent == ([torch.uint8] * 2 if static else [x.dtype])
+        with torch.no_grad():
+            given = DTensor.from_local(own, ranks.mesh, (Shard(dim),))
+            assert same(columns(given), whole(x))
+            empty = columns(x.new_empty(2, 0, K))
+            assert empty.numel() == 0 and empty.shape[-1] == whole.out_features
+        y = columns(own.clone().requires_grad_())
+        assert same(y.detach(), whole(x)) and y.requires_grad
+
+
+@check
 def gradients_pass_through_sums_of_16_bits(ranks: Ranks) -> None:
     layer = small(ranks, None, False)
     x = values(ranks, 4, K).bfloat16().requires_grad_()
@@ -209,30 +237,32 @@ def ranks_that_differ_are_an_error_on_all(ranks: Ranks) -> None:
     for style in (RowwiseParallel(), ColwiseParallel()):
         error(f"bias: is float32 on rank 0 of the mesh and float16 on rank {last}",
               lambda style=style: parallelize(other, mesh, style))  # fmt: skip
-    for reduce in ("fp32", "bf16"):
-        rows = split(layer, ranks, reduce=reduce)
-        assert isinstance(rows, RowwiseLinear)
-        x = ranks.own(ranks.integers(3, K).to(ranks.device))
+    styles = [RowwiseParallel(), RowwiseParallel(reduce="bf16"), ColwiseParallel(input_layouts=Shard(0))]
+    for style in styles:
+        part = parallelize(copy.deepcopy(layer), mesh, style)
+        x = ranks.integers(3, part.in_features).to(ranks.device)
         for _ in range(2):
             error(f"x: is float16 on rank 0 of the mesh and bfloat16 on rank {last}; must be equal",
-                  lambda rows=rows, x=x: rows(x.bfloat16() if odd else x.half()))  # fmt: skip
-        rows(x)
+                  lambda part=part, x=x: part(x.bfloat16() if odd else x.half()))  # fmt: skip
+        part(x)
         with Calls() as calls:
-            rows(x)
-        assert not [name for name, _ in calls.found if "gather" in name]
+            part(x)
+        assert len([name for name, _ in calls.found if "gather" in name]) == 2 * isinstance(style, ColwiseParallel)
 
 
 @check
-def compiled_sums_of_16_bits(ranks: Ranks) -> None:
+def compiled_layers_that_send_fewer_bits(ranks: Ranks) -> None:
     if not FULL:
         return
     for (activations, static), layout in itertools.product(MODES, (Replicate(), Shard(0))):
         torch._dynamo.reset()
-        layer = split(small(ranks, activations, static), ranks, reduce="bf16", output_layouts=layout)
-        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-        x = ranks.own(values(ranks, 8, K).bfloat16())
+        rows = split(small(ranks, activations, static), ranks, reduce="bf16", output_layouts=layout)
+        columns = parallelize(ranks.layer(activations, static), ranks.mesh, ColwiseParallel(input_layouts=layout))
+        x = values(ranks, 8, K).bfloat16()
         with torch.no_grad():
-            assert same(compiled(x), layer(x))
+            for layer, given in ((rows, ranks.own(x)), (columns, x if layout == Replicate() else ranks.own(x, 0))):
+                compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+                assert same(compiled(given), layer(given))
 
 
 # ---- experts ----
