@@ -60,7 +60,7 @@ DIRTY_L2_US = 126.5 * 2**20 / 50 / 7.25e6
 
 def ranges() -> dict[str, Range]:
     """RANGES, in the model's order. ValueError: a constant has no range or lies outside it."""
-    constants = c_model.sm100_constants()
+    constants = c_model.constants_of("sm100")
     if {constant.name for constant in constants} != set(RANGES):
         raise ValueError(
             f"constants without a range, or ranges without: {sorted({c.name for c in constants} ^ set(RANGES))}"
@@ -83,7 +83,7 @@ def ends() -> tuple[dict[str, float], dict[str, float]]:
     """All constants at their fast ends, all at their slow ones."""
     fast, slow = {}, {}
     known = ranges()
-    for constant in c_model.sm100_constants():
+    for constant in c_model.constants_of("sm100"):
         r = known[constant.name]
         slow[constant.name], fast[constant.name] = (r.low, r.high) if more_is_faster(constant) else (r.high, r.low)
     return fast, slow

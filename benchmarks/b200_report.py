@@ -498,7 +498,7 @@ def constants_table() -> list[str]:
     known = ranges()
     return header("constant", "low", "value", "high", "unit", "source of the value", "of the ends") + [
         row(c.name, f"{r.low:g}", f"{c.value:g}", f"{r.high:g}", c.unit, c.source, r.source)
-        for c in c_model.sm100_constants()
+        for c in c_model.constants_of("sm100")
         for r in (known[c.name],)
     ]
 

@@ -3,10 +3,11 @@
  * instantiations of the sm100 kernels. */
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "kernels/sm100/grouped_model.h"
 #include "kernels/sm100/plan.c"
-#include "kernels/sm90/model.h"
+#include "kernels/sm90/plan.h"
 
 const device_props b200_props = {.compute_capability = 100,
                                  .sm_count = 148,
@@ -45,11 +46,6 @@ const device_props h20_props = {.compute_capability = 90,
                                 .memory_gb_s = 4022,
                                 .l2_bytes = 60 << 20};
 
-const sm90_model sm90_model_defaults = {
-#define X(name, value) .name = value,
-    SM90_MODEL_CONSTANTS(X)
-#undef X
-};
 const sm100_model sm100_model_defaults = {
 #define X(name, value, ...) .name = value,
     SM100_MODEL_CONSTANTS(X)
@@ -87,18 +83,18 @@ double sm100_dense_gated_us(const sm100_model *m, const device_props *props, int
 }
 
 /* Fills the traits of contiguous operands with scales in the tensor core's layout, and an fp16 result. */
-void contiguous_traits(int64_t m, int64_t n, int64_t k, int64_t l, gemm_traits *out) {
+void contiguous_traits(int64_t m, int64_t n, int64_t k, int64_t l, int32_t a_type, gemm_traits *out) {
     static const uint8_t memory[16] __attribute__((aligned(16)));
-    const int64_t atoms = ceil_div(k, SM100_MMA_K) * SM100_ATOM_BYTES;
+    const int64_t atoms = ceil_div(k, SM100_MMA_K) * SM100_ATOM_BYTES, a_row = a_type == VALUES_E2M1 ? k / 2 : k * 2;
     const gemm_problem p = {.m = m,
                             .n = n,
                             .k = k,
                             .l = l,
                             .a = memory,
                             .b = memory,
-                            .a_pitch = k / 2,
+                            .a_pitch = a_row,
                             .b_pitch = k / 2,
-                            .a_batch = m * k / 2,
+                            .a_batch = m * a_row,
                             .b_batch = n * k / 2,
                             .scale_a_pitch = atoms,
                             .scale_b_pitch = atoms,
@@ -107,7 +103,8 @@ void contiguous_traits(int64_t m, int64_t n, int64_t k, int64_t l, gemm_traits *
                             .out_pitch = n * 2,
                             .scale_layout = NVFP4_128X4,
                             .out_type = NVFP4_FP16,
-                            .aligned16 = 1};
+                            .aligned16 = 1,
+                            .a_type = a_type};
     *out = traits_of(&p);
 }
 
@@ -148,12 +145,103 @@ void time_sm100_work(const sm100_model *model, const device_props *props, const 
     call->plain = model->plain_gap_us + call->kernel;
 }
 
+/* ---- Hopper: not with other instantiations of sm100 ---- */
+
+#ifndef ONLY_SM100
+
+void sm90_constants_on(const device_props *props, sm90_model *out) {
+    *out = sm90_model_on(props);
+}
+
+const char *sm90_constants_are(const device_props *props) {
+    return sm90_model_name(props);
+}
+
+/* Fills the traits of rows in groups, of a 16-bit A as nvfp4_shape has them: l matrices in all. */
+void grouped_traits(int64_t rows, int64_t n, int64_t k, int64_t l, int32_t groups, int32_t a_type, gemm_traits *out) {
+    contiguous_traits(rows, n, k, l, a_type, out);
+    out->product_kind = PRODUCT_GROUPED;
+    out->broadcast_a = BROADCAST_VALUES | BROADCAST_SCALES;
+    out->groups = groups;
+}
+
+static int by_time(const void *x, const void *y) {
+    return candidate_precedes(x, y) ? -1 : 1;
+}
+
+/* All plans of a product on a Hopper GPU, sm80's too, from the chosen one on; is_gated: of gate and up with their
+ * activation, where `fused[i]` says whether plan i computes it too. At most 2 * MAX_CANDIDATES. */
+int32_t hopper_plans(const sm90_model *model, const device_props *props, const gemm_traits *t, int32_t is_gated,
+                     gemm_candidate *out, int32_t *fused) {
+    extern const gemm_backend sm80_backend;
+    const gemm_planner *sm80 = sm80_backend.planners[t->product_kind];
+    int32_t count = sm90_candidates(model, props, t, out);
+    if (sm80->a_types >> t->a_type & 1) count += sm80->candidates(props, t, out + count);
+    qsort(out, (size_t)count, sizeof *out, by_time);
+    for (int32_t i = 0; i < count; i++) {
+        const gemm_candidate of = out[i];
+        fused[i] = is_gated && of.backend == NVFP4_BACKEND_SM90 && sm90_with_activation(model, props, t, &of, &out[i]);
+    }
+    return count;
+}
+
+/* A measured plan of a product; us: 0 where it was not measured. */
+typedef struct timed_plan {
+    int32_t backend, kernel, swap_ab, split_k, tile_n, fused;
+    double single_us, graph_us;
+} timed_plan;
+
+typedef struct timed_product {
+    gemm_traits traits;
+    int32_t is_gated, first, end; /* of its plans */
+    int32_t padding_;
+} timed_product;
+
+/* What a fit makes small: squared relative errors, of back-to-back times where a plan has one, weighted towards the
+ * fastest plans of a product; and by how much the chosen plan takes longer than the fastest, more where it is over 1 %.
+ */
+double hopper_loss(const sm90_model *model, const device_props *props, const timed_product *products, int32_t count,
+                   const timed_plan *plans) {
+    static gemm_candidate all[2 * MAX_CANDIDATES];
+    static int32_t fused[2 * MAX_CANDIDATES];
+    double loss = 0;
+    for (const timed_product *p = products; p < products + count; p++) {
+        const int32_t listed = hopper_plans(model, props, &p->traits, p->is_gated, all, fused);
+        double single = INFINITY, graph = INFINITY;
+        for (int32_t j = p->first; j < p->end; j++) {
+            if (plans[j].single_us > 0) single = fmin(single, plans[j].single_us);
+            if (plans[j].graph_us > 0) graph = fmin(graph, plans[j].graph_us);
+        }
+        int chosen = 0;
+        for (int32_t i = 0; i < listed; i++)
+            for (int32_t j = p->first; j < p->end; j++) {
+                const timed_plan *m = &plans[j];
+                if (m->backend != all[i].backend || m->kernel != all[i].kernel || m->swap_ab != all[i].swap_ab ||
+                    m->split_k != all[i].split_k || m->tile_n != all[i].tile_n || m->fused != fused[i])
+                    continue;
+                if (m->graph_us > 0)
+                    loss += pow(graph / m->graph_us, 4) * pow(log(fmax(all[i].modelled_us, 0.5) / m->graph_us), 2);
+                else
+                    loss += pow(single / m->single_us, 4) * pow(log(all[i].single_us / m->single_us), 2);
+                if (!chosen++) {
+                    const double longer = m->graph_us > 0 ? m->graph_us / graph : m->single_us / single;
+                    loss += 200 * pow(fmax(longer - 1.01, 0.0), 2) + 3 * (longer - 1.0);
+                }
+                break;
+            }
+    }
+    return loss;
+}
+
+#endif
+
 /* One line a fact: its kind, then what names it and its values, divided by tabs. */
 const char *describe(void) {
     static char text[1 << 16];
     size_t at = 0;
 #define LINE(...)                           at += (size_t)snprintf(text + at, sizeof text - at, __VA_ARGS__)
 #define NUMBER(name)                        LINE("number\t%s\t%lld\n", #name, (long long)name)
+#define MEANING(name, unit, meaning)        LINE("constant\tsm90_model\t%s\t%s\t%s\n", #name, unit, meaning);
 #define CONSTANT(name, value, unit, source) LINE("constant\tsm100_model\t%s\t%s\t%s\n", #name, unit, source);
 #define CONFIG(id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast)                                   \
     LINE("config\t%s\t%d\t%d\t%d\t%d\t%d\t%d\n", #id, cta_group, mma_tile_n, stages, accumulators, cp_async, multicast);
@@ -171,6 +259,10 @@ const char *describe(void) {
     NUMBER(SM100_CTA_ROWS);
     NUMBER(SM100_BULK_STORES);
     NUMBER(MAX_CANDIDATES);
+    NUMBER(VALUES_E2M1);
+    NUMBER(NVFP4_FP16);
+    NUMBER(NVFP4_BF16);
+    SM90_MODEL_CONSTANTS(MEANING)
     SM100_MODEL_CONSTANTS(CONSTANT)
     SM100_GEMM_CONFIGS(CONFIG)
 
@@ -229,6 +321,25 @@ const char *describe(void) {
     FIELD(gemm_candidate, batch_invariant);
     FIELD(gemm_candidate, padding_);
     FIELD(gemm_candidate, tiling);
+
+#ifndef ONLY_SM100
+    SIZE(timed_plan);
+    FIELD(timed_plan, backend);
+    FIELD(timed_plan, kernel);
+    FIELD(timed_plan, swap_ab);
+    FIELD(timed_plan, split_k);
+    FIELD(timed_plan, tile_n);
+    FIELD(timed_plan, fused);
+    FIELD(timed_plan, single_us);
+    FIELD(timed_plan, graph_us);
+
+    SIZE(timed_product);
+    FIELD(timed_product, traits);
+    FIELD(timed_product, is_gated);
+    FIELD(timed_product, first);
+    FIELD(timed_product, end);
+    FIELD(timed_product, padding_);
+#endif
 
     SIZE(sm100_work);
     FIELD(sm100_work, tiles);

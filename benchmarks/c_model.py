@@ -59,16 +59,16 @@ class Constant:
 
 
 class Library:
-    """c_model.c, compiled: with the planner of sm90, or with other instantiations of the sm100 kernel."""
+    """c_model.c, compiled: with the planners of sm80 and sm90, or with other instantiations of the sm100 kernel."""
 
     def __init__(self, configs: tuple[Config, ...] = ()) -> None:
         sources = [HERE / "c_model.c"]
         options = []
         if configs:
             rows = " ".join(f"X(config_{i}, {', '.join(map(str, row[1:]))})" for i, row in enumerate(configs))
-            options.append(f"-DSM100_GEMM_CONFIGS(X)={rows}")
+            options += [f"-DSM100_GEMM_CONFIGS(X)={rows}", "-DONLY_SM100"]
         else:
-            folders = (CSRC / "kernels/sm90", CSRC / "kernels/units")
+            folders = (CSRC / "kernels/sm80", CSRC / "kernels/sm90", CSRC / "kernels/units")
             sources += sorted(path for folder in folders for path in folder.glob("*.c"))
             sources += [CSRC / "common/error.c", CSRC / "plan/reject.c"]
         with tempfile.TemporaryDirectory() as folder:
@@ -122,8 +122,24 @@ def exported(struct_name: str, variable: str) -> Struct:
 
 
 def model(backend: str, **changes: float) -> Struct:
-    """The constants of "sm90" or "sm100", some changed."""
+    """The constants of "sm100", or of "sm90" on an H200, some changed."""
+    if backend == "sm90":
+        return sm90_on(device("h200")).copy(**changes)
     return exported(f"{backend}_model", f"{backend}_model_defaults").copy(**changes)
+
+
+def sm90_on(on: Struct) -> Struct:
+    """The constants of sm90 on a device: of the card that was measured, or of the nearest one, scaled."""
+    made = new("sm90_model")
+    library().c.sm90_constants_on(*map(ctypes.byref, (on, made)))
+    return made
+
+
+def sm90_name(on: Struct) -> str:
+    """What these constants come from."""
+    function = library().c.sm90_constants_are
+    function.restype = ctypes.c_char_p
+    return bytes(function(ctypes.byref(on))).decode()
 
 
 def without_pdl(constants: Struct) -> Struct:
@@ -165,17 +181,18 @@ def number(name: str) -> int:
     return {name: int(value) for name, value in library().facts["number"]}[name]
 
 
-def sm100_constants() -> list[Constant]:
-    """Each with its unit and source."""
-    values = model("sm100").members()
-    return [Constant(name, values[name], unit, source) for _, name, unit, source in library().facts["constant"]]
+def constants_of(backend: str) -> list[Constant]:
+    """The constants of "sm100", or of "sm90" on an H200: each with its unit, and its source or meaning."""
+    values, owner = model(backend).members(), f"{backend}_model"
+    facts = [fact[1:] for fact in library().facts["constant"] if fact[0] == owner]
+    return [Constant(name, values[name], unit, source) for name, unit, source in facts]
 
 
 @functools.cache
-def traits(m: int, n: int, k: int, l: int = 1) -> Struct:
-    """The traits of contiguous operands."""
-    made = new("gemm_traits")
-    library().c.contiguous_traits(*map(ctypes.c_int64, (m, n, k, l)), ctypes.byref(made))
+def traits(m: int, n: int, k: int, l: int = 1, a: int | None = None) -> Struct:
+    """The traits of contiguous operands; a: the nvfp4_dtype of a 16-bit A."""
+    made, a_type = new("gemm_traits"), ctypes.c_int32(number("VALUES_E2M1") if a is None else a)
+    library().c.contiguous_traits(*map(ctypes.c_int64, (m, n, k, l)), a_type, ctypes.byref(made))
     return made
 
 
@@ -184,6 +201,48 @@ def candidates(constants: Struct, on: Struct, of: Struct, configs: tuple[Config,
     function = getattr(library(configs).c, type(constants).__name__.replace("_model", "_candidates"))
     found = (_structs()["gemm_candidate"] * number("MAX_CANDIDATES"))()
     return found[: function(*map(ctypes.byref, (constants, on, of)), found)]
+
+
+@functools.cache
+def grouped_traits(rows: int, n: int, k: int, l: int, groups: int, a: int) -> Struct:
+    """The traits of rows in groups, with an A of this nvfp4_dtype; l: all matrices."""
+    made = new("gemm_traits")
+    sizes = map(ctypes.c_int64, (rows, n, k, l))
+    library().c.grouped_traits(*sizes, *map(ctypes.c_int32, (groups, a)), ctypes.byref(made))
+    return made
+
+
+def hopper_plans(constants: Struct, on: Struct, of: Struct, is_gated: bool) -> list[tuple[Struct, bool]]:
+    """All plans of a product on a Hopper GPU under these constants of sm90, from the chosen one on; and whether it
+    computes the activation too."""
+    most = 2 * number("MAX_CANDIDATES")
+    found, fused = (_structs()["gemm_candidate"] * most)(), (ctypes.c_int32 * most)()
+    count = library().c.hopper_plans(*map(ctypes.byref, (constants, on, of)), ctypes.c_int32(is_gated), found, fused)
+    return list(zip(found[:count], map(bool, fused)))
+
+
+class TimedProducts:
+    """Measured plans of products, for hopper_loss: each product with its traits, whether its activation belongs to it,
+    and its plans as the members of timed_plan."""
+
+    def __init__(self, measured: Sequence[tuple[Struct, bool, Sequence[dict[str, float]]]]) -> None:
+        product, plan = _structs()["timed_product"], _structs()["timed_plan"]
+        self.products = (product * len(measured))()
+        self.plans = (plan * sum(len(plans) for _, _, plans in measured))()
+        at = 0
+        for one, (of, is_gated, plans) in zip(self.products, measured):
+            field = product.traits
+            ctypes.memmove(ctypes.addressof(one) + field.offset, ctypes.addressof(of), field.size)
+            one.is_gated, one.first, one.end = is_gated, at, at + len(plans)
+            for members in plans:
+                for name, value in members.items():
+                    setattr(self.plans[at], name, value)
+                at += 1
+
+    def loss(self, constants: Struct, on: Struct) -> float:
+        function = library().c.hopper_loss
+        function.restype = ctypes.c_double
+        return float(function(ctypes.byref(constants), ctypes.byref(on), self.products, len(self.products), self.plans))
 
 
 def sm100_work(

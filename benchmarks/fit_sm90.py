@@ -1,297 +1,314 @@
-"""Fits the constants of csrc/kernels/sm90/model.h to measured times, and reports what the chosen plans cost.
+"""The model of times of the sm90 kernels (csrc/kernels/sm90/model.h) on each measured card, and its constants.
 
-    python benchmarks/fit_sm90.py          the constants as they stand: error, and regret of each shape
-    python benchmarks/fit_sm90.py --fit    the same after fitting, and the constants, to be written into the header
-    python benchmarks/fit_sm90.py --csv log/sm90_regret.csv    writes the regrets of each GPU
-    python benchmarks/fit_sm90.py --measure FILE    on a Hopper GPU: times the plans
-    python benchmarks/fit_sm90.py --predict         modelled times of the ranked N and K, also on GPUs not measured: CSV
+    python benchmarks/fit_sm90.py                       for each card: how far off the model is, and what plans lose
+    python benchmarks/fit_sm90.py CARD --measure --fit  on a Hopper GPU: both of the next steps, some minutes
+    python benchmarks/fit_sm90.py CARD --measure        times the plans: results/sm90_plans_CARD.csv (hopper_plans.py)
+    python benchmarks/fit_sm90.py CARD --fit            fits: csrc/kernels/sm90/CARD.def, with what plans lose then
+    python benchmarks/fit_sm90.py --csv FILE            what plans lose on each card, as a table
+    python benchmarks/fit_sm90.py --predict             modelled times on other GPUs
 
-The C code of csrc/ ranks the plans, through c_model.py, with the constants of this program. Measured times are in
-results/sm90_candidates_*.csv, a file for each GPU, and all are fitted together. A row is a shape with its plans,
-KERNEL/SWAP_AB/SPLIT_K=MICROSECONDS each. The times are medians of single calls with a cold L2 (nvfp4/cli/timing.py), of
-each plan that was modelled to take at most 1.5 times as long as the first one. The regret of a shape is the time of its
-chosen plan over that of its fastest measured plan, minus 1. A fit keeps constants that were measured directly and
-limits that no measured plan reaches (KEPT). Needs gcc; to measure, torch.
+CARD is a short name in lower case, such as h20. A new one is a row of csrc/kernels/sm90/cards.c too, and its fit begins
+with the constants of the nearest card. The regret of a product is by how much the plan that is chosen takes longer than
+the fastest measured one, in a CUDA graph, or by single calls where no graph was measured.
+
+A fit changes one constant after the other, in steps that become smaller, and keeps what makes hopper_loss of c_model.c
+smaller. It leaves those of KEPT, which are measured by themselves or divide work, and those of kernels that the table
+does not have. Needs gcc; to measure, torch and nvfp4 built for the GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import re
 import statistics
-from collections import defaultdict
-from dataclasses import dataclass
-from functools import partial
+import sys
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import c_model
+import hopper_plans
 import recorded
+from c_model import Struct
+from hopper_plans import CARDS, GATED, Outcome, Product, Times
 
-from nvfp4.bench.shapes import monotone
-
-RESULTS = Path(__file__).resolve().parent / "results"
-GPUS = ("h200", "h100")
-PREDICTED = (*GPUS, "gh200", "h20")
+FOLDER = c_model.CSRC / "kernels/sm90"
+MEASURE_SECONDS = 900.0
+PREDICTED = (*CARDS, "gh200", "h20")
+PREDICTED_M = (1, 16, 64, 128, 256, 2048)
 KEPT = {
-    "nn_fixed_us",
-    "nn_decode_clocks",
-    "nn_bf16_loss",
-    "nn_hidden_mma",
-    "nn_store_b_clk",
-    "streamk_graph_us",  # single calls do not need it
-    "raw_32_clk",  # of measurements of their own, as the following
-    "raw_64_clk",
-    "units_fixed_us",  # of a fit of its own: units.cu is not among the measured plans
-    "units_pair_clk",
-    "units_rows_clk",
-    "units_rows_us",
-    "units_a16_loss",
-    "units_unhidden",
-    "units_pass_loss",
-    "units_line_loss",
-    "min_worker",
-    "uneven",
-    # By these stream-K divides its work: a fit to times would move them.
+    "clock_ghz",  # measured by themselves
+    "dram_tb_s",
+    "dequant_tb_s",
+    "l2_bytes",
+    "l2_tb_s",  # no measured plan reaches them
+    "ingress_b_clk",
+    "min_worker",  # by these stream-K divides its work: a fit to times would move them
     "fixup_b_clk",
     "partial_b_clk",
     "worker_us",
     "unaligned_split",
-    "clock_ghz",
-    "dram_tb_s",
-    "dequant_tb_s",
-    "ingress_b_clk",
-    "l2_tb_s",
-    "l2_bytes",
-    "bf16_loss",
+    "activation_least_us",  # a layer decides, not a product
 }
-EVENT_PAIR_US = 1.25  # an empty pair of events, in each measured time
-
-# The measured shapes: layers of four model families, and the ranked shapes, as `nvfp4 bench --set monotone` has them.
-LAYERS = [(shape.n, shape.k) for shape in monotone([1])]
-# fmt: off
-ROWS = (1, 2, 3, 4, 5, 8, 9, 12, 16, 17, 24, 32, 33, 40, 64, 65, 72, 96,
-        128, 129, 160, 192, 224, 256, 320, 384, 448, 512)
-# fmt: on
-MANY_ROWS = (768, 1024, 2048, 4096)
-MORE = [(2304, 4608, 7168), (8192, 8192, 8192)]
-REPEAT = 9
-SLOWEST = 1.5  # times the first plan's modelled time
-
-Shape = tuple[int, int, int]
-Plan = tuple[str, int, int]  # kernel, swap_ab, split_k
-Measured = dict[tuple[str, Shape], dict[Plan, float]]  # of a GPU and shape, the microseconds of each plan
+UNFITTED = ("nn_", "grouped_e2m1_us")  # of products that the tables do not have
+OF_GROUPS = ("grouped_", "group_", "activation_")  # constants that no other product depends on
+OF_A16 = ("a16_fixed_us", "units_a16_loss", "bf16_loss", "prefill_bf16_loss")  # no NVFP4 A
 
 
-def measure(path: Path) -> None:
-    """Times the plans of all shapes on this GPU."""
-    import torch
-
-    import nvfp4
-    from nvfp4 import _C
-    from nvfp4.bench.timing import DeviceClock
-
-    device = torch.device("cuda")
-    clock = DeviceClock(device)
-    shapes = [(m, n, k) for n, k in LAYERS for m in (*ROWS, *(MANY_ROWS if n * k < 2**27 else ()))] + MORE
-    pair = clock.empty_pair(99) * 1e6
-    rows: list[list[object]] = [["m", "n", "k", "plans"]]
-    for m, n, k in shapes:
-        a, b = (torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, device=device) for rows in (m, n))
-        bytes_of = [torch.randint(0x28, 0x48, (rows, k // 16), dtype=torch.uint8, device=device) for rows in (m, n)]
-        scale_a, scale_b = map(nvfp4.swizzle, bytes_of)
-        out = torch.empty(m, n, dtype=torch.float16, device=device)
-        call = partial(nvfp4.gemm, a, b, scale_a, scale_b, out=out)
-        first, plans = math.inf, []
-        try:
-            for rank in range(nvfp4.info(m, n, k)["plan"]["candidates"]):
-                _C.set_candidate(rank)
-                plan = nvfp4.info(m, n, k)["plan"]
-                first = min(first, plan["single_us"])
-                if plan["single_us"] > SLOWEST * first:
-                    break
-                call()
-                us = statistics.median(clock.run([call] * REPEAT)) * 1e6
-                kernel = plan["kernel"].removeprefix("nvfp4_")
-                plans.append(f"{kernel}/{int(plan['swap_ab'])}/{plan['split_k']}={us:.2f}")
-        finally:
-            _C.set_candidate(0)
-        rows.append([m, n, k, " ".join(plans)])
-    what = f"us of plans by shape: KERNEL/SWAP_AB/SPLIT_K=US; nvfp4 {nvfp4.__version__}; event pair {pair:.2f} us"
-    recorded.write(path, rows, torch.cuda.get_device_name(), what=what)
+class FitError(Exception):
+    """A file of constants or of times that does not fit."""
 
 
-def read_measured() -> Measured:
-    """All measured times, without the events."""
-    found: Measured = defaultdict(dict)
-    for gpu in GPUS:
-        for row in recorded.rows(RESULTS / f"sm90_candidates_{gpu}.csv"):
-            shape = (int(row["m"]), int(row["n"]), int(row["k"]))
-            for each in row["plans"].split():
-                plan, us = each.split("=")
-                kernel, swap_ab, split_k = plan.split("/")
-                found[gpu, shape][kernel, int(swap_ab), int(split_k)] = float(us) - EVENT_PAIR_US
+# ---- files of constants ----
+
+
+def path_of(card: str) -> Path:
+    return FOLDER / f"{card}.def"
+
+
+def read_constants(path: Path) -> dict[str, float]:
+    """The constants of a card's file, which must have all that model.h has and no other."""
+    found = {name: float(value) for name, value in re.findall(r"^CONSTANT\((\w+), ([^)]+)\)$", path.read_text(), re.M)}
+    known = [constant.name for constant in c_model.constants_of("sm90")]
+    for what, names in (("lacks", set(known) - set(found)), ("has, which model.h lacks:", set(found) - set(known))):
+        if names:
+            raise FitError(f"{path.name}: {what} {', '.join(sorted(names))}; must have the constants of this version")
     return found
 
 
-class Model:
-    """The planner, with constants that can be set."""
-
-    def __init__(self) -> None:
-        self.constants = c_model.model("sm90")
-        self.devices = {gpu: c_model.device(gpu) for gpu in GPUS}
-
-    def rank(self, gpu: str, shape: Shape) -> dict[Plan, float]:
-        """Modelled microseconds of a single call, for every plan of a shape."""
-        return {
-            (found.name.decode().removeprefix("nvfp4_"), found.swap_ab, found.split_k): found.single_us
-            for found in c_model.candidates(self.constants, self.devices[gpu], c_model.traits(*shape))
-        }
-
-
-@dataclass
-class Outcome:
-    gpu: str
-    shape: Shape
-    chosen: Plan  # of the measured plans, the one modelled to be fastest
-    best: Plan  # measured to be fastest
-    chosen_us: float
-    best_us: float
-    modelled_us: float
-    unmeasured: Plan | None  # modelled to be faster than `chosen`, but not measured
-
-    @property
-    def regret(self) -> float:
-        return self.chosen_us / self.best_us - 1
+def write_constants(card: str, on: Struct, constants: Struct, times: Times) -> None:
+    name = card.upper()
+    others = [key for key in constants.members() if key not in KEPT and not is_fitted(key, times)]
+    text = [
+        f"/* The constants of sm90/model.h on an NVIDIA {name}, fitted by `benchmarks/fit_sm90.py {card} --fit` to",
+        f" * benchmarks/results/sm90_plans_{card}.csv. By how much chosen plans are slower than the fastest:",
+        *(f" *   {describe(row)}" for row in lost(times, constants, on)),
+        *textwrap.wrap(
+            "These belong to products that the file lacks: " + ", ".join(others) + ".",
+            initial_indent=" * ",
+            subsequent_indent=" * ",
+            width=118,
+        ),
+        " */",
+        f'CARD("{name}", {on.sm_count}, {on.clock_mhz}, {on.memory_gb_s})',
+        *(f"CONSTANT({key}, {value:.8g})" for key, value in constants.members().items()),
+    ]
+    path_of(card).write_text("\n".join(text) + "\n")
 
 
-def outcome(gpu: str, shape: Shape, measured: dict[Plan, float], modelled: dict[Plan, float]) -> Outcome:
-    listed = [plan for plan in measured if plan in modelled]  # sm90_skinny was measured, and is gone
-    chosen = min(listed, key=lambda plan: modelled[plan])
-    best = min(listed, key=lambda plan: measured[plan])
-    first = min(modelled, key=lambda plan: modelled[plan])
-    return Outcome(
-        gpu,
-        shape,
-        chosen,
-        best,
-        measured[chosen] + EVENT_PAIR_US,
-        measured[best] + EVENT_PAIR_US,
-        modelled[chosen] + EVENT_PAIR_US,
-        None if first in measured else first,
+# ---- the fit ----
+
+
+def timed_plans(times: Times, constants: Struct, on: Struct, of_groups: bool) -> c_model.TimedProducts:
+    """The measured plans, as the C program takes them. A plan that the planners no longer list is left out."""
+    kinds: dict[str, dict[str, float]] = {}
+    listed = {product: hopper_plans.ranked(product, constants, on) for product in times}
+    for product, plans in listed.items():
+        for name, plan in plans.items():
+            settings = {key: getattr(plan, key) for key in ("backend", "kernel", "swap_ab", "split_k", "tile_n")}
+            kinds[name] = settings | {"fused": int(product.operation == GATED and name.endswith("/1"))}
+    return c_model.TimedProducts(
+        [
+            (
+                product.traits(),
+                product.operation == GATED,
+                [
+                    kinds[plan] | {"single_us": timed.single or 0.0, "graph_us": timed.graph or 0.0}
+                    for plan, timed in plans.items()
+                    if plan in kinds
+                ],
+            )
+            for product, plans in times.items()
+            if bool(product.groups) == of_groups
+        ]
     )
 
 
-def loss(model: Model, measured: Measured) -> float:
-    """Squared relative errors, weighted towards the fastest plans of a shape, and squared regrets."""
-    total = 0.0
-    for (gpu, shape), times in measured.items():
-        modelled, best = model.rank(gpu, shape), min(times.values())
-        for plan, us in times.items():
-            if plan in modelled:
-                total += (best / us) ** 4 * math.log(modelled[plan] / us) ** 2
-        total += 10 * max(outcome(gpu, shape, times, modelled).regret - 0.02, 0.0) ** 2
-    return total
+def is_fitted(name: str, times: Times) -> bool:
+    """Whether the times of some product depend on this constant."""
+    if name.startswith(OF_GROUPS) and name not in UNFITTED:
+        return any(product.groups for product in times)
+    return not name.startswith(UNFITTED) and (
+        name not in OF_A16 or any(product.a != "nvfp4" and not product.groups for product in times)
+    )
 
 
-def fit(model: Model, measured: Measured) -> None:
-    """One constant after the other, in steps that become smaller."""
-    best, step = loss(model, measured), 0.2
-    while step > 0.002:
+def fit(constants: Struct, on: Struct, times: Times) -> Struct:
+    made = constants.copy()
+    for of_groups in (False, True):
+        products = timed_plans(times, constants, on, of_groups)
+        if not len(products.products):
+            continue
+        names = [
+            name
+            for name in made.members()
+            if name not in KEPT and is_fitted(name, times) and name.startswith(OF_GROUPS) == of_groups
+        ]
+        descend(made, on, products, names)
+    return made
+
+
+def descend(constants: Struct, on: Struct, products: c_model.TimedProducts, names: Sequence[str]) -> None:
+    shares = {constant.name for constant in c_model.constants_of("sm90") if constant.unit == "share"}
+    best, step = products.loss(constants, on), 0.1
+    while step > 0.004:
         before = best
-        for name in (name for name in model.constants.members() if name not in KEPT):
+        for name in names:
             for factor in (1 + step, 1 / (1 + step)):
-                old = getattr(model.constants, name)
-                setattr(model.constants, name, old * factor)
-                now = loss(model, measured)
+                old = getattr(constants, name)
+                setattr(constants, name, min(float(f"{old * factor:.4g}"), 1.0 if name in shares else math.inf))
+                now = products.loss(constants, on)
                 if now < best:
                     best = now
-                else:
-                    setattr(model.constants, name, old)
-        if before - best < 0.001 * best:
+                    break
+                setattr(constants, name, old)
+        print(f"loss {best:.4f} with steps of {step:.1%}", file=sys.stderr)
+        if before - best < 0.003 * best:
             step /= 2
+
+
+# ---- reports ----
+
+
+def kinds_of(times: Times) -> dict[str, list[Product]]:
+    found: dict[str, list[Product]] = {}
+    for product in times:
+        found.setdefault(f"{product.operation}, {product.a} A", []).append(product)
+    return found
+
+
+def off_by(times: Times, constants: Struct, on: Struct) -> float:
+    """Root of the mean square of the model's relative errors of single calls."""
+    errors = []
+    for product, plans in times.items():
+        modelled = hopper_plans.ranked(product, constants, on)
+        for plan, timed in plans.items():
+            if timed.single and plan in modelled:
+                errors.append(math.log(modelled[plan].single_us / timed.single) ** 2)
+    return math.sqrt(statistics.fmean(errors))
+
+
+def lost(times: Times, constants: Struct, on: Struct) -> list[list[str]]:
+    """A row for each kind of product: products, by what, mean and largest regret in per cent, the worst one."""
+    rows = []
+    for kind, products in kinds_of(times).items():
+        for single in (False, True):
+            found = hopper_plans.outcomes({product: times[product] for product in products}, constants, on, single)
+            if not found:
+                continue
+            mean, worst = statistics.fmean(o.regret for o in found), found[0]
+            size = "x".join(map(str, (worst.product.m, worst.product.n, worst.product.k)))
+            above = sum(o.regret > 0.05 for o in found)
+            figures = [f"{100 * mean:.2f}", f"{100 * worst.regret:.1f}", size, str(above)]
+            rows.append([kind, "single calls" if single else "graphs", str(len(found)), *figures])
+    return rows
+
+
+HEADER = ["card", "products", "times of", "count", "mean, %", "most, %", "worst", "above 5 %"]
+
+
+def describe(row: Sequence[str]) -> str:
+    kind, by, count, mean, most, worst, above = row
+    return f"{kind}, {count} by {by}: {mean} % on average, at most {most} % ({worst}), {above} above 5 %"
+
+
+def report(card: str, times: Times, constants: Struct, on: Struct, most: int) -> None:
+    print(f"{card}: {c_model.sm90_name(on)}; single calls are off by {off_by(times, constants, on):.1%} (rms)")
+    for row in lost(times, constants, on):
+        print(f"  {describe(row)}")
+    for o in hopper_plans.outcomes(times, constants, on)[:most]:
+        print(f"    {o.product}: {line_of(o)}")
+
+
+def line_of(o: Outcome) -> str:
+    unmeasured = f"; first, not measured: {o.unmeasured}" if o.unmeasured else ""
+    return f"{o.us:.2f} us, {o.chosen}; best {o.best_us:.2f}, {o.best}; {o.regret:.1%}{unmeasured}"
 
 
 def predict() -> None:
     """Prints the predicted times of the first plan of each shape."""
-    constants = c_model.model("sm90")
     print("m,n,k," + ",".join(PREDICTED))
-    for m in (1, 16, 64, 128, 256, 2048):
-        for n, k in LAYERS[-3:]:
-            plans = [c_model.candidates(constants, c_model.device(gpu), c_model.traits(m, n, k)) for gpu in PREDICTED]
+    for m in PREDICTED_M:
+        for n, k in hopper_plans.RANKED:
+            plans = [
+                c_model.candidates(c_model.sm90_on(on), on, c_model.traits(m, n, k))
+                for on in map(c_model.device, PREDICTED)
+            ]
             print(f"{m},{n},{k}," + ",".join(f"{min(each.single_us for each in found):.1f}" for found in plans))
 
 
-def report(model: Model, measured: Measured) -> None:
-    errors, outcomes = [], []
-    for (gpu, shape), times in measured.items():
-        modelled = model.rank(gpu, shape)
-        errors += [math.log(modelled[plan] / us) ** 2 for plan, us in times.items() if plan in modelled]
-        outcomes.append(outcome(gpu, shape, times, modelled))
-    outcomes.sort(key=lambda o: -o.regret)
-    for o in outcomes:
-        size = "x".join(map(str, o.shape))
-        line = f"{o.gpu} {size:>16} {o.chosen_us:7.2f} us, modelled {o.modelled_us:7.2f}: {describe(o.chosen)}"
-        if o.regret > 0:
-            line += f"; best {o.best_us:.2f}: {describe(o.best)}; regret {o.regret:.1%}"
-        if o.unmeasured:
-            line += f"; first, not measured: {describe(o.unmeasured)}"
-        print(line)
-    spread = math.sqrt(sum(errors) / len(errors))
-    print(f"{len(errors)} times; the model is off by {spread:.1%} (root of mean square)")
-    for gpu in GPUS:
-        lost = [o.regret for o in outcomes if o.gpu == gpu]
-        mean, above = sum(lost) / len(lost), sum(regret > 0.05 for regret in lost)
-        print(f"{gpu}, {len(lost)} shapes: regret {mean:.2%} on average, at most {lost[0]:.1%}; above 5 %: {above}")
+# ---- the command ----
 
 
-def regrets(model: Model, measured: Measured) -> list[list[str]]:
-    """A header, and a row for each GPU: mean and largest regret of its shapes in per cent, and how many exceed 5."""
-    rows = [["gpu", "shapes", "mean, %", "most, %", "worst", "above 5 %"]]
-    for gpu in GPUS:
-        found = [
-            outcome(gpu, shape, times, model.rank(gpu, shape))
-            for (name, shape), times in measured.items()
-            if name == gpu
-        ]
-        worst, mean = max(found, key=lambda o: o.regret), statistics.fmean(o.regret for o in found)
-        above = sum(o.regret > 0.05 for o in found)
-        figures = [f"{100 * mean:.2f}", f"{100 * worst.regret:.1f}", "x".join(map(str, worst.shape)), str(above)]
-        rows.append([gpu, str(len(found)), *figures])
-    return rows
+def gpu_name(card: str) -> str:
+    """The name of this GPU, which must be of the kind that the card's name says."""
+    import torch
+
+    return checked_name(card, torch.cuda.get_device_name(), "card: is {card} but this GPU is an {name}")
 
 
-def describe(plan: Plan) -> str:
-    kernel, swap_ab, split = plan
-    return f"{kernel.removeprefix('sm90_')}{'' if swap_ab else ', A is mma_a'}{f', split {split}' if split > 1 else ''}"
+def checked_name(card: str, name: str, error: str) -> str:
+    """The name of a GPU, which must have the card's as a word."""
+    if card.upper() not in name.upper().split():
+        raise FitError(error.format(card=card, name=name) + f"; must be a GPU with the word {card.upper()} in its name")
+    return name
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measure", type=Path, metavar="FILE", help="time the plans on this GPU")
-    parser.add_argument("--predict", action="store_true", help="print modelled times of several GPUs")
-    parser.add_argument(
-        "--csv", type=Path, metavar="FILE", help="write the regrets of each GPU instead of printing all"
-    )
-    parser.add_argument("--fit", action="store_true", help="fit before reporting, and print the constants")
-    arguments = parser.parse_args()
+def times_of(card: str) -> Times:
+    path = hopper_plans.path_of(card)
+    if not path.exists():
+        raise FitError(f"card: is {card}, of which there is no {path.name}; measure it with --measure")
+    checked_name(card, recorded.head(path)["card"], f"{path.name}: is of an {{name}}")
+    return hopper_plans.read(card)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    card = arguments.card
+    if (arguments.measure or arguments.fit) and not card:
+        raise FitError("card: is missing; must be given with --measure and --fit")
     if arguments.measure:
-        measure(arguments.measure)
-        return
-    if arguments.predict:
+        gpu_name(card)
+        hopper_plans.measure(hopper_plans.path_of(card), MEASURE_SECONDS)
+    if arguments.fit:
+        times, on = times_of(card), hopper_plans.device_of(card)
+        before = c_model.sm90_on(on)
+        report(f"{card} before", times, before, on, 0)
+        made = fit(before, on, times)
+        report(f"{card} after", times, made, on, arguments.most)
+        write_constants(card, on, made, times)
+    elif arguments.predict:
         predict()
-        return
-    model, measured = Model(), read_measured()
-    if arguments.fit:
-        fit(model, measured)
-    if arguments.csv:
-        cards = (recorded.head(RESULTS / f"sm90_candidates_{gpu}.csv")["card"] for gpu in GPUS)
-        recorded.write(arguments.csv, regrets(model, measured), ", ".join(cards))
-        return
-    report(model, measured)
-    if arguments.fit:
-        for name, value in model.constants.members().items():
-            print(f"{name} {value:.4g}")
+    elif arguments.csv:
+        rows = [[each, *row] for each in CARDS for row in lost(times_of(each), *on_card(each))]
+        cards = ", ".join(recorded.head(hopper_plans.path_of(each))["card"] for each in CARDS)
+        recorded.write(arguments.csv, [HEADER, *rows], cards)
+    elif not arguments.measure:
+        for each in [card] if card else CARDS:
+            read_constants(path_of(each))
+            report(each, times_of(each), *on_card(each), arguments.most)
+
+
+def on_card(card: str) -> tuple[Struct, Struct]:
+    on = hopper_plans.device_of(card)
+    return c_model.sm90_on(on), on
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("card", nargs="?", help="such as h200")
+    parser.add_argument("--measure", action="store_true", help="time the plans on this GPU")
+    parser.add_argument("--fit", action="store_true", help="fit the constants to the card's times")
+    parser.add_argument("--predict", action="store_true", help="print modelled times of several GPUs")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write what plans lose on each card")
+    parser.add_argument("--most", type=int, default=10, metavar="N", help="how many of the worst plans to print")
+    try:
+        run(parser.parse_args())
+    except FitError as error:
+        print(f"fit_sm90.py: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -298,9 +298,15 @@ def monotonicity(gpu: str) -> str:
 
 
 def regret(gpu: str) -> str:
-    (row,) = [row for row in read("sm90_regret.csv") if row["gpu"] == gpu]
-    late, most, mean = int(row["above 5 %"]), float(row["most, %"]), float(row["mean, %"])
-    return f"{verdict(late)}: {late} of {row['shapes']} above, at most {most:.1f}% ({row['worst']}); mean {mean:.1f}%"
+    """The verdict on all products that were measured in graphs."""
+    rows = [row for row in read("sm90_regret.csv") if (row["card"], row["times of"]) == (gpu, "graphs")]
+    late, count = (sum(int(row[name]) for row in rows) for name in ("above 5 %", "count"))
+    mean = sum(int(row["count"]) * float(row["mean, %"]) for row in rows) / count
+    worst = max(rows, key=lambda row: float(row["most, %"]))
+    return (
+        f"{verdict(late)}: {late} of {count} above, at most {float(worst['most, %']):.1f}% ({worst['worst']}, "
+        f"{worst['products']}); mean {mean:.2f}%"
+    )
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -1,22 +1,18 @@
-"""Checks that products of neighbouring sizes run at neighbouring rates, in measured times of all likely plans.
+"""Checks that products of neighbouring sizes run at neighbouring rates, in measured times of all likely plans
+(hopper_plans.py).
 
-    python benchmarks/neighbours.py                   every pair whose rates differ by over 5 %, and what the plans lose
+    python benchmarks/neighbours.py [CARD]            every pair whose rates differ by over 5 %, and what the plans lose
     python benchmarks/neighbours.py --log             writes log/neighbours_h100.csv, the pairs with their reasons, and
                                                       the H100's single calls into log/monotone.csv
-    python benchmarks/neighbours.py --measure FILE    on a Hopper GPU: times the plans (30 s)
-    python benchmarks/neighbours.py --measure FILE --a-dtype bfloat16
-    python benchmarks/neighbours.py --store FILE FILE writes the means of runs, with the plans of the last one
 
-results/sm90_plans_h100.csv has a row for a product, with its plans from the chosen one on, as KERNEL/SWAP_AB/SPLIT_K=
-COLD/GRAPH: microseconds of a single call with a cold L2, and of a call in a CUDA graph whose weights rotate. Plans are
-those that are modelled to take at most 1.12 times as long as the chosen one, sm80's too. Shapes are those of
-`nvfp4 bench --set monotone`, and NEAR ones of the ranked N and K.
+Products have an NVFP4 A, in a CUDA graph. Shapes are those of `nvfp4 bench --set monotone`, and NEAR ones of the ranked
+N and K. The chosen plan is that of the model as it is.
 
 A rate is the floor (minimum traffic at READ, or products at MULTIPLY, whichever takes longer) over the time in a graph.
 Pairs are two following M of an N and K, of which the larger must not be over 5 % slower by its rate; an M and the
 fastest larger M, which must not be over 5 % faster; and a ranked N and K with those near them, which must not be over
 5 % slower. A pair is avoidable if the fastest measured plans of both keep the rule. tests/tools/test_neighbours.py
-holds the stored run against the log: a pair that the log does not have fails it.
+holds the H100's run against the log: a pair that the log does not have fails it.
 """
 
 from __future__ import annotations
@@ -25,39 +21,27 @@ import argparse
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+import c_model
+import hopper_plans
 import recorded
+from hopper_plans import CARDS, LAYERS, NEAR, NEAR_M, RANKED
 
-from nvfp4.bench.shapes import MONOTONE_M, Shape, monotone
-
-if TYPE_CHECKING:
-    from nvfp4.bench.timing import DeviceClock
+from nvfp4.bench.shapes import MONOTONE_M, Shape
 
 HERE = Path(__file__).resolve().parent
-RESULTS, LOG = HERE / "results/sm90_plans_h100.csv", HERE / "log/neighbours_h100.csv"
-CURVES = HERE / "log/monotone.csv"
-LAYERS = [(shape.n, shape.k) for shape in monotone([1])]
-RANKED = LAYERS[-3:]
-NEAR = ((-128, 0), (-64, 0), (-8, 0), (8, 0), (64, 0), (128, 0), (0, -128), (0, -64), (0, 64), (0, 128))
-NEAR_M = (1, 8, 16, 32, 64, 128)
+LOG, CURVES = HERE / "log/neighbours_h100.csv", HERE / "log/monotone.csv"
 MAX_LOSS = 0.05
-LIKELY = 1.12  # times the chosen plan's modelled time
-MAX_PLANS = 12
+EVENT_PAIR_US = 1.25  # of the H100: the curves have it in their times
 READ, MULTIPLY = 2.9e12, 6.2e14  # bytes and operations a second, of copies and of large matmuls on an H100
-ROTATED_BYTES = 160e6  # of weights: three times the L2
-COLD_REPEAT, GRAPH_REPEAT, MIN_CALLS = 9, 5, 6
-
-COLUMNS: list[object] = ["m", "n", "k", "plans"]  # of measured times
 HEADER = ["rule", "from", "to", "rate, %", "by the fastest plans, %", "kernel", "kernel of the other", "reason"]
 
 
 @dataclass(frozen=True)
 class Timed:
     plan: str
-    cold: float  # us
+    single: float  # us
     graph: float
 
 
@@ -82,100 +66,24 @@ class Pair:
         return [self.rule, str(self.one), str(self.other), *changes, *kernels, reason(self)]
 
 
-# ---- measuring ----
-
-
-def shapes() -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """N, K and all M of them."""
+def shapes() -> Iterator[Shape]:
     for n, k in LAYERS:
-        yield n, k, MONOTONE_M
+        yield from (Shape(m, n, k) for m in MONOTONE_M)
     for n, k in RANKED:
-        for more_n, more_k in NEAR:
-            yield n + more_n, k + more_k, NEAR_M
+        yield from (Shape(m, n + more_n, k + more_k) for more_n, more_k in NEAR for m in NEAR_M)
 
 
-def measure(path: Path, a_dtype: str) -> None:
-    """Times the plans of all shapes on this GPU."""
-    import torch
-
-    import nvfp4
-    from nvfp4.bench.timing import DeviceClock
-
-    device = torch.device("cuda")
-    clock = DeviceClock(device)
-    dtype = None if a_dtype == "nvfp4" else getattr(torch, a_dtype)
-
-    def draw(rows: int, k: int) -> tuple[Any, Any]:
-        scale = torch.randint(0x28, 0x48, (rows, k // 16), dtype=torch.uint8, device=device)
-        return torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, device=device), nvfp4.swizzle(scale)
-
-    def product(a: Any, scale_a: Any, weights: list[tuple[Any, Any]], out: Any, i: int) -> None:
-        b, scale_b = weights[i % len(weights)]
-        nvfp4.gemm(a, b, scale_a, scale_b, out=out)
-
-    found = [COLUMNS]
-    for n, k, rows in shapes():
-        weights = [draw(n, k) for _ in range(max(2, min(16, int(ROTATED_BYTES / (n * k * 9 / 16)))))]
-        for m in rows:
-            a, scale_a = draw(m, k) if dtype is None else (torch.randn(m, k, device=device).to(dtype), None)
-            out = torch.empty(m, n, dtype=dtype or torch.float16, device=device)
-            call = partial(product, a, scale_a, weights, out)
-            plan = partial(nvfp4.info, m, n, k, a_dtype=dtype)
-            found.append([m, n, k, " ".join(times_of(plan, call, max(len(weights), MIN_CALLS), clock))])
-    pair = clock.empty_pair(99) * 1e6
-    what = f"us of plans by shape; nvfp4 {nvfp4.__version__}, A of {a_dtype}; event pair {pair:.2f} us"
-    recorded.write(path, found, torch.cuda.get_device_name(), what=what)
-
-
-def times_of(
-    info: Callable[[], dict[str, Any]], call: Callable[[int], None], calls: int, clock: DeviceClock
-) -> Iterator[str]:
-    """The times of the plans of a product."""
-    from nvfp4 import _C
-    from nvfp4.bench.timing import captured
-
-    first = info()["plan"]
-    try:
-        for rank in range(min(MAX_PLANS, first["candidates"])):
-            _C.set_candidate(rank)
-            plan = info()["plan"]
-            if plan["modelled_us"] > LIKELY * first["modelled_us"]:
-                break
-            call(0)
-            cold = statistics.median(clock.run([partial(call, i) for i in range(COLD_REPEAT)]))
-            replay = captured([partial(call, i) for i in range(calls)])
-            replay()
-            graph = statistics.median(clock.run([replay] * GRAPH_REPEAT)) / calls
-            settings = f"{plan['kernel'].removeprefix('nvfp4_')}/{int(plan['swap_ab'])}/{plan['split_k']}"
-            yield f"{settings}={cold * 1e6:.2f}/{graph * 1e6:.2f}"
-    finally:
-        _C.set_candidate(0)
-
-
-def read(path: Path = RESULTS) -> Times:
-    times: Times = {}
-    for row in recorded.rows(path):
-        own = times.setdefault(Shape(int(row["m"]), int(row["n"]), int(row["k"])), [])
-        for each in row["plans"].split():
-            plan, _, us = each.partition("=")
-            cold, _, graph = us.partition("/")
-            own.append(Timed(plan, float(cold), float(graph)))
+def read(card: str = "h100") -> Times:
+    """The plans that were timed in graphs, in the order of the model."""
+    measured, on = hopper_plans.read(card), hopper_plans.device_of(card)
+    constants, times = c_model.sm90_on(on), {}
+    for shape in shapes():
+        product = hopper_plans.Product("gemm", "nvfp4", shape.m, shape.n, shape.k)
+        plans = measured[product]
+        order = [plan for plan in hopper_plans.ranked(product, constants, on) if plan in plans]
+        found = ((plan, plans[plan].single, plans[plan].graph) for plan in order)
+        times[shape] = [Timed(plan, single, graph) for plan, single, graph in found if single and graph]
     return times
-
-
-def store(paths: list[Path]) -> None:
-    """Writes the stored run: commit, card and plans of the last run, and the mean time of each plan in all runs."""
-    runs = [read(path) for path in paths]
-    about, rows = recorded.head(paths[-1]), [COLUMNS]
-    for shape, plans in runs[-1].items():
-        cells = []
-        for plan in plans:
-            same = [each for run in runs for each in run.get(shape, []) if each.plan == plan.plan]
-            cold, graph = (statistics.fmean(times) for times in zip(*((each.cold, each.graph) for each in same)))
-            cells.append(f"{plan.plan}={cold:.2f}/{graph:.2f}")
-        rows.append([shape.m, shape.n, shape.k, " ".join(cells)])
-    what = f"{about['what']}; means of {len(runs)} runs"
-    recorded.write(RESULTS, rows, about["card"], commit=about["commit"], what=what)
 
 
 # ---- rules ----
@@ -254,7 +162,7 @@ def write_curves(times: Times) -> None:
     """The chosen plans' single calls into the log that benchmarks/monotone.py draws."""
     header, *rows = recorded.table(CURVES)
     own = [
-        ["h100", str(n), str(k), str(m), f"{plan.cold:.2f}", plan.plan.partition("/")[0]]
+        ["h100", str(n), str(k), str(m), f"{plan.single + EVENT_PAIR_US:.2f}", plan.plan.partition("/")[0]]
         for n, k in LAYERS
         for m in MONOTONE_M
         for plan in times[Shape(m, n, k)][:1]
@@ -265,22 +173,14 @@ def write_curves(times: Times) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measure", type=Path, metavar="FILE", help="time the plans on this GPU")
-    parser.add_argument("--a-dtype", default="nvfp4", choices=("nvfp4", "float16", "bfloat16"), help="type of A")
-    parser.add_argument("--log", action="store_true", help="write the pairs instead of printing them")
-    parser.add_argument("file", nargs="?", type=Path, default=RESULTS, help="measured times instead of the stored ones")
-    parser.add_argument("--store", type=Path, nargs="+", metavar="FILE", help="write the stored run from measured ones")
+    parser.add_argument("card", nargs="?", choices=CARDS, default="h100")
+    parser.add_argument("--log", action="store_true", help="write the pairs of the H100 instead of printing them")
     options = parser.parse_args()
-    if options.store:
-        store(options.store)
-        return
-    if options.measure:
-        measure(options.measure, options.a_dtype)
-        return
-    times = read(options.file)
+    times = read("h100" if options.log else options.card)
     broken = found(times)
     if options.log:
-        recorded.write(LOG, [HEADER, *(pair.row(times) for pair in broken)], recorded.head(options.file)["card"])
+        card = recorded.head(hopper_plans.path_of("h100"))["card"]
+        recorded.write(LOG, [HEADER, *(pair.row(times) for pair in broken)], card)
         write_curves(times)
         return
     for pair in broken:

@@ -269,6 +269,7 @@ typedef struct nvfp4_plan {
     double single_us;        /* on a GPU: modelled time of a single call with a cold L2 */
     int32_t is_fused;        /* of quantize_gemm, gated_grouped_gemm: 1: the kernel quantizes A too, or computes the
                               * activation too; 0: another kernel does, which the times leave out */
+    const char *model;       /* on a GPU: what the constants behind the modelled times come from; NULL on the CPU */
 } nvfp4_plan;
 
 /* Forces the plan of this rank for later products of this context: 0, the default, is the one of the least modelled
@@ -607,6 +608,8 @@ typedef struct nvfp4_device {
     int32_t sm_count;
     int32_t shared_per_block; /* bytes, opt-in limit */
     int32_t shared_per_sm;
+    int32_t clock_mhz;   /* highest SM clock; 0: unknown */
+    int32_t memory_gb_s; /* peak of the memory's bus; 0: unknown */
     int64_t l2_bytes;
     int64_t memory_bytes;
     int32_t reads_host_memory;   /* 1: kernels can read ordinary host memory, so that CPU tensors will do */

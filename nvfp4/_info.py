@@ -86,12 +86,15 @@ def info(
             driver_needed: the oldest one that this build's GPU code runs on, or None without a driver. 12.0 came with
                 NVIDIA's driver release 525, 13.0 with 580.
             driver_reason: why there is no driver; "" if there is one.
-            devices: a dict for each GPU, with name, compute_capability, sm_count, memory_bytes, reads_host_memory
+            devices: a dict for each GPU, with name, compute_capability, sm_count, clock_mhz, memory_gb_s (peak
+                of its bus), l2_bytes, memory_bytes, shared_per_block, shared_per_sm, reads_host_memory
                 (whether CPU tensors are accepted if backend is given), usable and, if it is not, the reason.
             plan: the launch plan of the shape, if one is given: device, backend, kernel, reason, tile_m, tile_n,
                 tile_k, swap_ab, split_k, workspace, modelled_us, the time of a back-to-back call, and single_us, that
                 of a single call with a cold L2, which are 0.0 on a CPU. `fused` says whether the kernel does the other
-                step of `operation` too. If not, another kernel does, and these times are without it.
+                step of `operation` too. If not, another kernel does, and these times are without it. `model` says what
+                the constants behind the modelled times come from: the GPU that was measured, or that none was; None on
+                a CPU.
 
     Raises:
         nvfp4.Error: the shape or device cannot be used.

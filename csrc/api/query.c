@@ -1,6 +1,7 @@
 /* Answers questions about plans, without a launch. */
 #include "api/gemm.h"
 #include "api/plan.h"
+#include "plan/gemm_backend.h"
 
 static void describe(const prepared_call *call, nvfp4_plan *plan) {
     const gemm_candidate *c = &call->candidate;
@@ -22,6 +23,7 @@ static void describe(const prepared_call *call, nvfp4_plan *plan) {
         .modelled_us = c->modelled_us,
         .single_us = c->single_us,
         .is_fused = call->is_fused,
+        .model = call->where.on_gpu ? gemm_backends[c->backend]->model(call->where.props) : NULL,
     };
 }
 

@@ -292,6 +292,8 @@ nvfp4_status driver_device(driver *d, int32_t device, nvfp4_device *info) {
     info->sm_count = props.sm_count;
     info->shared_per_block = props.shared_per_block;
     info->shared_per_sm = props.shared_per_sm;
+    info->clock_mhz = props.clock_mhz;
+    info->memory_gb_s = props.memory_gb_s;
     info->l2_bytes = props.l2_bytes;
     info->memory_bytes = (int64_t)bytes;
     info->reads_host_memory = attribute(d, handle, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS) != 0;

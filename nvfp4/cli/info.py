@@ -93,4 +93,5 @@ def describe(properties: dict[str, Any]) -> list[tuple[str, str]]:
             lines.append(("", f"{detail}, workspace {plan['workspace']} bytes"))
             modelled = f"{plan['modelled_us']:.1f} us back-to-back, {plan['single_us']:.1f} us a single call"
             lines.append(("", f"modelled time: {modelled}"))
+            lines.append(("", f"constants of the model: {plan['model']}"))
     return lines

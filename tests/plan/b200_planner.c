@@ -6,7 +6,7 @@
 extern const gemm_backend sm100_backend;
 const gemm_backend *const gemm_backends[GEMM_BACKENDS] = {[NVFP4_BACKEND_SM100] = &sm100_backend};
 extern const device_props b200_props;
-void contiguous_traits(int64_t m, int64_t n, int64_t k, int64_t l, gemm_traits *out);
+void contiguous_traits(int64_t m, int64_t n, int64_t k, int64_t l, int32_t a_type, gemm_traits *out);
 int main(void) {
     long long m, n, k, l;
     int rank;
@@ -14,7 +14,7 @@ int main(void) {
         plan_query query;
         memset(&query, 0, sizeof query);
         query.props = b200_props;
-        contiguous_traits(m, n, k, l, &query.traits);
+        contiguous_traits(m, n, k, l, VALUES_E2M1, &query.traits);
         query.backends = 1u << NVFP4_BACKEND_SM100;
         query.rank = rank;
         const plan_answer *answer = plan_choose(&query);

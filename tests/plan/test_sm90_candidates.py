@@ -7,18 +7,14 @@ from __future__ import annotations
 import os
 import random
 import re
-import shutil
 from collections.abc import Sequence
 
 import exact_products
-import fit_sm90
 import pytest
-import recorded
 import torch
 from conftest import Backend
 from harness.headers import headers_of
 from harness.values import ceil_div
-from paths import ROOT
 
 import nvfp4
 from nvfp4 import _C, reference
@@ -182,25 +178,6 @@ def test_a_preferred_plan_is_taken(sm90: Backend, candidate: None) -> None:
             )  # does not hold 24 rows
     finally:
         _C.clear_overrides()
-
-
-@pytest.mark.skipif(not shutil.which("gcc"), reason="gcc not installed")
-@pytest.mark.parametrize("gpu", fit_sm90.GPUS)
-def test_plans_of_measured_shapes(gpu: str) -> None:
-    """Chosen plans take less than 1 % longer than the fastest measured ones on average, and more than 12 % nowhere."""
-    model = fit_sm90.Model()
-    measured = {shape: plans for (name, shape), plans in fit_sm90.read_measured().items() if name == gpu}
-    assert len(measured) >= 374
-    found = [fit_sm90.outcome(gpu, shape, plans, model.rank(gpu, shape)) for shape, plans in measured.items()]
-    assert sum(each.regret for each in found) / len(found) < 0.01
-    assert not [each for each in found if each.regret > 0.12]
-
-
-@pytest.mark.skipif(not shutil.which("gcc"), reason="gcc not installed")
-def test_logged_regrets_are_those_of_the_model() -> None:
-    logged = recorded.table(ROOT / "benchmarks/log/sm90_regret.csv")
-    found = fit_sm90.regrets(fit_sm90.Model(), fit_sm90.read_measured())
-    assert logged == found, "run `python benchmarks/fit_sm90.py --csv benchmarks/log/sm90_regret.csv`"
 
 
 @pytest.mark.parametrize("shared", [0, 1], ids=["a", "b"])

@@ -122,7 +122,7 @@ static void check_many_pairs(void) {
 }
 
 /* Checks the shapes that matter most: the kind of kernel, one round of clusters, and whether AUTO takes sm80. Times of
- * an H200 stand behind each line (benchmarks/results/sm90_candidates_h200.csv), of an H100 behind those of units.cu
+ * an H200 stand behind each line (benchmarks/results/sm90_plans_h200.csv), of an H100 behind those of units.cu
  * (benchmarks/log/sm90_units_h100.csv). */
 static void check_choices(void) {
     static const struct {

@@ -50,13 +50,13 @@ PyObject *python_plan(PyObject *module, arguments a, Py_ssize_t count) {
         return raise_error();
     shape.operation = (nvfp4_shape_operation)operation;
     if (nvfp4_plan_shape(python_context, &shape, &plan) != NVFP4_OK) return raise_error();
-    return Py_BuildValue("{ss,ss,ss,si,si,si,si,sN,si,sL,sn,si,si,si,sd,sd,sN}", "backend",
-                         nvfp4_backend_name(plan.backend), "kernel", plan.name, "reason", plan.reason, "tile_m",
-                         plan.tile_m, "tile_n", plan.tile_n, "tile_k", plan.tile_k, "stages", plan.stages, "swap_ab",
-                         PyBool_FromLong(plan.swap_ab), "split_k", plan.split_k, "grid", (long long)plan.grid,
-                         "workspace", (Py_ssize_t)plan.workspace, "prefetch_stages", plan.prefetch_stages,
-                         "ctas_per_sm", plan.ctas_per_sm, "candidates", plan.candidates, "modelled_us",
-                         plan.modelled_us, "single_us", plan.single_us, "fused", PyBool_FromLong(plan.is_fused));
+    return Py_BuildValue(
+        "{ss,ss,ss,si,si,si,si,sN,si,sL,sn,si,si,si,sd,sd,sN,sz}", "backend", nvfp4_backend_name(plan.backend),
+        "kernel", plan.name, "reason", plan.reason, "tile_m", plan.tile_m, "tile_n", plan.tile_n, "tile_k", plan.tile_k,
+        "stages", plan.stages, "swap_ab", PyBool_FromLong(plan.swap_ab), "split_k", plan.split_k, "grid",
+        (long long)plan.grid, "workspace", (Py_ssize_t)plan.workspace, "prefetch_stages", plan.prefetch_stages,
+        "ctas_per_sm", plan.ctas_per_sm, "candidates", plan.candidates, "modelled_us", plan.modelled_us, "single_us",
+        plan.single_us, "fused", PyBool_FromLong(plan.is_fused), "model", plan.model);
 }
 
 /* ---- the table of backends ---- */
@@ -198,9 +198,10 @@ PyObject *python_device(PyObject *module, PyObject *ordinal) {
     if (!read_integer(ordinal, "device", 0, INT32_MAX, &device) ||
         nvfp4_device_info(python_context, (int32_t)device, &d) != NVFP4_OK)
         return raise_error();
-    return Py_BuildValue("{ss,si,si,si,si,sL,sL,sN,sN,ss}", "name", d.name, "compute_capability", d.compute_capability,
-                         "sm_count", d.sm_count, "shared_per_block", d.shared_per_block, "shared_per_sm",
-                         d.shared_per_sm, "l2_bytes", (long long)d.l2_bytes, "memory_bytes", (long long)d.memory_bytes,
+    return Py_BuildValue("{ss,si,si,si,si,si,si,sL,sL,sN,sN,ss}", "name", d.name, "compute_capability",
+                         d.compute_capability, "sm_count", d.sm_count, "shared_per_block", d.shared_per_block,
+                         "shared_per_sm", d.shared_per_sm, "clock_mhz", d.clock_mhz, "memory_gb_s", d.memory_gb_s,
+                         "l2_bytes", (long long)d.l2_bytes, "memory_bytes", (long long)d.memory_bytes,
                          "reads_host_memory", PyBool_FromLong(d.reads_host_memory), "usable", PyBool_FromLong(d.usable),
                          "reason", d.unusable_reason);
 }

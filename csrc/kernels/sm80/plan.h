@@ -19,7 +19,7 @@ enum {
 
 /* Modelled time of the sm80 kernels: name, value for NVFP4 A, value for 16-bit A, unit and meaning. The former were
  * fitted on an H200 to kernels with their copies or their arithmetic left out; the last five to 420 calls on an H200
- * and an H100 (benchmarks/results/sm90_candidates_*.csv), off by 5 % (rms), but call_us to 139 plans of 40 products in
+ * and an H100 (benchmarks/results/sm90_plans_*.csv), off by 5 % (rms), but call_us to 139 plans of 40 products in
  * CUDA graphs on an H100, with programmatic dependent launches: off by 9 %. The latter to 1,887 calls of 8 (N, K), M =
  * 1 to 512, on an H200, off by 7 % (rms). */
 #define SM80_MODEL_CONSTANTS(X)                                                                                        \

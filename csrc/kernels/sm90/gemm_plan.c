@@ -117,6 +117,7 @@ static sm90_model_input model_input(const device_props *props, const gemm_traits
         .warps = 4 * config->math_warpgroups,
         .split_k = split_k,
         .partials_bytes = partials_bytes(config, split_k),
+        .is_a16 = t->a_type != VALUES_E2M1,
         .dequant_b = config->dequant_b,
         .dequant_batches = dequant_batches,
         .output_bytes = t->output_bytes,
@@ -187,8 +188,7 @@ static int32_t list_one(const sm90_model *model, const device_props *props, cons
     sm90_model_input in = model_input(props, t, config, swap_ab, split_k, dequant_batches);
     if (!tile(model, props, t, config, &in, &tiling)) return 0;
     const double loss = config->type == NVFP4_BF16 ? model->bf16_loss : 1.0;
-    const double graph_us = config->streamk && t->a_type == VALUES_E2M1 ? model->streamk_graph_us : 0.0;
-    const double time = loss * sm90_gemm_time_us(model, &in) + graph_us;
+    const double time = loss * sm90_gemm_time_us(model, &in);
     if (!(time < INFINITY)) return 0;
     const int64_t streamk_bytes =
         config->streamk ? partial_tiles_bytes(config, &tiling, split_k) + flags_bytes(&tiling, split_k) : 0;

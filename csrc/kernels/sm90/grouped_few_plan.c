@@ -52,7 +52,7 @@ static double single_us(const sm90_model *m, const device_props *props, const ge
     }
     const double turns = turns_of(hit * tiles * across / sms);
     const double bytes = hit * (double)(t->l / t->groups) * (double)t->n * (double)t->k * SM90_RAW_BYTES;
-    const double memory_us = (1.0 + m->group_few_again * (tiles - 1.0)) * bytes / m->dram_tb_s * 1e-6;
+    const double memory_us = tiles * bytes / m->dram_tb_s * 1e-6;
     return m->group_few_fixed_us + max_double(memory_us, sm90_clocks_us(m, turns * clocks / tiles));
 }
 

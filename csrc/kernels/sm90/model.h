@@ -5,10 +5,8 @@
  * the SM, if they take longer. Around the stages stand the launch and the first bytes, the pre-pass, the sum over
  * split-K, and the stores. Memory works at the same time. It loses where many rows are read at once.
  *
- * The constants are fitted to measured times: single calls of the first plans of 374 shapes on an H200 and an H100
- * (benchmarks/fit_sm90.py), and calls in CUDA graphs of an H100 (benchmarks/neighbours.py), where chosen plans have to
- * be the fastest, by all of them at once. So each one alone says little about the machine, except where it says that it
- * was measured by itself. Clock, rate of memory, its free rows and L2 are an H200's here, and scaled for another GPU.
+ * The constants are those of a card (cards.c): benchmarks/fit_sm90.py measures plans on it and fits them, so that the
+ * chosen plans are the fastest. They are fitted all at once, so one alone says less about the machine than all do.
  */
 #ifndef NVFP4_SM90_MODEL_H
 #define NVFP4_SM90_MODEL_H
@@ -20,113 +18,94 @@
 #include "common/math.h"
 #include "kernels/sm90/gemm_config.h"
 
-#define SM90_MODEL_PEAK_GB_S 4814.0 /* of an H200's memory: device_props */
-
-/* Name, value, meaning. */
+/* Name, unit, meaning. */
 #define SM90_MODEL_CONSTANTS(X)                                                                                        \
-    X(clock_ghz, 1.98)   /* the clock of short runs */                                                                 \
-    X(dram_tb_s, 4.3)    /* measured by itself: copies and reads */                                                    \
-    X(dequant_tb_s, 4.3) /* measured by itself: what the pre-pass reads and writes */                                  \
-    X(l2_bytes, 62914560.0)                                                                                            \
-    X(overlap, 6.049)       /* p of memory and SMs that work at once: time^p = memory^p + SMs^p */                     \
-    X(dirty, 0.3386)        /* share of the L2 that is written back while the operands arrive */                       \
-    X(rows_free, 2.178e+04) /* rows of operands that all CTAs together read at the full rate of memory */              \
-    X(row_loss, 0.1827)     /* share of time that each further rows_free rows add */                                   \
-    X(fixed_us, 4.153)      /* launch, first bytes from DRAM, the last stage, exit */                                  \
-    /* gemm.cu */                                                                                                      \
-    X(decode_8, 26.34)        /* values a clock that 8 warps of an SM decode */                                        \
-    X(decode_16, 27.9)        /* values a clock that 16 warps of an SM decode */                                       \
-    X(in_kernel_us, 1.47)     /* added to fixed_us where mma_b is dequantized in the kernel */                         \
-    X(in_kernel_per_clk, 2.9) /* values of mma_b a clock that the warps which dequantize it in the kernel decode */    \
-    /* The _raw kernels beside those with the pre-pass, in CUDA graphs on an H100, M = 17 to 64 of nine (N, K): the */ \
-    /* difference is off by 0.7 us (rms), with 64 rows and long K by 3 */                                              \
-    X(raw_32_clk, 242.0)        /* clocks that a stage takes longer where a warpgroup dequantizes mma_b, of 32 rows */ \
-    X(raw_64_clk, 500.0)        /* of 64 */                                                                            \
-    X(hidden_mma, 0.4436)       /* share of wgmma's clocks that longer decoding does not hide */                       \
-    X(hidden_decode, 0.2115)    /* share of decoding's clocks that longer wgmma does not hide */                       \
-    X(ingress_b_clk, 56.0)      /* bytes a clock to one SM; more than any measured plan took */                        \
-    X(l2_tb_s, 8.0)             /* rate of the L2 to all SMs */                                                        \
-    X(uneven, 1.07)             /* CTAs share rows of mma_a and differ in mma_b: mean of 9 pairs, M = 192 and 256 */   \
-    X(store_b_clk, 18.84)       /* bytes of results that an SM stores a clock */                                       \
-    X(exchange_us, 1.439)       /* until partial sums of a cluster of two begin to arrive */                           \
-    X(exchange_each_us, 0.0794) /* added for each further CTA */                                                       \
-    X(exchange_b_clk, 9.028)    /* bytes of partial sums that a CTA receives a clock */                                \
-    X(min_worker, 8.0)       /* stages of a stream-K worker, at least: no plan with fewer has been measured to win */  \
-    X(partial_b_clk, 21.89)  /* bytes of sums that a worker stores in the workspace a clock */                         \
-    X(fixup_b_clk, 42.65)    /* bytes of such sums that a CTA adds to its own a clock */                               \
-    X(unaligned_split, 0.97) /* an unaligned split must be at least so much faster (sm90_distribute) */                \
-    X(worker_us, 1.598)      /* time from a worker's last stage until its sums are visible */                          \
-    X(streamk_us, 1.07)      /* added to fixed_us */                                                                   \
-    X(streamk_graph_us, 0.494) /* and with an NVFP4 A, for CUDA graphs: single calls do not need it (sm90_gemm.csv) */ \
-    /* dequant.cu */                                                                                                   \
-    X(dequant_us, 1.913) /* a launch before another */                                                                 \
-    X(bf16_loss, 1.11)   /* times as long with bf16 A */                                                               \
-    /* prefill.cu */                                                                                                   \
-    X(prefill_fixed_us, 2.75)      /* the kernel's own fixed_us */                                                     \
-    X(prefill_loss, 1.296)         /* times as long as wgmma's rate says: these run long, and at a lower clock */      \
-    X(prefill_divided_loss, 1.008) /* the same where the kernel dequantizes mma_b, and waits for flags */              \
-    X(prefill_divided_us, 0.234)   /* added there */                                                                   \
-    X(prefill_bf16_loss, 1.005)    /* bf16_loss of these kernels */                                                    \
-    X(prefill_store_b_clk, 15.14)  /* bytes of results that an SM stores a clock */                                    \
-    /* nn.cu: 790 calls on an H200, M = 1 to 4096 of four (N, K), fp16 and bf16 A: off by 4 % (rms) */                 \
-    X(nn_fixed_us, 3.821)      /* the kernel's own fixed_us */                                                         \
-    X(nn_decode_clocks, 713.5) /* clocks that dequantizing a stage takes */                                            \
-    X(nn_bf16_loss, 1.122)     /* times as long if it dequantizes to bf16 */                                           \
-    X(nn_hidden_mma, 0.5723)   /* share of wgmma's clocks that dequantizing does not hide */                           \
-    X(nn_store_b_clk, 8.071)   /* bytes of results that an SM stores a clock */                                        \
-    /* gemv.cu */                                                                                                      \
-    X(gemv_fixed_us, 4.174)  /* the kernel's own fixed_us */                                                           \
-    X(gemv_per_clk, 63.6)    /* values a clock and SM, for one row */                                                  \
-    X(gemv_row_cost, 0.5465) /* share of that time that each further row adds */                                       \
-    X(gemv_row_loss, 0.0193) /* share of memory's time that each further row adds */                                   \
-    X(gemv_row_us, 0.415)    /* added to gemv_fixed_us for each further row */                                         \
-    /* units.cu: at 16 (N, K) on an H100 */                                                                            \
-    X(units_fixed_us, 3.786) /* the kernel's own fixed_us */                                                           \
-    X(units_pair_clk, 143.0) /* clocks of an SM for a step of a pair of units, with 8 rows of A */                     \
-    X(units_rows_clk, 1.33)  /* times as many with 16 */                                                               \
-    X(units_rows_us, 0.664)  /* added to units_fixed_us for 16 */                                                      \
-    X(units_a16_loss, 1.024) /* times as many clocks with a 16-bit A */                                                \
-    X(units_unhidden, 0.768) /* share of the clocks of the last step of each warp that no load hides */                \
-    X(units_line_loss, 1.12) /* times as long for memory where rows of B begin inside lines of 128 bytes */            \
-    X(units_pass_loss, 0.01) /* share of time that each further pass adds */                                           \
-    /* grouped.cu: 94 products of experts with bf16 A in CUDA graphs on an H200: off by 5 % (rms) */                   \
-    X(grouped_fixed_us, 9.75)       /* the kernel's own fixed_us, that of its pre-pass included */                     \
-    X(grouped_decode_clocks, 573.0) /* clocks that dequantizing a stage to bf16 takes */                               \
-    X(grouped_mma_clocks, 1.116)    /* times as many as wgmma's rate says: the clock under load is lower */            \
-    X(grouped_hidden_mma, 0.762)    /* share of wgmma's clocks that longer dequantizing does not hide */               \
-    X(grouped_hidden_decode, 0.575) /* share of dequantizing's clocks that longer wgmma does not hide */               \
-    X(grouped_tile_clocks, 4135.0)  /* start and end of a tile */                                                      \
-    X(grouped_e2m1_us, 2.28)        /* added with NVFP4 A: 140 products of the kernel before this one on an H100 */    \
-    X(activation_us, 2.2) /* gated's kernel in a graph, without its bytes: layers of Qwen3-30B-A3B on an H100 */       \
-    /* Products that take less keep a launch of their own for the activation: the next product, which is sm80's, */    \
-    /* loads its weights meanwhile. A layer of Qwen3-30B-A3B, one token, on an H100: 28.1 us by two launches, 28.8 */  \
-    /* by one */                                                                                                       \
-    X(activation_least_us, 18.0)                                                                                       \
-    /* grouped_few.cu: 90 products of experts with bf16 A in CUDA graphs on an H200: off by 5 % (rms) */               \
-    X(group_few_fixed_us, 10.73)      /* the kernel's own fixed_us */                                                  \
-    X(group_few_tile_clocks, 852.0)   /* start and end of a tile */                                                    \
-    X(group_few_stage_clocks, 2558.0) /* a stage, where tiles have up to 8 rows */                                     \
-    X(group_few_row_clocks, 44.2)     /* more for each row beyond 8 that its wgmma has */                              \
-    X(group_few_again, 1.0)           /* share of the time of B to read it again for further rows of a group */        \
-    /* grouped_units.cu: 424 products of experts with bf16 A, by any tiling, in CUDA graphs on an H100: off by 7 % */  \
-    /* (rms); the tilings that are chosen take 1.7 % longer than the best ones */                                      \
-    X(group_units_fixed_us, 8.96)        /* the kernel's own fixed_us */                                               \
-    X(group_units_tile_clocks, 2031.0)   /* of a team: start and end of a tile */                                      \
-    X(group_units_step_clocks, 436.0)    /* of a warp: A of a step */                                                  \
-    X(group_units_pair_clocks, 492.0)    /* a step of a pair, with 8 rows of A, where all warps work */                \
-    X(group_units_pair16_clocks, 2500.0) /* the same with 16 rows */                                                   \
-    X(group_units_dram, 0.945)           /* share of dram_tb_s with which B is read */                                 \
-    X(group_units_tb_s, 3.1)     /* that its loads under way reach at most: products of 1 to 32 tokens on an H200 */   \
-    X(group_units_again, 0.9)    /* share of that time to read B again for further rows of a group */                  \
-    X(group_units_hidden, 0.259) /* share of the shorter of memory and warps that the longer does not hide */          \
-    /* factors of the time by teams a CTA, which rank teams: layers have corrected the fit */                          \
-    X(group_units_teams8, 1.113) /* with 8 */                                                                          \
-    X(group_units_teams4, 0.975) /* with 4 */                                                                          \
-    X(group_units_teams2, 0.95)  /* with 2 */                                                                          \
-    X(group_units_teams1, 1.0)   /* with 1 */
+    X(clock_ghz, "GHz", "the clock of short runs")                                                                     \
+    X(dram_tb_s, "TB/s", "rate of the memory, measured by itself: copies and reads")                                   \
+    X(dequant_tb_s, "TB/s", "the same of what the pre-pass reads and writes")                                          \
+    X(l2_bytes, "B", "of the L2")                                                                                      \
+    X(overlap, "1", "exponent p of memory and SMs that work at once: time^p = memory^p + SMs^p")                       \
+    X(dirty, "share", "of the L2 that is written back while the operands arrive")                                      \
+    X(rows_free, "rows", "of operands that all CTAs together read at the full rate of memory")                         \
+    X(row_loss, "share", "of time that each further rows_free rows add")                                               \
+    X(fixed_us, "us", "gemm.cu: launch, first bytes from DRAM, the last stage, exit")                                  \
+    X(decode_8, "values/clk", "that 8 warps of an SM decode")                                                          \
+    X(decode_16, "values/clk", "that 16 warps of an SM decode")                                                        \
+    X(in_kernel_us, "us", "more than fixed_us where mma_b is dequantized in the kernel")                               \
+    X(in_kernel_per_clk, "values/clk", "of mma_b that the warps which dequantize it in the kernel decode")             \
+    X(raw_32_clk, "clk", "more for a stage where a warpgroup dequantizes mma_b, of 32 rows")                           \
+    X(raw_64_clk, "clk", "the same, of 64 rows")                                                                       \
+    X(hidden_mma, "share", "of wgmma's clocks that longer decoding does not hide")                                     \
+    X(hidden_decode, "share", "of decoding's clocks that longer wgmma does not hide")                                  \
+    X(ingress_b_clk, "B/clk", "that reach one SM; more than any measured plan took")                                   \
+    X(l2_tb_s, "TB/s", "rate of the L2 to all SMs")                                                                    \
+    X(uneven, "factor", "of the SMs' time where CTAs share rows of mma_a and differ in mma_b")                         \
+    X(store_b_clk, "B/clk", "of results that an SM stores")                                                            \
+    X(exchange_us, "us", "until partial sums of a cluster of two begin to arrive")                                     \
+    X(exchange_each_us, "us", "more for each further CTA")                                                             \
+    X(exchange_b_clk, "B/clk", "of partial sums that a CTA receives")                                                  \
+    X(min_worker, "stages", "of a stream-K worker, at least: no plan with fewer was measured to win")                  \
+    X(partial_b_clk, "B/clk", "of sums that a worker stores in the workspace")                                         \
+    X(fixup_b_clk, "B/clk", "of such sums that a CTA adds to its own")                                                 \
+    X(unaligned_split, "factor", "of the time that an unaligned split must reach at least (sm90_distribute)")          \
+    X(worker_us, "us", "from a worker's last stage until its sums are visible")                                        \
+    X(streamk_us, "us", "more than fixed_us for a stream-K kernel")                                                    \
+    X(a16_fixed_us, "us", "fixed_us with a 16-bit A, which no pre-pass of this call wrote")                            \
+    X(dequant_us, "us", "dequant.cu: a launch before another")                                                         \
+    X(bf16_loss, "factor", "of the SMs' time with a bf16 A")                                                           \
+    X(prefill_fixed_us, "us", "prefill.cu: its fixed_us")                                                              \
+    X(prefill_loss, "factor", "of wgmma's time: these run long, and at a lower clock")                                 \
+    X(prefill_divided_loss, "factor", "the same where the kernel dequantizes mma_b and waits for flags")               \
+    X(prefill_divided_us, "us", "added there")                                                                         \
+    X(prefill_bf16_loss, "factor", "its bf16_loss")                                                                    \
+    X(prefill_store_b_clk, "B/clk", "its store_b_clk")                                                                 \
+    X(nn_fixed_us, "us", "nn.cu: its fixed_us")                                                                        \
+    X(nn_decode_clocks, "clk", "that dequantizing a stage takes")                                                      \
+    X(nn_bf16_loss, "factor", "of them if it dequantizes to bf16")                                                     \
+    X(nn_hidden_mma, "share", "of wgmma's clocks that dequantizing does not hide")                                     \
+    X(nn_store_b_clk, "B/clk", "its store_b_clk")                                                                      \
+    X(gemv_fixed_us, "us", "gemv.cu: its fixed_us")                                                                    \
+    X(gemv_per_clk, "values/clk", "of an SM, for one row")                                                             \
+    X(gemv_row_cost, "share", "of that time that each further row adds")                                               \
+    X(gemv_row_loss, "share", "of memory's time that each further row adds")                                           \
+    X(gemv_row_us, "us", "more than gemv_fixed_us for each further row")                                               \
+    X(units_fixed_us, "us", "units.cu: its fixed_us")                                                                  \
+    X(units_pair_clk, "clk", "of an SM for a step of a pair of units, with 8 rows of A")                               \
+    X(units_rows_clk, "factor", "of them with 16")                                                                     \
+    X(units_rows_us, "us", "more than units_fixed_us for 16")                                                          \
+    X(units_a16_loss, "factor", "of the clocks with a 16-bit A")                                                       \
+    X(units_unhidden, "share", "of the clocks of each warp's last step that no load hides")                            \
+    X(units_line_loss, "factor", "of memory's time where rows of B begin inside lines of 128 bytes")                   \
+    X(units_pass_loss, "share", "of time that each further pass adds")                                                 \
+    X(grouped_fixed_us, "us", "grouped.cu: its fixed_us, that of its pre-pass included")                               \
+    X(grouped_decode_clocks, "clk", "that dequantizing a stage to bf16 takes")                                         \
+    X(grouped_mma_clocks, "factor", "of wgmma's clocks: the clock under load is lower")                                \
+    X(grouped_hidden_mma, "share", "of wgmma's clocks that longer dequantizing does not hide")                         \
+    X(grouped_hidden_decode, "share", "of dequantizing's clocks that longer wgmma does not hide")                      \
+    X(grouped_tile_clocks, "clk", "of start and end of a tile")                                                        \
+    X(grouped_e2m1_us, "us", "more with an NVFP4 A")                                                                   \
+    X(activation_us, "us", "of gated's kernel in a graph, without its bytes")                                          \
+    X(activation_least_us, "us",                                                                                       \
+      "of a product that does its activation: below, down loads weights during gated's kernel")                        \
+    X(group_few_fixed_us, "us", "grouped_few.cu: its fixed_us")                                                        \
+    X(group_few_tile_clocks, "clk", "of start and end of a tile")                                                      \
+    X(group_few_stage_clocks, "clk", "of a stage, where tiles have up to 8 rows")                                      \
+    X(group_few_row_clocks, "clk", "more for each row beyond 8 that its wgmma has")                                    \
+    X(group_units_fixed_us, "us", "grouped_units.cu: its fixed_us")                                                    \
+    X(group_units_tile_clocks, "clk", "of a team for start and end of a tile")                                         \
+    X(group_units_step_clocks, "clk", "of a warp for A of a step")                                                     \
+    X(group_units_pair_clocks, "clk", "of a step of a pair, with 8 rows of A, where all warps work")                   \
+    X(group_units_pair16_clocks, "clk", "the same with 16 rows")                                                       \
+    X(group_units_dram, "share", "of dram_tb_s with which B is read")                                                  \
+    X(group_units_tb_s, "TB/s", "that its loads under way reach at most")                                              \
+    X(group_units_again, "share", "of that time to read B again for further rows of a group")                          \
+    X(group_units_hidden, "share", "of the shorter of memory and warps that the longer does not hide")                 \
+    X(group_units_teams8, "factor", "of the time with 8 teams a CTA, over that with 1; layers corrected the fit")      \
+    X(group_units_teams4, "factor", "with 4 teams")                                                                    \
+    X(group_units_teams2, "factor", "with 2 teams")
 
 typedef struct sm90_model {
-#define X(name, value) double name;
+#define X(name, ...) double name;
     SM90_MODEL_CONSTANTS(X)
 #undef X
 } sm90_model;
@@ -159,23 +138,13 @@ typedef struct sm90_model_input {
     int32_t warps;              /* that decode */
     int32_t split_k;            /* 1 to 8; at most ceil(k / stage_k) */
     int32_t partials_bytes;     /* of partial sums that a CTA receives */
+    int32_t is_a16;             /* A has 16 bits */
     int32_t dequant_b;          /* who decodes mma_b (gemm_config.h); 0: the pre-pass */
     int64_t dequant_batches;    /* of mma_b: l, or 1 where one serves all; 0 where there is no pre-pass */
     int32_t output_bytes;       /* of an element */
     int32_t partial_tile_bytes; /* that a worker stores for a tile */
     sm90_streamk_split streamk;
 } sm90_model_input;
-
-/* The constants on a device. */
-static inline sm90_model sm90_model_of(const sm90_model *h200, const device_props *props) {
-    sm90_model m = *h200;
-    const double memory = props->memory_gb_s ? props->memory_gb_s / SM90_MODEL_PEAK_GB_S : 1.0;
-    m.dram_tb_s *= memory, m.rows_free *= memory;
-    if (props->clock_mhz) m.clock_ghz = props->clock_mhz * 1e-3;
-    m.l2_tb_s *= m.clock_ghz / h200->clock_ghz;
-    if (props->l2_bytes) m.l2_bytes = (double)props->l2_bytes;
-    return m;
-}
 
 static inline double sm90_clocks_us(const sm90_model *m, double clocks) {
     return clocks * 1e-3 / m->clock_ghz;
@@ -339,7 +308,7 @@ static inline double sm90_gemm_time_us(const sm90_model *m, const sm90_model_inp
     const double from_l2 = l * (bytes_a * (double)tiles_n + bytes_b * (double)tiles_m);
     const double memory = max_double(sm90_memory_us(m, dram, rows_at_once), from_l2 / m->l2_tb_s * 1e-6);
     const double values = (double)in->dequant_batches * (double)in->mma_n * k;
-    const double fixed = m->fixed_us + (in->dequant_b == 1 ? m->in_kernel_us : 0.0) +
+    const double fixed = (in->is_a16 ? m->a16_fixed_us : m->fixed_us) + (in->dequant_b == 1 ? m->in_kernel_us : 0.0) +
                          (in->streamk.worker_clusters ? m->streamk_us : 0.0);
     return fixed + sm90_dequant_time_us(m, values) + overlapped(busy, memory, m->overlap);
 }

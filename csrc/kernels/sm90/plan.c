@@ -42,35 +42,30 @@ static const sm90_kind *kind_of(int32_t kernel) {
     return kinds[i].kind;
 }
 
-static const sm90_model measured = {
-#define X(name, value) .name = value,
-    SM90_MODEL_CONSTANTS(X)
-#undef X
-};
-
 static int32_t of_this_backend(gemm_candidate *all, int32_t count) {
     return complete_candidates(NVFP4_BACKEND_SM90, kernels, all, count);
 }
 
 int32_t sm90_candidates(const sm90_model *model, const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    const sm90_model on = sm90_model_of(model, props);
     int32_t count = 0;
     for (int32_t i = 0; i < KINDS; i++)
         if ((int32_t)kinds[i].kind->product_kind == t->product_kind)
-            count += kinds[i].kind->candidates(&on, props, t, out + count);
+            count += kinds[i].kind->candidates(model, props, t, out + count);
     return of_this_backend(out, count);
 }
 
 static int32_t candidates(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
-    return sm90_candidates(&measured, props, t, out);
+    const sm90_model model = sm90_model_on(props);
+    return sm90_candidates(&model, props, t, out);
 }
 
 /* The first kind that has an order for every M takes the product: another adds in another order. */
 static int32_t batch_invariant(const device_props *props, const gemm_traits *t, gemm_candidate *out) {
+    const sm90_model model = sm90_model_on(props);
     int32_t count = -1;
     for (int32_t i = 0; i < KINDS && count < 0; i++)
         if ((int32_t)kinds[i].kind->product_kind == t->product_kind && kinds[i].kind->batch_invariant)
-            count = kinds[i].kind->batch_invariant(&measured, props, t, out);
+            count = kinds[i].kind->batch_invariant(&model, props, t, out);
     return of_this_backend(out, count);
 }
 
@@ -87,20 +82,25 @@ static int32_t with_quantizer(const device_props *props, const quantize_gemm_pro
 }
 
 /* One launch in place of the product's and the activation's, which begins later, reads all results and writes them. */
-static int32_t with_activation(const device_props *props, const grouped_problem *p, const gemm_candidate *of,
-                               gemm_candidate *out) {
-    const sm90_model on = sm90_model_of(&measured, props);
+int32_t sm90_with_activation(const sm90_model *model, const device_props *props, const gemm_traits *t,
+                             const gemm_candidate *of, gemm_candidate *out) {
     const sm90_kind *kind = kind_of(of->kernel);
-    gemm_traits t = traits_of(&p->g);
+    const double bytes = (double)(t->m * t->n) * (double)(t->l / t->groups + 1) * t->output_bytes;
     gemm_candidate fused;
-    t.groups = p->groups;
-    if (!kind->with_activation || of->single_us < on.activation_least_us) return 0;
-    if (!kind->with_activation(&on, props, &t, of, &fused)) return 0;
-    const double bytes = (double)(t.m * t.n) * (p->parts + 1) * t.output_bytes;
-    if (fused.single_us > of->single_us + on.activation_us + bytes / on.dram_tb_s * 1e-6) return 0;
+    if (!kind->with_activation || of->single_us < model->activation_least_us) return 0;
+    if (!kind->with_activation(model, props, t, of, &fused)) return 0;
+    if (fused.single_us > of->single_us + model->activation_us + bytes / model->dram_tb_s * 1e-6) return 0;
     of_this_backend(&fused, 1);
     *out = fused;
     return 1;
+}
+
+static int32_t with_activation(const device_props *props, const grouped_problem *p, const gemm_candidate *of,
+                               gemm_candidate *out) {
+    const sm90_model model = sm90_model_on(props);
+    gemm_traits t = traits_of(&p->g);
+    t.groups = p->groups;
+    return sm90_with_activation(&model, props, &t, of, out);
 }
 
 /* gemm's kernels need less shared memory than those of other kinds. */
@@ -169,5 +169,6 @@ const gemm_backend sm90_backend = {
     BACKEND_ROW(sm90),
     .kernels = &set,
     .planners = {[PRODUCT_GEMM] = &gemm, [PRODUCT_GEMM_NN] = &gemm_nn, [PRODUCT_GROUPED] = &grouped},
+    .model = sm90_model_name,
     .roundings = {.per_block = 72, .block_k = 16, .constant = 64},
 };

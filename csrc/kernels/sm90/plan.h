@@ -81,9 +81,18 @@ static inline int32_t sm90_take_fastest(const gemm_candidate *all, int32_t count
     return count > 0;
 }
 
+/* The constants of the card that was measured, or of the nearest one, scaled by the device's clock, memory and L2. */
+sm90_model sm90_model_on(const device_props *props);
+/* The name of that card, for nvfp4_plan.model. */
+const char *sm90_model_name(const device_props *props);
+
 /* All candidates of the product with their times under given constants. */
 int32_t sm90_candidates(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                         gemm_candidate *out);
+
+/* gemm_planner.with_activation under given constants. */
+int32_t sm90_with_activation(const sm90_model *model, const device_props *props, const gemm_traits *traits,
+                             const gemm_candidate *of, gemm_candidate *out);
 
 /* The multiplier of a division (CUTLASS: FastDivmod): x * f >> 31 is x / d where x * d is below 2^31. */
 static inline uint32_t sm90_reciprocal(int32_t d) {

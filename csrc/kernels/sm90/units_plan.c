@@ -26,19 +26,18 @@ static int32_t candidates(const sm90_model *m, const device_props *props, const 
 }
 
 static grouped_units_model grouped_model_of(const sm90_model *m) {
-    return (grouped_units_model){
-        .clock_ghz = m->clock_ghz,
-        .dram_tb_s = m->dram_tb_s,
-        .fixed_us = m->group_units_fixed_us,
-        .tile_clocks = m->group_units_tile_clocks,
-        .step_clocks = m->group_units_step_clocks,
-        .pair_clocks = m->group_units_pair_clocks,
-        .pair16_clocks = m->group_units_pair16_clocks,
-        .dram = m->group_units_dram,
-        .tb_s = m->group_units_tb_s,
-        .again = m->group_units_again,
-        .hidden = m->group_units_hidden,
-        .teams = {m->group_units_teams8, m->group_units_teams4, m->group_units_teams2, m->group_units_teams1}};
+    return (grouped_units_model){.clock_ghz = m->clock_ghz,
+                                 .dram_tb_s = m->dram_tb_s,
+                                 .fixed_us = m->group_units_fixed_us,
+                                 .tile_clocks = m->group_units_tile_clocks,
+                                 .step_clocks = m->group_units_step_clocks,
+                                 .pair_clocks = m->group_units_pair_clocks,
+                                 .pair16_clocks = m->group_units_pair16_clocks,
+                                 .dram = m->group_units_dram,
+                                 .tb_s = m->group_units_tb_s,
+                                 .again = m->group_units_again,
+                                 .hidden = m->group_units_hidden,
+                                 .teams = {m->group_units_teams8, m->group_units_teams4, m->group_units_teams2, 1.0}};
 }
 
 static int32_t grouped_candidates(const sm90_model *m, const device_props *props, const gemm_traits *t,
