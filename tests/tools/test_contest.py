@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import b200_report  # benchmarks/b200_report.py
 import emulate
 import pytest
 import torch
+from contest import dual, submission
 from contest import measure as contest
 from contest import method as measuring
 from contest.__main__ import main
@@ -63,10 +65,19 @@ def right(data: reference.Data) -> torch.Tensor:
     return nvfp4.custom_kernel(a, b[: c.shape[1]], sfa, sfb, c)
 
 
+def inputs_of(task: str = "nvfp4_gemm", **test: int) -> measuring.Inputs:
+    return measuring.Inputs(dual.definition(task), SMALL | test, 42, torch.device("cpu"))
+
+
 def measure(
-    kernel: measuring.Kernel, count: int = 6, gpu: FakeGpu | None = None, repeats: int = 20, **test: int
+    kernel: measuring.Kernel,
+    count: int = 6,
+    gpu: FakeGpu | None = None,
+    repeats: int = 20,
+    task: str = "nvfp4_gemm",
+    **test: int,
 ) -> dict:
-    inputs = measuring.Inputs(SMALL | test, 42, torch.device("cpu"))
+    inputs = inputs_of(task, **test)
     return measuring.measure(inputs, kernel, count, gpu or FakeGpu(), measuring.Limits(repeats, 1000.0))
 
 
@@ -233,23 +244,59 @@ def test_back_to_back_calls() -> None:
     assert len(set(timed)) > 6, "one input has new numbers in each repeat"
 
 
-SHAPES_TO_REORDER = [{"m": 40}, {"m": 150, "n": 1, "k": 80, "b_rows": 128}, {"m": 33, "n": 260, "l": 1}]
+@pytest.mark.parametrize("task", contest.TASKS)
+def test_inputs_are_those_of_their_seeds(task: str) -> None:
+    """The bytes that the task's definition gives for the seeds of the yml file plus 42, plus 84, ..."""
+    definition, test = dual.definition(task), dual.load_task(task)["benchmarks"][0] | {"m": 70, "n": 1, "k": 96}
+    inputs = measuring.Inputs(definition, test, 42, torch.device("cpu"))
+    for seed in (1111 + 42, 1111 + 84):
+        data, expected = inputs.draw()
+        wanted = definition.generate_input(**test | {"seed": seed})
+        assert [part.shape for part in data] == [part.shape for part in wanted]
+        assert all(torch.equal(*map(reference.as_bytes, pair)) for pair in zip(data[:-1], wanted))
+        assert torch.equal(expected, definition.ref_kernel(wanted)) and data[-1].isnan().all()
+    expected, wanted = inputs.renew(data), definition.generate_input(**test | {"seed": 1111 + 126})
+    assert all(torch.equal(*map(reference.as_bytes, pair)) for pair in zip(data[:-1], wanted))
+    assert torch.equal(expected, definition.ref_kernel(wanted))
 
 
-@pytest.mark.parametrize("shape", SHAPES_TO_REORDER, ids=str)
-def test_permuted_rows(shape: dict[str, int]) -> None:
+def test_inputs_of_the_dual_product() -> None:
+    """Every byte that the task allows occurs, and no other; three matrices differ, and their scales."""
+    data = inputs_of(dual.NAME, m=80, n=80, k=128, l=1).draw()[0]
+    allowed = {byte & dual.VALUES for byte in range(256)}
+    assert all(set(reference.as_bytes(part).flatten().tolist()) == allowed for part in data[:3])
+    for one, other in ((1, 2), (4, 5), (7, 8), (0, 1), (3, 4)):
+        assert not torch.equal(reference.as_bytes(data[one]), reference.as_bytes(data[other]))
+    for linear, swizzled in zip(data[3:6], data[6:9]):
+        assert (linear.float() >= 0).all() and (linear.float() <= 1).all()
+        rows = reference.unswizzle(swizzled.permute(5, 2, 4, 0, 1, 3), 80, 8)
+        assert torch.equal(*(reference.as_bytes(part) for part in (rows.permute(1, 2, 0), linear)))
+
+
+REORDERED = [
+    ("nvfp4_gemm", {"m": 40}),
+    ("nvfp4_gemv", {"m": 150, "n": 1, "k": 80, "b_rows": 128}),
+    ("nvfp4_gemm", {"m": 33, "n": 260, "l": 1}),
+    (dual.NAME, {"m": 40, "n": 150, "k": 80}),
+]
+
+
+@pytest.mark.parametrize(("task", "shape"), REORDERED, ids=str)
+def test_permuted_rows(task: str, shape: dict[str, int]) -> None:
     """The result is a complete input, padding included, and its product is the expected result."""
-    inputs = measuring.Inputs(SMALL | shape, 42, torch.device("cpu"))
+    inputs = inputs_of(task, **shape)
     data, expected = inputs.draw()
-    before = [reference.as_bytes(part).clone() for part in data[:6]]
+    matrices = len(data) // 3
+    before = [reference.as_bytes(part).clone() for part in data[:-1]]
     now = inputs.reorder(data, expected)
     assert now.shape == expected.shape and not torch.equal(now, expected)
-    assert reference.compare(reference.ref_kernel(data), now)[0] and reference.compare(right(data), now)[0]
-    for index, (part, old) in enumerate(zip(data[:6], before)):
-        stays = index % 2 == 1 and expected.shape[1] == 1  # of B, the one row that counts
+    assert reference.compare(inputs.definition.ref_kernel(data), now)[0]
+    assert reference.compare(contest.package(task, None)(data), now)[0]
+    for index, (part, old) in enumerate(zip(data[:-1], before)):
+        stays = index % matrices > 0 and expected.shape[1] == 1  # of B, the one row that counts
         assert torch.equal(reference.as_bytes(part), old) == stays
         assert torch.equal(reference.as_bytes(part).flatten().sort()[0], old.flatten().sort()[0])
-    for linear, swizzled in (data[2:6:2], data[3:6:2]):
+    for linear, swizzled in zip(data[matrices:-1], data[2 * matrices : -1]):
         again = reference.swizzle(reference.as_bytes(linear).permute(2, 0, 1), reference.E4M3_NAN)
         assert torch.equal(reference.as_bytes(swizzled), again.permute(3, 4, 1, 5, 2, 0))
 
@@ -384,6 +431,54 @@ def test_mutations(mutation: type[Mutation], first: int) -> None:
         assert f"{'' if first == 0 else 'repeat 1, '}input 2 of 6: 240 of 240" in str(caught.value)
 
 
+# Kernels of the dual product; each takes its ten tensors.
+GATE, UP, OUTPUT = (0, 1, 6, 7), (0, 2, 6, 8), 9
+right_dual = contest.package(dual.NAME, None)
+
+
+def exchanged(data: measuring.Data) -> torch.Tensor:
+    a, gate, up, sfa, sfb_gate, sfb_up, sfa_permuted, of_gate, of_up, c = data
+    return right_dual((a, up, gate, sfa, sfb_up, sfb_gate, sfa_permuted, of_up, of_gate, c))
+
+
+def without_silu(data: measuring.Data) -> torch.Tensor:
+    c = data[OUTPUT]
+    gate, up = (
+        nvfp4.custom_kernel(*(data[i] for i in which), torch.empty_like(c, dtype=torch.float32)) for which in (GATE, UP)
+    )
+    return c.copy_(gate * up)
+
+
+def silu_alone(data: measuring.Data) -> torch.Tensor:
+    c = data[OUTPUT]
+    return c.copy_(torch.nn.functional.silu(nvfp4.custom_kernel(*(data[i] for i in GATE), torch.empty_like(c))))
+
+
+class KeepsItsUp:
+    """Wrong from the second call on the same address."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __call__(self, data: measuring.Data) -> torch.Tensor:
+        own = tuple(reference.as_bytes(data[i]).clone().view(data[i].dtype) for i in (2, 8))
+        up, scales = self.known.setdefault(data[2].data_ptr(), own)
+        return right_dual((*data[:2], up, *data[3:8], scales, data[OUTPUT]))
+
+
+def test_right_dual_product() -> None:
+    assert measure(right_dual, task=dual.NAME)["stopped by"] == "error below 0.1%"
+
+
+WRONG = {"exchanged": exchanged, "without silu": without_silu, "silu alone": silu_alone, "keeps its up": KeepsItsUp()}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_wrong_dual_products(wrong: measuring.Kernel) -> None:
+    with pytest.raises(measuring.Wrong, match="values are wrong, the first at"):
+        measure(wrong, task=dual.NAME)
+
+
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
@@ -425,11 +520,20 @@ def test_gemv_is_timed_by_single_calls(gpu: FakeGpu, capsys: pytest.CaptureFixtu
     assert set(gpu.counts) == {1} and "between two events: one call" in out and "repeats include host time" in out
 
 
+def test_dual_products_are_timed_back_to_back(gpu: FakeGpu, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["measure", "--task", dual.NAME, "--shapes", "128x64x256", "--inputs", "3"]) == 0
+    out = capsys.readouterr().out
+    assert set(gpu.counts) == {3} and f"The competition's {dual.NAME}: nvfp4" in out
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("128x64x256x1"))
+    floor = ((128 + 2 * 64) * (128 + 16) + 2 * 128 * 64) / 4e12 * 1e6
+    assert float(row[-1]) == pytest.approx(9 / floor, rel=1e-3)
+
+
 def test_ratio_to_the_speed_of_light_is_a_b200s(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(machine, "describe", lambda device: "NVIDIA B200 (fake), 148 SMs")
-    monkeypatch.setattr(contest, "SPEED_OF_LIGHT", {"nvfp4_gemm": {(64, 64, 64, 1): 3.0}})
+    monkeypatch.setitem(contest.TASKS, "nvfp4_gemm", contest.Task("back-to-back", {(64, 64, 64, 1): 3.0}))
     gpu.noise = 0.0
     assert main(["measure", "--shapes", "64x64x64", "--inputs", "2"]) == 0
     row = capsys.readouterr().out.splitlines()[3].split()
@@ -437,22 +541,41 @@ def test_ratio_to_the_speed_of_light_is_a_b200s(
 
 
 def test_speed_of_light_is_of_the_ranked_shapes() -> None:
-    assert set(contest.SPEED_OF_LIGHT) == set(reference.TASKS) == set(contest.DEFAULT_MODE)
-    for task, figures in contest.SPEED_OF_LIGHT.items():
-        ranked = reference.load_task(task)["benchmarks"]
-        assert [tuple(test[size] for size in "mnkl") for test in ranked] == list(figures)
+    assert list(contest.TASKS) == list(submission.TASKS)
+    for name, task in contest.TASKS.items():
+        ranked = dual.load_task(name)["benchmarks"]
+        assert [tuple(test[size] for size in "mnkl") for test in ranked] == list(task.speed_of_light)
+    of_the_model = {(*sizes, 1): light for sizes, light, _ in b200_report.DUAL}
+    assert of_the_model == contest.TASKS[dual.NAME].speed_of_light
+
+
+def test_ranked_shapes_of_the_dual_product(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All four of the yml file by default, with its seed, one of them by --only."""
+    seen: list[dict[str, int]] = []
+
+    def result_of(inputs: measuring.Inputs, *_: object) -> dict:
+        seen.append(inputs.test)
+        times = {"mean": 1.0, "error": 0.0, "best": 1.0, "repeats": 3}
+        shape = {size: inputs.test[size] for size in "mnkl"}
+        return {"shape": shape, "right": True, "why": "", "seconds": times, "stopped by": "", "exposed": 0}
+
+    monkeypatch.setattr(contest, "result_of", result_of)
+    assert main(["measure", "--task", dual.NAME]) == 0
+    assert seen == dual.load_task()["benchmarks"] and {test["seed"] for test in seen} == {1111}
+    assert main(["measure", "--task", dual.NAME, "--only", "3"]) == 0
+    assert len(seen) == 5 and [seen[4][size] for size in "mnkl"] == [256, 3072, 4096, 1]
 
 
 def test_a_wrong_result_is_exit_status_1(gpu: FakeGpu, monkeypatch, capsys) -> None:
     mutation = SkipsOne(10)
-    monkeypatch.setattr(contest, "package", lambda backend: mutation)
+    monkeypatch.setattr(contest, "package", lambda task, backend: mutation)
     assert main(["measure", "--shapes", "5x24x64x2,64x64x64", "--inputs", "4"]) == 1
     out = capsys.readouterr().out
     assert "WRONG" in out and "5x24x64x2: warm-up 2, input 4 of 4: 240 of 240 values are wrong" in out
     assert "geometric mean" not in out and "64x64x64x1" in out, "the other shape is still timed"
 
 
-@pytest.mark.parametrize("task", reference.TASKS)
+@pytest.mark.parametrize("task", contest.TASKS)
 def test_correctness_on_the_cpu(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["measure", "--task", task, "--backend", "cpu", "--shapes", "128x1x256x2", "--inputs", "3"]) == 0
     out = capsys.readouterr().out
@@ -461,7 +584,7 @@ def test_correctness_on_the_cpu(task: str, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
-@pytest.mark.parametrize("task", reference.TASKS)
+@pytest.mark.parametrize("task", contest.TASKS)
 def test_correctness_on_the_emulated_gpu(task: str) -> None:
     device = random.choice(emulate.DEVICES[:3])
     driver = {"NVFP4_LIBCUDA": str(emulate.build()), "CUDA_VISIBLE_DEVICES": "", "EMULATE_DEVICE": device}
@@ -518,6 +641,7 @@ def test_submission_that_cannot_run(text: str | None, message: str, tmp_path: Pa
     ("arguments", "message"),
     [
         (["--only", "4"], "the shapes of nvfp4_gemm are 1 to 3"),
+        (["--task", dual.NAME, "--only", "5"], f"the shapes of {dual.NAME} are 1 to 4"),
         (["--task", "nvfp4_gemv", "--shapes", "64x2x64"], "N is 1 in every shape of nvfp4_gemv"),
         (["--repeats", "1"], "--repeats must be at least 2"),
         (["--inputs", "0"], "--inputs at least 1"),
@@ -537,4 +661,6 @@ def test_errors(arguments: list[str], message: str, capsys: pytest.CaptureFixtur
 def test_arguments_that_are_not_understood(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_status:
         main(["measure", *arguments])
-    assert exit_status.value.code == 2 and "error: argument" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert exit_status.value.code == 2 and f"error: argument {arguments[0]}: " in said
+    assert arguments[0] != "--task" or all(f"{name}'" in said for name in contest.TASKS)

@@ -6,8 +6,10 @@ For each ranked shape, every input is multiplied once and judged. Then come repe
 Before a repeat, random numbers are written to a buffer that exceeds all caches; the write also takes longer than the
 host needs to enqueue the calls. The repeats end when the standard error of their mean is below 0.1 %.
 
-    back-to-back  nvfp4_gemm   50 consecutive calls, each on its own inputs; the time of a repeat is the time per call
-    single-call   nvfp4_gemv   one call, on new numbers in each repeat
+    back-to-back  50 consecutive calls, each on its own inputs; the time of a repeat is the time per call
+                  nvfp4_gemm, nvfp4_dual_gemm (the package: two products in fp32, and nvfp4.gated)
+    single-call   one call, on new numbers in each repeat
+                  nvfp4_gemv
 
 All results of a repeat are judged, as they were when the timed calls were complete; the outputs held NaN before. In
 each repeat one input gets new numbers and the rows of all inputs are permuted, so that a cached result is wrong. Where
@@ -26,50 +28,82 @@ import shlex
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from nvfp4 import __version__
+from nvfp4 import __version__, gated
 from nvfp4.bench import timing
-from nvfp4.bench.shapes import Shape
 from nvfp4.cli import check, commands, files, machine, show
 
-from .method import MODES, Device, Gpu, Inputs, Kernel, Limits, Mode, Wrong, judge_some, measure
+from . import dual
+from .method import MODES, Data, Device, Gpu, Inputs, Kernel, Limits, Mode, Wrong, judge_some, measure
 
 if TYPE_CHECKING:
     import torch
 
-    from nvfp4.reference import Data
-
 FORMAT = "nvfp4-contest-2"
-# The competition's figures for a B200 at 1.5 GHz, in us, by M, N, K, L.
-SPEED_OF_LIGHT = {
-    "nvfp4_gemm": {(128, 7168, 16384, 1): 8.994, (128, 4096, 7168, 1): 2.354, (128, 7168, 2048, 1): 1.333},
-    "nvfp4_gemv": {(7168, 1, 16384, 1): 8.622, (4096, 1, 7168, 8): 17.275, (7168, 1, 2048, 4): 4.317},
+
+
+@dataclass(frozen=True)
+class Task:
+    mode: str  # by default
+    speed_of_light: dict[tuple[int, int, int, int], float]  # the competition's, on a B200 at 1.5 GHz, us, by M, N, K, L
+    matrices: int = 1  # that multiply A
+
+    def bytes(self, m: int, n: int, k: int, l: int) -> int:  # noqa: E741 (the problem's name for the batch)
+        """The minimum traffic: all matrices and their scales read once, the fp16 result written once."""
+        return l * ((m + self.matrices * n) * (k // 2 + k // 16) + 2 * m * n)
+
+
+TASKS = {
+    "nvfp4_gemm": Task(
+        "back-to-back", {(128, 7168, 16384, 1): 8.994, (128, 4096, 7168, 1): 2.354, (128, 7168, 2048, 1): 1.333}
+    ),
+    "nvfp4_gemv": Task(
+        "single-call", {(7168, 1, 16384, 1): 8.622, (4096, 1, 7168, 8): 17.275, (7168, 1, 2048, 4): 4.317}
+    ),
+    dual.NAME: Task(
+        "back-to-back",
+        {
+            (256, 4096, 7168, 1): 4.708,
+            (512, 4096, 7168, 1): 8.714,
+            (256, 3072, 4096, 1): 2.125,
+            (512, 3072, 7168, 1): 6.535,
+        },
+        matrices=2,
+    ),
 }
-DEFAULT_MODE = {"nvfp4_gemm": "back-to-back", "nvfp4_gemv": "single-call"}
 
 
 # --- what is run ----------------------------------------------------------------------------------------------------
 
 
-def package(backend: str | None) -> Kernel:
-    """nvfp4.custom_kernel, or nvfp4.gemm on the same bytes if a backend is given."""
+def package(task: str, backend: str | None) -> Kernel:
+    """nvfp4.custom_kernel, or nvfp4.gemm on the same bytes if a backend is given; of the dual product two in fp32."""
 
-    def kernel(data: Data) -> torch.Tensor:
+    def product(data: Data) -> torch.Tensor:
         a, b, _, _, sfa, sfb, c = data
         return check.call(a, b[: c.shape[1]], sfa, sfb, c, backend)
 
-    return kernel
+    def dual_product(data: Data) -> torch.Tensor:
+        a, b1, b2, _, _, _, sfa, sfb1, sfb2, c = data
+        gate, up = (
+            check.call(a, b, sfa, sfb, torch.empty_like(c, dtype=torch.float32), backend).permute(2, 0, 1)
+            for b, sfb in ((b1, sfb1), (b2, sfb2))
+        )
+        gated(gate, up, out=c.permute(2, 0, 1))
+        return c
+
+    torch = machine.need_torch()
+    return dual_product if task == dual.NAME else product
 
 
 def submission(path: Path) -> Kernel:
     """custom_kernel of a file, which can import `task` as in the competition."""
-    from nvfp4 import reference
-
     task = ModuleType("task")
-    task.input_t, task.output_t = reference.Data, machine.need_torch().Tensor
+    task.input_t, task.output_t = Data, machine.need_torch().Tensor
     sys.modules["task"] = task
     spec = importlib.util.spec_from_file_location("submission", path)
     if not path.is_file() or spec is None or spec.loader is None:
@@ -88,9 +122,7 @@ def submission(path: Path) -> Kernel:
 
 def tests_of(args: argparse.Namespace) -> list[dict[str, int]]:
     """The shapes to run, as arguments of generate_input."""
-    from nvfp4.reference import load_task
-
-    ranked = load_task(args.task)["benchmarks"]
+    ranked = dual.load_task(args.task)["benchmarks"]
     if args.only is not None:
         if not 1 <= args.only <= len(ranked):
             raise show.CommandError(f"--only {args.only}: the shapes of {args.task} are 1 to {len(ranked)}")
@@ -112,7 +144,7 @@ def shape_list(text: str) -> list[dict[str, int]]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task",
-        choices=check.TASKS,
+        choices=TASKS,
         default="nvfp4_gemm",
         help="the task whose shapes and inputs are used (default: nvfp4_gemm)",
     )
@@ -120,7 +152,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--submission", type=Path, metavar="FILE", help="run custom_kernel(data) of this file")
     what.add_argument("--backend", metavar="B", help="run the package on this backend (cpu, sm80, sm90, sm100)")
     parser.add_argument(
-        "--mode", choices=MODES, help="what is timed (default: back-to-back for nvfp4_gemm, single-call for nvfp4_gemv)"
+        "--mode", choices=MODES, help="what is timed (default: single-call for nvfp4_gemv, else back-to-back)"
     )
     parser.add_argument("--correctness", action="store_true", help="judge each input once and time nothing")
     which = parser.add_mutually_exclusive_group()
@@ -155,11 +187,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json and not Path(args.json).parent.is_dir():
         raise show.CommandError(f"--json {args.json}: there is no folder {Path(args.json).parent}")
     target = machine.pick_target(args.backend)
-    mode_name = args.mode or DEFAULT_MODE[args.task]
+    mode_name = args.mode or TASKS[args.task].mode
     mode = MODES[mode_name]
     count = args.inputs or MODES["back-to-back"].inputs
     tests = tests_of(args)
-    kernel = submission(args.submission) if args.submission else package(target.backend)
+    kernel = submission(args.submission) if args.submission else package(args.task, target.backend)
     device = None if args.correctness else timer(target, mode)
     if device is None:
         method: dict[str, Any] = {"timed": False}
@@ -176,7 +208,7 @@ def run(args: argparse.Namespace) -> int:
     with show.progress(len(tests)) as step:
         for test in tests:
             step("contest " + title(test))
-            inputs = Inputs(test, mode.seed_step, target.tensors)
+            inputs = Inputs(dual.definition(args.task), test, mode.seed_step, target.tensors)
             results.append(result_of(inputs, kernel, count, device, Limits(args.repeats, args.seconds)))
     if device is not None:
         method |= {"clocks after": machine.clocks(target.device), "flush": device.flush_text()}
@@ -257,11 +289,11 @@ def time_table(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     columns = ["<M x N x K x L", "mean, us", "standard error", "fastest, us", "repeats", "<stopped by"]
     columns += ["competition's speed of light on a B200, us"] + ["mean / speed of light"] * on_b200
     columns += ["copy time, us", "mean / copy time"]
-    rows = []
+    task, rows = TASKS[found["task"]], []
     for result in found["shapes"]:
         sizes = tuple(result["shape"].values())
-        light = SPEED_OF_LIGHT[found["task"]].get(sizes)
-        copy = Shape(*sizes[:3]).bytes * sizes[3] / found["bytes_per_s"] * 1e6
+        light = task.speed_of_light.get(sizes)
+        copy = task.bytes(*sizes) / found["bytes_per_s"] * 1e6
         fixed = [f"{light:g}" if light else "-"]
         if not result["right"]:
             rows.append([title(result["shape"]), "WRONG", "", "", "", "", *fixed, *[""] * on_b200, f"{copy:.2f}", ""])

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nvfp4.cli.machine import need_torch
@@ -17,13 +18,12 @@ from nvfp4.cli.machine import need_torch
 if TYPE_CHECKING:
     import torch
 
-    from nvfp4.reference import Data
-
 RELATIVE_ERROR = 1e-3  # of the mean: the repeats end below it
 MIN_REPEATS, MIN_SECONDS = 3, 0.1  # before the repeats may end
 WARM_UP = 3  # repeats that do not count
 
-Kernel = Callable[["Data"], "torch.Tensor"]
+Data = tuple["torch.Tensor", ...]  # matrices, A first; their linear scales; their permuted scales; the output
+Kernel = Callable[[Data], "torch.Tensor"]
 Call = Callable[[], "torch.Tensor"]
 
 
@@ -82,38 +82,42 @@ def why_stop(samples: Sequence[float], elapsed: float, limits: Limits) -> str:
 
 
 class Inputs:
-    """Inputs of one shape with their expected results, in the order of their seeds."""
+    """Inputs of one shape with their expected results, in the order of their seeds.
 
-    def __init__(self, test: dict[str, int], seed_step: int, device: torch.device) -> None:
-        self.test, self.device = test, device
+    `definition` (nvfp4.reference or dual) has the task's generate_input and ref_kernel. Rows of A are rows of the
+    result; rows of each other matrix are its columns.
+    """
+
+    def __init__(self, definition: ModuleType, test: dict[str, int], seed_step: int, device: torch.device) -> None:
+        self.definition, self.test, self.device = definition, test, device
         self.seeds = itertools.count(test["seed"] + seed_step, seed_step)
 
     def draw(self) -> tuple[Data, torch.Tensor]:
-        from nvfp4 import reference
-
         arguments = self.test | {"seed": next(self.seeds)}
-        data = reference.generate_input(**arguments, device=self.device, drawn_on=self.device)
-        return data, reference.ref_kernel(data)
+        data = self.definition.generate_input(**arguments, device=self.device, drawn_on=self.device)
+        return data, self.definition.ref_kernel(data)
 
     def renew(self, data: Data) -> torch.Tensor:
         """Overwrites the input with new numbers; returns the new expected result."""
         from nvfp4.reference import as_bytes
 
         new, expected = self.draw()
-        for old, fresh in zip(data[:6], new[:6]):
+        for old, fresh in zip(data[:-1], new[:-1]):
             as_bytes(old).copy_(as_bytes(fresh))
         return expected
 
     def reorder(self, data: Data, expected: torch.Tensor) -> torch.Tensor:
-        """Permutes the rows of A, and the rows of B that count, in place; returns the new expected result.
+        """Permutes the rows of A, and those of the others that count, in place; returns the new expected result.
 
         That result is the permuted old one: it takes copies and no product.
         """
         from nvfp4.reference import E4M3_NAN, as_bytes, swizzle
 
         order_a, order_b = (need_torch().randperm(rows, device=expected.device) for rows in expected.shape[:2])
-        a, b, sfa_ref, sfb_ref, sfa, sfb, _ = data
-        for values, linear, swizzled, order in ((a, sfa_ref, sfa, order_a), (b, sfb_ref, sfb, order_b)):
+        matrices = len(data) // 3
+        for i in range(matrices):
+            values, linear, swizzled = data[i:-1:matrices]
+            order = order_b if i else order_a
             for part in (values, linear):
                 rows = as_bytes(part).permute(2, 0, 1)
                 rows[:, : len(order)] = rows[:, order]
@@ -123,11 +127,11 @@ class Inputs:
 
 
 def copy_of(data: Data) -> Data:
-    """A copy of all seven tensors in the same layout; the output holds NaN."""
+    """A copy of all tensors in the same layout; the output holds NaN."""
     from nvfp4.reference import as_bytes
 
-    a, b, sfa_ref, sfb_ref, sfa, sfb = (as_bytes(part).clone().view(part.dtype) for part in data[:6])
-    return a, b, sfa_ref, sfb_ref, sfa, sfb, data[6].clone().fill_(math.nan)
+    *inputs, output = data
+    return *(as_bytes(part).clone().view(part.dtype) for part in inputs), output.clone().fill_(math.nan)
 
 
 def judge_some(inputs: Inputs, kernel: Kernel, count: int) -> None:
@@ -246,7 +250,7 @@ def measure(inputs: Inputs, kernel: Kernel, count: int, device: Device, limits: 
         for index in range(count):
             expected[index] = inputs.reorder(datas[index], expected[index])
         for data in datas:
-            data[6].fill_(math.nan)
+            data[-1].fill_(math.nan)
         timed = device.time([partial(run, kernel, data) for data in datas])
         for index, output in enumerate(timed.outputs):
             judge(output, expected[index], f"{name}, {input_name(index, count)}")
