@@ -32,7 +32,9 @@ L2_MULTIPLE = 4  # a GPU's input sets together take this many times its L2
 MAX_SETS = 1000
 BYTES = {"nvfp4": 9 / 16, "fp16": 2, "bf16": 2, "fp32": 4, "fp8": 1}  # of a value
 OTHERS = {"marlin": marlin, "humming": humming}  # libraries with a product of 16-bit A and NVFP4 weights
-KINDS = ("fp16", "bf16", "fp32", "fp8", "dequant", *OTHERS)
+PLAIN = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}  # torch.matmul, by the dtype of all its tensors
+DTYPES = {PLAIN[kind]: kind for kind in ("bf16", "fp16")}  # of results, and of 16-bit activations
+KINDS = (*PLAIN, "fp8", "dequant", *OTHERS)
 NAMES = {
     "fp16": "torch fp16 matmul",
     "bf16": "torch bf16 matmul",
@@ -44,22 +46,23 @@ NAMES = {
 NOTES = {"fp8": "not exact: rounds to e4m3"}
 
 
-def default_kinds(device: torch.device) -> list[str]:
+def default_kinds(device: torch.device, dtype: str) -> list[str]:
     if device.type == "cuda":
-        return ["fp16", "fp8", "dequant"]
+        return [DTYPES[dtype], "fp8", "dequant"]
     return ["bf16", "fp32", "dequant"] if has_bf16() else ["fp32", "dequant"]
 
 
-def dequantized_type(device: torch.device) -> torch.dtype:
-    """The type in which "dequantize + matmul" multiplies: the fastest."""
-    torch = need_torch()
-    if device.type == "cuda":
-        return torch.float16
-    return torch.bfloat16 if has_bf16() else torch.float32
+def result_dtype(kind: str, device: torch.device, dtype: str) -> str:
+    """The dtype of a baseline's results beside ours of `dtype`. On a CPU "dequantize + matmul" takes the fastest."""
+    if kind == "dequant" and device.type != "cuda":
+        return "bfloat16" if has_bf16() else "float32"
+    return PLAIN.get(kind, dtype)
 
 
-def unavailable(kind: str, device: torch.device) -> str:
-    """Why this baseline cannot run on the device, or ""."""
+def unavailable(kind: str, device: torch.device, dtype: str | None = None) -> str:
+    """Why this baseline cannot run on the device, or not with results of `dtype`, or ""."""
+    if dtype and (own := result_dtype(kind, device, dtype)) != dtype:
+        return f"its results are {own}, those of --dtype are {dtype}"
     if kind != "fp8" or device.type != "cuda":
         return ""
     major, minor = need_torch().cuda.get_device_capability(device)
@@ -122,6 +125,7 @@ def prepare(
     seed: int,
     run: str = "",
     max_sets: int = MAX_SETS,
+    dtype: str = "float16",
 ) -> Bench:
     """Makes the inputs and the implementations, and checks that all compute the same product."""
     torch = need_torch()
@@ -131,11 +135,11 @@ def prepare(
 
     a, b = (operands(sets["nvfp4"], rows, shape.k, device, generator) for rows in (shape.m, shape.n))
     packed = list(zip(a, b))
-    results = Results(shape, device)
+    results = Results(shape, device, getattr(torch, dtype))
     implementations = [
         Implementation(
             title(backend),
-            partial(multiply, packed, results.of(torch.float16, len(packed)), backend),
+            partial(multiply, packed, results.of(results.dtype, len(packed)), backend),
             run,
             ours=True,
             kernel=kernel(shape.m, shape.n, shape.k, device, backend),
@@ -146,7 +150,7 @@ def prepare(
     call: Callable[[int], Tensor]
     for kind in kinds:
         if kind == "dequant":
-            table = pair_table(dequantized_type(device), device)
+            table = pair_table(getattr(torch, result_dtype(kind, device, dtype)), device)
             call, count = partial(dequantize_and_matmul, packed, table), len(packed)
         else:
             call, count = OWN_SETS[kind](packed, sets[kind], results, device), sets[kind]
@@ -158,8 +162,8 @@ def prepare(
 class Results:
     """Output tensors: each input set has its own, filled with NaN before the first call."""
 
-    def __init__(self, shape: Shape, device: torch.device) -> None:
-        self.shape, self.device = shape, device
+    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
+        self.shape, self.device, self.dtype = shape, device, dtype  # of our results
 
     def of(self, dtype: torch.dtype, count: int) -> list[torch.Tensor]:
         torch = need_torch()
@@ -203,7 +207,7 @@ def scaled(packed: Packed, count: int, results: Results, device: torch.device) -
     """torch._scaled_mm of the dequantized values rounded to e4m3, one scale a tensor, with fast accumulation."""
     torch = need_torch()
     table = pair_table(torch.float16, device)
-    outputs = results.of(torch.float16, count)
+    outputs = results.of(results.dtype, count)
     one = torch.ones((), device=device)  # the values already use e4m3's range
 
     def rounded(x: Operand) -> Tensor:
@@ -212,18 +216,17 @@ def scaled(packed: Packed, count: int, results: Results, device: torch.device) -
     pairs = [(rounded(a), rounded(b).T) for a, b in (packed[i % len(packed)] for i in range(count))]
 
     def call(i: int) -> Tensor:
-        options = {"out_dtype": torch.float16, "use_fast_accum": True, "out": outputs[i % count]}
+        options = {"out_dtype": results.dtype, "use_fast_accum": True, "out": outputs[i % count]}
         return torch._scaled_mm(*pairs[i % count], one, one, **options)
 
     return call
 
 
 def by_other(kind: str, packed: Packed, count: int, results: Results, device: torch.device) -> Callable[[int], Tensor]:
-    """A library's product of A's dequantized values in fp16 and B's bytes. It allocates its results."""
-    torch = need_torch()
-    table = pair_table(torch.float16, device)
+    """A library's product of A's dequantized values in 16 bits and B's bytes. It allocates its results."""
+    table = pair_table(results.dtype, device)
     pairs = [
-        (dequantized(a, table), OTHERS[kind].linear(b.data, b.linear, torch.float16))
+        (dequantized(a, table), OTHERS[kind].linear(b.data, b.linear, results.dtype))
         for a, b in (packed[i % len(packed)] for i in range(count))
     ]
 
@@ -235,9 +238,7 @@ def by_other(kind: str, packed: Packed, count: int, results: Results, device: to
 
 
 OWN_SETS: dict[str, Callable[..., Callable[[int], Tensor]]] = {  # kinds that rotate through inputs of their own
-    "fp16": partial(plain, "float16"),
-    "bf16": partial(plain, "bfloat16"),
-    "fp32": partial(plain, "float32"),
+    **{kind: partial(plain, dtype) for kind, dtype in PLAIN.items()},
     "fp8": scaled,
     **{kind: partial(by_other, kind) for kind in OTHERS},
 }

@@ -9,9 +9,9 @@ Shapes are a set (--set) or a list (--shapes). Sets:
   models           all linear layers of one decoder block of four models, with their sums, as layers
   readme           the table of README.md, as layers: with --against marlin as it stands there
   experts          layers of experts of four models, whole; --m are tokens
---m replaces the M of a set. "As layers" means that nvfp4.Linear with bf16 activations is timed instead of the product,
-against torch's bf16 layer (and those of --against marlin,humming): once in W4A4, where each call quantizes the
-activations with a static scale, and once in W4A16.
+--m replaces the M of a set. "As layers" means that nvfp4.Linear with 16-bit activations (--dtype) is timed instead of
+the product, against torch's layer of that dtype (and those of --against marlin,humming): once in W4A4, where each call
+quantizes the activations with a static scale, and once in W4A16.
 
 Our product, on each --backend, alternates with the baselines of --against on the same values. A ratio divides the time
 of a baseline by that of the first implementation in the same round; above 1 ours is faster. There are two figures:
@@ -41,7 +41,17 @@ from typing import TYPE_CHECKING, Any
 
 from nvfp4 import __version__
 from nvfp4.bench import experts, layers, limits, plot, report, timing, tune
-from nvfp4.bench.baselines import KINDS, L2_MULTIPLE, NAMES, OTHERS, Bench, default_kinds, prepare, unavailable
+from nvfp4.bench.baselines import (
+    DTYPES,
+    KINDS,
+    L2_MULTIPLE,
+    NAMES,
+    OTHERS,
+    Bench,
+    default_kinds,
+    prepare,
+    unavailable,
+)
 from nvfp4.bench.shapes import OF_LAYERS, SETS, Shape, layer_of, task_shapes
 from nvfp4.cli import commands, files, machine, show
 
@@ -72,8 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against",
         type=kind_list,
         metavar="BASELINE,...",
-        help=f"baselines out of {', '.join(KINDS)}, or none (default: fp16,fp8,dequant on a GPU, fp32,dequant on a "
-        "CPU, and bf16 if it has instructions for it)",
+        help=f"baselines out of {', '.join(KINDS)}, or none (default: fp16,fp8,dequant on a GPU, bf16,fp8,dequant with "
+        "--dtype bfloat16; fp32,dequant on a CPU, and bf16 if it has instructions for it)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="the dtype of all results, and of the activations of layers and experts; baselines of another one "
+        "are left out (default: float16 for our products, bfloat16 for layers and experts)",
     )
     parser.add_argument(
         "--repeat",
@@ -137,13 +153,13 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         plot.need_matplotlib()  # before minutes of timing
     if args.stored:
-        if args.backend or args.m or args.against is not None or args.repeat or args.seed:
+        if args.backend or args.m or args.against is not None or args.dtype or args.repeat or args.seed:
             raise show.CommandError("--from times nothing: only --markdown, --json, --csv and --plot go with it")
         deliver(report.load(args.stored), args)
         return 0
     if args.set in OF_LAYERS and (args.backend or not set(args.against or []) <= set(OTHERS)):
         raise show.CommandError(
-            f"--set {args.set} times nvfp4.Linear against torch's bf16 layer: --backend does not go with it, and "
+            f"--set {args.set} times nvfp4.Linear against torch's layer: --backend does not go with it, and "
             f"--against only with {' and '.join(OTHERS)}"
         )
     backends = args.backend or [None]
@@ -172,16 +188,23 @@ def preparation(
     args: argparse.Namespace, device: torch.device, backends: list[str | None], kinds: list[str]
 ) -> Prepare:
     """The function that makes the implementations of a shape."""
+    common = {"device": device, "seed": args.seed, "dtype": dtype_of(args)}
     if args.set in OF_LAYERS:
-        return partial(layers.prepare, device=device, seed=args.seed, against=args.against or [])
-    return partial(prepare, device=device, backends=backends, kinds=kinds, seed=args.seed)
+        return partial(layers.prepare, against=args.against or [], **common)
+    return partial(prepare, backends=backends, kinds=kinds, **common)
+
+
+def dtype_of(args: argparse.Namespace) -> str:
+    """The dtype of our results."""
+    return args.dtype or ("bfloat16" if args.set in OF_LAYERS else "float16")
 
 
 def run_tune(args: argparse.Namespace) -> int:
-    if args.set or args.stored or args.against is not None or args.csv or args.plot or args.json not in (None, STDOUT):
+    others = (args.set, args.stored, args.against is not None, args.dtype, args.csv, args.plot)
+    if any(others) or args.json not in (None, STDOUT):
         raise show.CommandError(
-            "--tune times --shapes or the ranked shapes and names its file: --set, --from, --against, --csv, --plot "
-            "and a file for --json do not go with it"
+            "--tune times --shapes or the ranked shapes and names its file: --set, --from, --against, --dtype, --csv, "
+            "--plot and a file for --json do not go with it"
         )
     backends = args.backend or [None]
     if len(backends) > 1:
@@ -217,11 +240,11 @@ def measure(
     on_gpu = device.type == "cuda"
     run_id = uuid.uuid4().hex[:12]
     repeat = args.repeat or (200 if on_gpu else 50)
-    kinds = default_kinds(device) if args.against is None else args.against
+    kinds = default_kinds(device, dtype_of(args)) if args.against is None else args.against
     kinds = [] if args.set in OF_LAYERS else kinds
     slow = args.against is None and args.set not in OF_LAYERS and not on_gpu and not machine.has_bf16()
     left_out = {NAMES["bf16"]: "this CPU has no bf16 instructions; --against bf16 times it"} if slow else {}
-    left_out |= {NAMES[kind]: why for kind in kinds if (why := unavailable(kind, device))}
+    left_out |= {NAMES[kind]: why for kind in kinds if (why := unavailable(kind, device, args.dtype))}
     kinds = [kind for kind in kinds if NAMES[kind] not in left_out]
 
     prepare_shape = preparation(args, device, backends, kinds)
@@ -240,7 +263,7 @@ def measure(
         step("bench: limits of the hardware")
         found = limits.measure(device, clock, results, args.set in OF_LAYERS)
         host = host_costs(results) if on_gpu else host_costs_on_cpu(prepare_shape, clock)
-    measured_under = conditions(device, clock, rotates)
+    measured_under = {"dtype": dtype_of(args), **conditions(device, clock, rotates)}
     if before is not None:
         measured_under |= {"clocks before": before, "clocks after": machine.clocks(device)}
     return {
@@ -286,6 +309,8 @@ def command(args: argparse.Namespace) -> str:
         words += ["--backend", backend]
     if args.against is not None:
         words += ["--against", ",".join(args.against) or "none"]
+    if args.dtype:
+        words += ["--dtype", args.dtype]
     if args.repeat:
         words += ["--repeat", str(args.repeat)]
     if args.seed:

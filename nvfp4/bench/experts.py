@@ -1,10 +1,11 @@
-"""`nvfp4 bench --set experts`: layers of experts of real models after routing, against torch's bf16 products.
+"""`nvfp4 bench --set experts`: layers of experts of real models after routing, against torch's products.
 
 Ours is the whole layer in W4A16: moe_route, gated_grouped_gemm, grouped_gemm of down, moe_combine; and in W4A4, with
 quantize of the rows of all experts and gated_grouped_quantize. The baseline is the two products and the activation
-alone, with the same weights in bf16: torch._grouped_mm on a GPU, on a CPU a loop over the experts that have rows. The
-ratio is that of W4A16. With --against marlin vLLM's whole layer is another baseline. With --against humming a second
-table has the products alone, of rows in the order of their experts: ours, and Humming's, which has no whole layer.
+alone, with the same weights in 16 bits: torch._grouped_mm on a GPU, on a CPU a loop over the experts that have rows.
+The ratio is that of W4A16. With --against marlin vLLM's whole layer is another baseline. With --against humming a
+second table has the products alone, of rows in the order of their experts: ours, and Humming's, which has no whole
+layer. Activations and results of all are bfloat16, or float16 with --dtype.
 
 Calls rotate through routings drawn at random, and nearly all weights are read from memory: caches hold little of them.
 On a GPU they are in one CUDA graph, as the layers of a model would be, and a time is the graph's over their number.
@@ -33,7 +34,7 @@ from nvfp4 import (
     unswizzle,
 )
 from nvfp4.bench import humming, marlin, timing
-from nvfp4.bench.baselines import OTHERS
+from nvfp4.bench.baselines import DTYPES, OTHERS
 from nvfp4.cli import machine, show
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ ROUTINGS = 8
 ROUNDS, CPU_ROUNDS = 50, 10
 BUDGET_S, CPU_BUDGET_S = 2.0, 10.0  # of the slowest implementation for a model and a number of tokens
 TOKENS, CPU_TOKENS = (1, 4, 16, 64, 128, 1024), (1, 4, 16)
-NAMES = ("layer", "route and combine", "torch bf16", "layer W4A4")
+DENSE = {dtype: f"torch {kind}" for dtype, kind in DTYPES.items()}
 PRODUCTS = ("gate and up", "down")
 ACTIVATED = "gate and up, silu"
 Call = Callable[[], "Tensor"]
@@ -77,11 +78,16 @@ MODELS = (
 
 @dataclass
 class Weights:
-    """Stacks [E, P, N, K/2] with 128x4 scales, and the same in bf16, [E, P * N, K]."""
+    """Stacks [E, P, N, K/2] with 128x4 scales, and the same in 16 bits, [E, P * N, K]."""
 
     data: tuple[Tensor, Tensor]
     scale: tuple[Tensor, Tensor]
     wide: tuple[Tensor, Tensor]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of activations and results."""
+        return self.wide[0].dtype
 
 
 @dataclass
@@ -117,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     for kind in against:
         OTHERS[kind].need(device)
     on_gpu = device.type == "cuda"
-    tokens = args.m or (TOKENS if on_gpu else CPU_TOKENS)
+    tokens, dtype = args.m or (TOKENS if on_gpu else CPU_TOKENS), args.dtype or "bfloat16"
     clock: timing.Clock = timing.DeviceClock(device) if on_gpu else timing.HostClock()
     rate, found, left_out = clock.copy_bandwidth(20), [], {}
     with show.progress(len(MODELS) * len(tokens)) as step:
@@ -128,13 +134,14 @@ def run(args: argparse.Namespace) -> int:
                 left_out[model.name] = f"needs {show.si(needed, 'B')}, {show.si(free, 'B')} are free"
                 continue
             generator = torch.Generator(device).manual_seed(args.seed)
-            weights = make_weights(model, device, generator)
+            weights = make_weights(model, device, generator, getattr(torch, dtype))
             theirs = make_baselines(against, weights)
             for count in tokens:
                 step(f"bench {model.name}, {count} tokens")
                 found.append(measure(model, weights, theirs, count, device, clock, rate, args.repeat, generator))
             del weights, theirs
     conditions = {
+        "dtype": dtype,
         "hardware": machine.describe(device),
         "copy": show.si(rate, "B/s"),
         "calls": f"a CUDA graph of {ROUTINGS}" if on_gpu else "Python",
@@ -152,7 +159,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def display(found: list[dict[str, Any]], conditions: dict[str, str], left_out: dict[str, str]) -> None:
-    names = [name for name in found[0]["seconds"] if name not in of_products()] if found else [*NAMES]
+    dtype = conditions["dtype"]
+    names = [name for name in found[0]["seconds"] if name not in of_products()] if found else [*names_of(dtype)]
     columns = ["<experts of", "tokens", "hit", "floor us", *(f"{name} us" for name in names), "ratio"]
     rows = []
     for one in found:
@@ -160,7 +168,7 @@ def display(found: list[dict[str, Any]], conditions: dict[str, str], left_out: d
         cells = [show.digits(t * 1e6) for t in (one["floor"], *times)]
         rows.append([one["model"], str(one["tokens"]), str(one["hit"]), *cells, f"{one['ratio']['median']:.2f}"])
     print("; ".join(f"{name}: {value}" for name, value in conditions.items()))
-    show.table("Layers of experts, medians; a ratio above 1: W4A16 is faster than torch's bf16", columns, rows)
+    show.table(f"Layers of experts, medians; a ratio above 1: W4A16 is faster than {DENSE[dtype]}", columns, rows)
     if any(ACTIVATED in one["seconds"] for one in found):
         display_products(found)
     for name, why in left_out.items():
@@ -187,19 +195,19 @@ def display_products(found: list[dict[str, Any]]) -> None:
 # ---- inputs ----
 
 
-def make_weights(model: Model, device: torch.device, generator: torch.Generator) -> Weights:
-    gate_up = stack(model.experts, 2, model.inner, model.hidden, device, generator)
-    down = stack(model.experts, 1, model.hidden, model.inner, device, generator)
+def make_weights(model: Model, device: torch.device, generator: torch.Generator, dtype: torch.dtype) -> Weights:
+    gate_up = stack(model.experts, 2, model.inner, model.hidden, device, generator, dtype)
+    down = stack(model.experts, 1, model.hidden, model.inner, device, generator, dtype)
     return Weights(*zip(gate_up, down))
 
 
 def stack(
-    experts: int, parts: int, rows: int, k: int, device: torch.device, generator: torch.Generator
+    experts: int, parts: int, rows: int, k: int, device: torch.device, generator: torch.Generator, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Random matrices, expert by expert: data, scales, and the values in bf16, which holds them exactly."""
+    """Random matrices, expert by expert: data, scales, and the values in 16 bits, which hold them exactly."""
     torch = machine.need_torch()
     data = torch.empty(experts, parts, rows, k // 2, dtype=torch.uint8, device=device)
-    wide = torch.empty(experts, parts * rows, k, dtype=torch.bfloat16, device=device)
+    wide = torch.empty(experts, parts * rows, k, dtype=dtype, device=device)
     scales = []
     for e in range(experts):
         data[e] = torch.randint(0, 256, data[e].shape, dtype=torch.uint8, device=device, generator=generator)
@@ -207,14 +215,16 @@ def stack(
         linear = torch.randint(*SCALE_BYTES, shape, dtype=torch.uint8, device=device, generator=generator)
         linear = linear.view(torch.float8_e4m3fn)
         scales.append(swizzle(linear))
-        wide[e] = dequantize(data[e], linear, scale_layout="linear", out_dtype=torch.bfloat16).view(parts * rows, k)
+        wide[e] = dequantize(data[e], linear, scale_layout="linear", out_dtype=dtype).view(parts * rows, k)
     return data, torch.stack(scales), wide
 
 
-def make_routing(model: Model, tokens: int, device: torch.device, generator: torch.Generator) -> Routing:
+def make_routing(
+    model: Model, tokens: int, device: torch.device, generator: torch.Generator, dtype: torch.dtype
+) -> Routing:
     """Each token's experts are drawn at random without repetition."""
     torch = machine.need_torch()
-    x = torch.randn(tokens, model.hidden, device=device, generator=generator).bfloat16()
+    x = torch.randn(tokens, model.hidden, device=device, generator=generator).to(dtype)
     weights, ids = torch.rand(tokens, model.experts, device=device, generator=generator).topk(model.choices, 1)
     rows, ends, _ = moe_route(ids, model.experts)
     sizes = torch.bincount(ids.flatten(), minlength=model.experts).tolist()
@@ -232,10 +242,16 @@ def make_baselines(against: Sequence[str], weights: Weights) -> Baselines:
         linear = (torch.cat([unswizzle(part, rows, columns) for part in own]) for own in swizzled)
         scales.append(torch.stack([*linear]))
     if "marlin" in against:
-        made.marlin = marlin.experts(weights.data, (scales[0], scales[1]))
+        made.marlin = marlin.experts(weights.data, (scales[0], scales[1]), weights.dtype)
     if "humming" in against:
-        made.humming = [humming.grouped(data.flatten(1, 2), scale) for data, scale in zip(weights.data, scales)]
+        stacks = [data.flatten(1, 2) for data in weights.data]
+        made.humming = [humming.grouped(*of, weights.dtype) for of in zip(stacks, scales)]
     return made
+
+
+def names_of(dtype: str) -> tuple[str, ...]:
+    """The names of the layer's implementations."""
+    return "layer", "route and combine", DENSE[dtype], "layer W4A4"
 
 
 def of_products() -> list[str]:
@@ -255,12 +271,12 @@ def layer(model: Model, weights: Weights, routing: Routing) -> Tensor:
 
 def layer_w4a4(model: Model, weights: Weights, routing: Routing) -> Tensor:
     """The same with global scales of 1, which serve rows of numbers near 1."""
-    torch = machine.need_torch()
+    dtype = routing.x.dtype
     rows, ends, places = moe_route(routing.ids, model.experts)
     a, scale, first = quantize(routing.x, ends=ends, rows=rows)
-    form = {"ends": ends, "scale_rows": first, "product_dtype": "bfloat16", "constant_b": True}
+    form = {"ends": ends, "scale_rows": first, "product_dtype": str(dtype).removeprefix("torch."), "constant_b": True}
     a, scale, first = gated_grouped_quantize(a, weights.data[0], scale, weights.scale[0], **form)
-    form = {"ends": ends, "scale_rows": first, "out_dtype": torch.bfloat16, "constant_b": True}
+    form = {"ends": ends, "scale_rows": first, "out_dtype": dtype, "constant_b": True}
     y = grouped_gemm(a, weights.data[1], scale, weights.scale[1], **form)
     return moe_combine(y, places, routing.weights)
 
@@ -298,7 +314,7 @@ def product_calls(
         given = []
         for routing in routings:
             rows = routing.x[routing.rows]
-            x = rows if i == 0 else torch.randn(len(rows), model.inner, device=rows.device).bfloat16()
+            x = rows if i == 0 else torch.randn(len(rows), model.inner, device=rows.device).to(rows.dtype)
             begins = torch.cat([routing.ends.new_zeros(1), routing.ends]).long()
             given.append((x, routing.ends, begins))
         of = None, weights.scale[i]
@@ -335,20 +351,21 @@ def measure(
 ) -> dict[str, Any]:
     torch = machine.need_torch()
     on_gpu = device.type == "cuda"
-    routings = [make_routing(model, tokens, device, generator) for _ in range(ROUTINGS)]
-    y = torch.randn(tokens * model.choices, model.hidden, device=device).bfloat16()
+    routings = [make_routing(model, tokens, device, generator, weights.dtype) for _ in range(ROUTINGS)]
+    y = torch.randn(tokens * model.choices, model.hidden, device=device).to(weights.dtype)
+    names = names_of(str(weights.dtype).removeprefix("torch."))
     calls: dict[str, list[Call]] = {
-        NAMES[0]: [partial(layer, model, weights, routing) for routing in routings],
-        NAMES[1]: [partial(route_and_combine, model, y, routing) for routing in routings],
-        NAMES[2]: [partial(baseline, model, weights, routing) for routing in routings],
-        NAMES[3]: [partial(layer_w4a4, model, weights, routing) for routing in routings],
+        names[0]: [partial(layer, model, weights, routing) for routing in routings],
+        names[1]: [partial(route_and_combine, model, y, routing) for routing in routings],
+        names[2]: [partial(baseline, model, weights, routing) for routing in routings],
+        names[3]: [partial(layer_w4a4, model, weights, routing) for routing in routings],
     }
     if theirs.marlin is not None:
         calls[marlin.NAME] = [partial(theirs.marlin, each.x, each.weights, each.ids.int()) for each in routings]
     for i, routing in enumerate(routings):
-        wanted = route_and_combine(model, calls[NAMES[2]][i](), routing)
-        check_agreement(model, tokens, calls[NAMES[0]][i](), wanted)
-        check_agreement(model, tokens, calls[NAMES[3]][i](), wanted, AGREEMENT_W4A4)
+        wanted = route_and_combine(model, calls[names[2]][i](), routing)
+        check_agreement(model, tokens, calls[names[0]][i](), wanted)
+        check_agreement(model, tokens, calls[names[3]][i](), wanted, AGREEMENT_W4A4)
         if theirs.marlin is not None:
             check_agreement(model, tokens, calls[marlin.NAME][i](), wanted, name=marlin.NAME)
     fails: dict[str, str] = {}
@@ -389,7 +406,7 @@ def measure(
 
 
 def is_baseline(name: str) -> bool:
-    return name in (NAMES[2], marlin.NAME) or name.startswith(humming.NAME)
+    return name in (*DENSE.values(), marlin.NAME) or name.startswith(humming.NAME)
 
 
 def time_all(

@@ -36,16 +36,17 @@ def linear(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Callable[[Tensor]
     return lambda x: call(made, x)
 
 
-def grouped(data: Tensor, scale: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """The products of bfloat16 rows [T, K], in the order of their groups, by Humming.
+def grouped(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
+    """The products of rows [T, K], in the order of their groups, by Humming.
 
     Args:
         data (Tensor): a weight for each group, [E, N, K/2] uint8, which is copied.
         scale (Tensor): [E, N, K/16] float8_e4m3fn, linear layout. Global scales are 1.
+        dtype (torch.dtype): that of the rows and of the result, float16 or bfloat16.
 
     The second argument of the product is where each group begins, and T, as int64 [E + 1].
     """
-    made = layer(data, scale, need_torch().bfloat16)
+    made = layer(data, scale, dtype)
     config = {"gemm_type": "grouped_contiguous"}
     return lambda x, begins: call(made, x, expert_layout=begins, compute_config=config)
 

@@ -56,12 +56,15 @@ def linear(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Callable[[Tensor]
     )
 
 
-def experts(data: tuple[Tensor, Tensor], scale: tuple[Tensor, Tensor]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """A layer of experts with silu by Marlin, of x [T, H] in bfloat16, weights [T, k] and ids [T, k] int32.
+def experts(
+    data: tuple[Tensor, Tensor], scale: tuple[Tensor, Tensor], dtype: torch.dtype
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """A layer of experts with silu by Marlin, of x [T, H], weights [T, k] and ids [T, k] int32.
 
     Args:
         data: gate and up [E, 2, I, H/2] and down [E, 1, H, I/2], uint8, which are copied.
         scale: their scales in the linear layout, [E, P * rows, K/16]. Global scales are 1.
+        dtype: that of x and of the result, float16 or bfloat16.
     """
     torch = need_torch()
     from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
@@ -71,7 +74,7 @@ def experts(data: tuple[Tensor, Tensor], scale: tuple[Tensor, Tensor]) -> Callab
 
     count, _, inner, half = data[0].shape
     sizes = types.SimpleNamespace(
-        num_experts=count, hidden_size=2 * half, intermediate_size_per_partition=inner, params_dtype=torch.bfloat16
+        num_experts=count, hidden_size=2 * half, intermediate_size_per_partition=inner, params_dtype=dtype
     )
     one = torch.ones(count, device=data[0].device)
     stacks = []

@@ -138,6 +138,41 @@ def test_every_baseline_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     assert not torch.equal(first, second)
 
 
+@pytest.mark.parametrize("has_bf16", [False, True])
+@pytest.mark.parametrize(("dtype", "plain"), [("float16", "fp16"), ("bfloat16", "bf16")])
+def test_results_of_one_dtype(dtype: str, plain: str, has_bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The baselines that --dtype keeps have results of it, and the others have not."""
+    monkeypatch.setattr(baselines, "last_level_cache", lambda: 4000)
+    monkeypatch.setattr(baselines, "has_bf16", lambda: has_bf16)
+    kinds = [kind for kind in baselines.KINDS if kind not in baselines.OTHERS]
+    prepared = baselines.prepare(Shape(5, 48, 64), CPU, [None], kinds, 1, dtype=dtype)
+    found = {each.name: each.call(0).dtype for each in prepared.implementations}
+    kept = [kind for kind in kinds if not baselines.unavailable(kind, CPU, dtype)]
+    assert kept == [plain, "fp8", *(["dequant"] if has_bf16 and plain == "bf16" else [])]
+    for kind in kinds:
+        assert (found[baselines.NAMES[kind]] == getattr(torch, dtype)) == (kind in kept)
+    assert found["nvfp4"] == getattr(torch, dtype)
+
+
+@pytest.mark.usefixtures("small_cache")
+def test_baselines_of_another_dtype_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--backend", "cpu", "--shapes", "3x64x64", "--against", "fp16,bf16,fp32", "--dtype", "bfloat16"]
+    run = stored(tmp_path, "bench", *words, "--repeat", "3")
+    assert report.names(run) == ["nvfp4 cpu", "torch bf16 matmul"] and run["conditions"]["dtype"] == "bfloat16"
+    assert "--against fp16,bf16,fp32 --dtype bfloat16 --repeat 3" in run["command"]
+    out = capsys.readouterr().out
+    for name, own in (("fp16", "float16"), ("fp32", "float32")):
+        line = f"left out: torch {name} matmul: its results are {own}, those of --dtype are bfloat16\n"
+        assert line in out
+
+
+@pytest.mark.usefixtures("gpu")
+def test_default_baselines_of_a_dtype(tmp_path: Path) -> None:
+    run = stored(tmp_path, "bench", "--m", "128", "--dtype", "bfloat16")
+    assert report.names(run) == ["nvfp4", *(baselines.NAMES[kind] for kind in ("bf16", "fp8", "dequant"))]
+    assert run["left_out"] == {} and run["conditions"]["dtype"] == "bfloat16"
+
+
 def test_a_baseline_that_rejects_the_shape_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "last_level_cache", lambda: 4000)
 
@@ -451,7 +486,7 @@ def test_fp8_is_left_out_with_the_reason(monkeypatch, tmp_path, capsys) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_one_implementation_alone_has_no_ratios(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(command, "default_kinds", lambda device: [])
+    monkeypatch.setattr(command, "default_kinds", lambda device, dtype: [])
     run = stored(tmp_path, "bench", "--m", "128", "--markdown")
     assert "Speed-up" not in capsys.readouterr().out and len(report.tables(run)) == 2
     assert all("over" not in column for column in report.compact_table(run)[1])
@@ -527,6 +562,8 @@ def test_a_file_of_two_runs_is_rejected(tmp_path: Path, capsys: pytest.CaptureFi
         (["--markdown", "--json"], "give --json a file"),
         (["--shapes", "1x16x16", "--m", "2"], "--m goes with --set"),
         (["--from", "x.json", "--m", "2"], "--from times nothing"),
+        (["--from", "x.json", "--dtype", "float16"], "--from times nothing"),
+        (["--tune", "--dtype", "float16"], "--tune times"),
         (["--from", "x.json", "--backend", "cpu"], "--from times nothing"),
         (["--plot", "/nowhere/at/all.svg"], "there is no folder /nowhere/at"),
         (["--from", "/nowhere/run.json"], "cannot be read"),

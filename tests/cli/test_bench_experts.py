@@ -30,9 +30,19 @@ def test_the_table_and_the_file_of_a_run(tmp_path: Path, capsys: pytest.CaptureF
     stored = json.loads(path.read_text())
     for one in stored["results"]:
         assert min(TINY.choices, TINY.experts) <= one["hit"] <= TINY.experts
-        assert set(one["seconds"]) == set(experts.NAMES) and one["seconds"]["layer"]["median"] > 0
+        assert set(one["seconds"]) == set(experts.names_of("bfloat16")) and one["seconds"]["layer"]["median"] > 0
     first = stored["results"][0]
     assert first["hit"] == 4  # one token has its own four experts
+
+
+def test_experts_of_the_other_dtype(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "experts.json"
+    words = ["bench", "--set", "experts", "--dtype", "float16", "--m", "3", "--repeat", "3", "--json", str(path)]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("dtype: float16; hardware: ") and "W4A16 is faster than torch fp16" in out
+    (one,) = json.loads(path.read_text())["results"]
+    assert list(one["seconds"]) == ["layer", "route and combine", "torch fp16", "layer W4A4"]
 
 
 def test_a_wrong_layer_is_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +86,7 @@ def test_the_calls_of_a_run_take_two_minutes_of_an_h100() -> None:
     rows = recorded.rows(ROOT / "benchmarks/log/experts_h100.csv")
     assert len(rows) == len(experts.TOKENS) * 4
     for row in rows:
-        graphs = [experts.ROUTINGS * 1e-6 * float(row[f"{name} us"]) for name in experts.NAMES[:3]]
+        graphs = [experts.ROUTINGS * 1e-6 * float(row[f"{name} us"]) for name in experts.names_of("bfloat16")[:3]]
         made = [timing.Implementation(str(i), lambda _, s=s: s) for i, s in enumerate([*graphs, graphs[0]])]
         experts.time_all(made, clock, None, on_gpu=True)
         assert all(len(one.back_to_back) >= 5 for one in made)
@@ -98,18 +108,22 @@ def test_options_of_other_sets(option: str, capsys: pytest.CaptureFixture[str]) 
     assert f"--set experts has its own baseline and table: {name} does not go with it" in capsys.readouterr().err
 
 
-def test_the_layer_is_that_of_dense_weights() -> None:
-    """Against a loop over tokens and experts in fp64 of the bf16 weights."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_layer_is_that_of_dense_weights(dtype: torch.dtype) -> None:
+    """Against a loop over tokens and experts in fp64 of the 16-bit weights."""
     generator = torch.Generator().manual_seed(torch.initial_seed() % 2**31)
-    weights = experts.make_weights(TINY, torch.device("cpu"), generator)
-    routing = experts.make_routing(TINY, 3, torch.device("cpu"), generator)
+    weights = experts.make_weights(TINY, torch.device("cpu"), generator, dtype)
+    routing = experts.make_routing(TINY, 3, torch.device("cpu"), generator, dtype)
     wanted = torch.zeros(3, TINY.hidden, dtype=torch.float64)
     for t in range(3):
         for e, w in zip(routing.ids[t], routing.weights[t]):
             y = weights.wide[0][e].double() @ routing.x[t].double()
             h = torch.nn.functional.silu(y[: TINY.inner]) * y[TINY.inner :]
             wanted[t] += w.double() * (weights.wide[1][e].double() @ h)
-    found = experts.layer(TINY, weights, routing).double()
-    assert (found - wanted).norm() <= 2**-6 * wanted.norm()
-    found = experts.layer_w4a4(TINY, weights, routing).double()
-    assert 2**-6 * wanted.norm() < (found - wanted).norm() <= experts.AGREEMENT_W4A4 * wanted.norm()
+    found = experts.layer(TINY, weights, routing)
+    assert found.dtype == dtype == experts.baseline(TINY, weights, routing).dtype
+    most = {torch.bfloat16: 2**-6, torch.float16: 2**-9}[dtype]
+    assert (found.double() - wanted).norm() <= most * wanted.norm()
+    found = experts.layer_w4a4(TINY, weights, routing)
+    assert found.dtype == dtype
+    assert 2**-6 * wanted.norm() < (found.double() - wanted).norm() <= experts.AGREEMENT_W4A4 * wanted.norm()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import nvfp4
 from nvfp4.__main__ import main
-from nvfp4.bench import experts, humming, shapes
+from nvfp4.bench import baselines, experts, humming, shapes
 from nvfp4.bench.shapes import Shape
 from nvfp4.cli.show import CommandError
 
@@ -28,6 +28,9 @@ class Fake:
     """The state that all layers of a test share: `factor` makes results wrong, products with K = `failing` fail."""
 
     factor, failing, layers = 1.0, 0, 0
+
+    def __init__(self) -> None:
+        self.dtypes: set[torch.dtype] = set()
 
 
 class HummingLayer(torch.nn.Module):
@@ -58,6 +61,7 @@ class HummingLayer(torch.nn.Module):
     def transform(self) -> None:
         self.ready = True
         type(self).fake.layers += 1
+        type(self).fake.dtypes.add(self.dtype)
 
     def forward(self, x: Tensor, expert_layout: Tensor | None = None, compute_config: Any = None) -> Tensor:
         assert self.ready and x.dtype == self.dtype
@@ -101,6 +105,15 @@ def test_layers(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert names == ["nvfp4.Linear W4A4", "nvfp4.Linear W4A16", "torch bf16 linear", humming.NAME]
 
 
+@pytest.mark.parametrize("dtype", baselines.DTYPES)
+@pytest.mark.parametrize("arguments", [["--shapes", "3x64x96"], ["--set", "readme"]], ids=" ".join)
+def test_dtype(arguments: list[str], dtype: str, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer is made for it, and its forward method rejects activations of another."""
+    monkeypatch.setattr(shapes, "README_SHAPES", [Shape(3, 64, 96)])
+    found = run("humming", tmp_path / "run.json", *arguments, "--dtype", dtype)
+    assert fake.dtypes == {getattr(torch, dtype)} and found["left_out"] == {}
+
+
 @pytest.mark.usefixtures("fake")
 def test_a_shape_that_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     HummingLayer.fake.failing = 96
@@ -111,16 +124,18 @@ def test_a_shape_that_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @ON_THE_HOST
-def test_experts(fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = run("humming", tmp_path / "run.json", "--set", "experts", "--m", "1,3")
-    names = [*experts.NAMES, "gate and up", "gate and up, silu", f"{humming.NAME} gate and up"]
+@pytest.mark.parametrize("dtype", baselines.DTYPES)
+def test_experts(dtype: str, fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run("humming", tmp_path / "run.json", "--set", "experts", "--dtype", dtype, "--m", "3,5")
+    names = [*experts.names_of(dtype), "gate and up", "gate and up, silu", f"{humming.NAME} gate and up"]
     for one in found["results"]:
         assert set(one["seconds"]) == {*names, "down", f"{humming.NAME} down"} and one["fails"] == {}
         assert all(one["product_ratios"][name]["median"] > 0 for name in experts.PRODUCTS)
     lines = capsys.readouterr().out.splitlines()
-    assert fake.layers == 2 and any(line.startswith("Products of sorted rows, medians") for line in lines)
+    assert fake.layers == 2 and fake.dtypes == {getattr(torch, dtype)}
+    assert any(line.startswith("Products of sorted rows, medians") for line in lines)
     rows = [line.split() for line in lines if line.startswith("tiny")]
-    assert [row[1] for row in rows] == ["1", "3", "1", "3"] and [len(row) for row in rows[2:]] == [9, 9]
+    assert [row[1] for row in rows] == ["3", "5", "3", "5"] and [len(row) for row in rows[2:]] == [9, 9]
 
 
 @ON_THE_HOST

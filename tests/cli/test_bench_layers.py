@@ -35,19 +35,22 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> fake_gpu.Clock:
 
 
 @pytest.mark.usefixtures("small_cache")
-def test_layers_quantize_without_loss_and_rotate(generator: torch.Generator) -> None:
+@pytest.mark.parametrize("dtype", baselines.DTYPES)
+def test_layers_quantize_without_loss_and_rotate(dtype: str, generator: torch.Generator) -> None:
     """Equal bits of W4A4 and W4A16, for inputs that differ; the kernels are those of the two types of A."""
     seed = int(torch.randint(2**31, (), generator=generator))
-    bench = layers.prepare(Shape(5, 48, 96), CPU, seed, "a run")
-    assert [each.name for each in bench.implementations] == list(fake_gpu.LAYERS) and bench.cold
+    bench = layers.prepare(Shape(5, 48, 96), CPU, seed, "a run", dtype=dtype)
+    names = [layers.W4A4, layers.W4A16, layers.DENSE[dtype]]
+    assert [each.name for each in bench.implementations] == names and bench.cold
     quantizing, weights_only, plain = bench.implementations
     assert [each.kernel for each in (quantizing, weights_only)] == [
-        nvfp4.info(5, 48, 96, device="cpu", a_dtype=a_dtype)["plan"]["kernel"] for a_dtype in (None, "bfloat16")
+        nvfp4.info(5, 48, 96, device="cpu", a_dtype=a_dtype)["plan"]["kernel"] for a_dtype in (None, dtype)
     ]
     assert quantizing.sets > 2 and plain.sets > 1
     results = [quantizing.call(i) for i in range(3)]
     for i, result in enumerate(results):
-        assert result.dtype == torch.bfloat16 and result.shape == (5, 48) and result.isfinite().all()
+        assert result.dtype == plain.call(i).dtype == getattr(torch, dtype)
+        assert result.shape == (5, 48) and result.isfinite().all()
         assert torch.equal(result, weights_only.call(i)), seed
     assert not torch.equal(results[0], results[1])
     torch.testing.assert_close(plain.call(1), results[1], rtol=2**-7, atol=2**-7)
@@ -62,6 +65,20 @@ def test_a_run_on_the_cpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     out = capsys.readouterr().out
     assert out.index("Sums over the layers") < out.index("Speed-up of nvfp4.Linear W4A4")
     assert out.count("a model, two") == 2 * 2 * 2  # M, tables, figures
+
+
+@pytest.mark.usefixtures("small_cache")
+def test_layers_of_the_other_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.json"
+    monkeypatch.setitem(shapes.SETS, "linear", lambda m: [Shape(1, 32, 64)])
+    monkeypatch.setattr(layers, "kernel", lambda *_, a_dtype=None: f"of {a_dtype}")
+    for words, dtype, short in (([], "bfloat16", "bf16"), (["--dtype", "float16"], "float16", "fp16")):
+        assert main(["bench", "--set", "linear", *words, "--repeat", "3", "--json", str(path)]) == 0
+        run = report.load(path)
+        _, of_16_bits, dense = run["results"][0]["implementations"]
+        assert of_16_bits["kernel"] == f"of {dtype}" and dense["name"] == f"torch {short} linear"
+        assert run["conditions"]["dtype"] == dtype
+        assert run["command"].endswith(" ".join(["--set linear", *words, "--repeat 3"]))
 
 
 @pytest.mark.usefixtures("gpu")

@@ -52,21 +52,22 @@ class Vllm:
 
     def prepare_nvfp4_moe_layer_for_marlin(self, sizes: Any, w13, scale13, global13, w2, scale2, global2, gated):
         e, h, i = sizes.num_experts, sizes.hidden_size, sizes.intermediate_size_per_partition
-        assert gated and sizes.params_dtype == torch.bfloat16
+        assert gated
+        self.dtype = sizes.params_dtype
         assert w13.shape == (e, 2 * i, h // 2) and scale13.shape == (e, 2 * i, h // 16) and global13.shape == (e,)
         assert w2.shape == (e, h, i // 2) and scale2.shape == (e, h, i // 16) and global2.shape == (e,)
         self.mixtures += 1
         return w13.clone(), scale13, global13, w2.clone(), scale2, global2
 
     def fused_marlin_moe(self, x, w13, w2, bias1, bias2, scale13, scale2, weights, ids, kind, **more: Any) -> Tensor:
-        assert bias1 is None and bias2 is None and kind == "e2m1" and ids.dtype == torch.int32
+        assert bias1 is None and bias2 is None and kind == "e2m1" and x.dtype == self.dtype and ids.dtype == torch.int32
         assert more["global_num_experts"] == len(w13) == len(more["global_scale1"]) == len(more["global_scale2"])
         y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for t, (own, chosen) in enumerate(zip(weights, ids.tolist())):
             for weight, e in zip(own, chosen):
                 gate, up = (self.dense(w13[e], scale13[e]) @ x[t].float()).chunk(2)
                 y[t] += weight * (self.dense(w2[e], scale2[e]) @ (torch.nn.functional.silu(gate) * up))
-        return (y * self.factor).bfloat16()
+        return (y * self.factor).to(x.dtype)
 
 
 @pytest.fixture
@@ -115,9 +116,11 @@ def test_layers(vllm: Vllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @ON_THE_HOST
-def test_experts(vllm: Vllm, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = run("marlin", tmp_path / "run.json", "--set", "experts", "--m", "1,3")
-    assert [list(one["seconds"]) for one in found["results"]] == [[*experts.NAMES, marlin.NAME]] * 2
+@pytest.mark.parametrize("dtype", baselines.DTYPES)
+def test_experts(dtype: str, vllm: Vllm, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run("marlin", tmp_path / "run.json", "--set", "experts", "--dtype", dtype, "--m", "3,5")
+    assert [list(one["seconds"]) for one in found["results"]] == [[*experts.names_of(dtype), marlin.NAME]] * 2
+    assert vllm.dtype == getattr(torch, dtype)
     assert vllm.mixtures == 1 and f"{marlin.NAME} us" in " ".join(capsys.readouterr().out.split())
 
 

@@ -19,7 +19,7 @@ from nvfp4.cli import machine
 GPU = torch.device("cuda:0")
 COPY, MATH = 4.1e12, 7.0e14
 FLUSH_S, EVENTS_S, HOST_S = 160e-6, 20e-6, 4e-6
-LAYERS = {layers.W4A4: 1.5, layers.W4A16: 1.25, layers.BF16: 5.0}
+LAYERS = {layers.W4A4: 1.5, layers.W4A16: 1.25, layers.DENSE["bfloat16"]: 5.0}
 PRODUCTS = {"nvfp4 sm90": 1.3, "nvfp4 sm80": 3.0, "torch fp16 matmul": 4.0, "torch fp8 matmul": 2.4}
 SPEED = LAYERS | PRODUCTS
 
@@ -62,15 +62,13 @@ class Clock(timing.DeviceClock):
         return COPY
 
 
-def prepare_layers(
-    shape: Shape, device: torch.device, seed: int, run: str = "", max_sets: int = 0, against: Sequence[str] = ()
-) -> baselines.Bench:
+def prepare_layers(shape: Shape, device, against: Sequence[str], seed, dtype, run="", max_sets=0) -> baselines.Bench:
     calls = {name: partial(lambda i, name: seconds(name, shape), name=name) for name in LAYERS}
     made = [timing.Implementation(name, call, run, ours="nvfp4" in name) for name, call in calls.items()]
     return baselines.Bench(made, cold=True)
 
 
-def prepare(shape: Shape, device, backends, kinds, seed, run="", max_sets=0) -> baselines.Bench:
+def prepare(shape: Shape, device, backends, kinds, seed, dtype, run="", max_sets=0) -> baselines.Bench:
     names = [(baselines.title(b), "") for b in backends] + [
         (baselines.NAMES[k], baselines.NOTES.get(k, "")) for k in kinds
     ]
