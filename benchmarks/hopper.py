@@ -42,7 +42,6 @@ LAYERS = {  # columns of marlin_h100.csv: in README.md
 }
 LARGE = Shape(2304, 4608, 7168)
 SQUARE = Shape(8192, 8192, 8192)  # its goal: cuBLAS fp16 in the same run
-LIKE_SQUARE = ("4096x7168x7168", "7000x4608x7168")  # the nearest in sm90_prefill_shapes.csv
 MONOTONE_GOAL = 0.03
 
 Row = dict[str, str]
@@ -244,7 +243,7 @@ def targets() -> str:
             *map(chain, GPUS),
             "constant_b.csv",
         ],
-        [f"{SQUARE} at most cuBLAS fp16", *square()],
+        [f"{SQUARE} at most cuBLAS fp16", *map(square, GPUS), "hopper.csv"],
         [f"M up to 512: at most {MONOTONE_GOAL:.0%} over any larger M", *map(monotonicity, GPUS), "monotone.csv"],
         ["chosen plan: at most 5% over the fastest", *map(regret, GPUS), "sm90_regret.csv"],
     ]
@@ -272,23 +271,10 @@ def chain(gpu: str) -> str:
     return f"{verdict(excess)}: {show.digits(us)}, {excess:.0f}% over"
 
 
-def square() -> tuple[str, str, str]:
-    """The verdicts on both GPUs, and the file. If hopper.csv lacks this shape, they name the nearest that was measured
-    beside cuBLAS."""
-    near = []
-    for row in read("sm90_prefill_shapes.csv"):
-        if row["M x N x K"] in LIKE_SQUARE:
-            us, goal = (float(row[column]) for column in ("both, us", "cuBLAS fp16, us"))
-            near.append(f"{row['M x N x K']} {show.digits(us)} for {show.digits(goal)}")
-    cells = []
-    for gpu in GPUS:
-        row = measured().get(SQUARE, {})
-        if row.get(f"{gpu} us"):
-            us, goal = float(row[f"{gpu} us"]), float(row[f"{gpu} {CUBLAS[0]}"])
-            cells.append(f"{verdict(over(us, goal))}: {show.digits(us)} for {show.digits(goal)}")
-        else:
-            cells.append(f"not measured; {', '.join(near)}")
-    return cells[0], cells[1], "hopper.csv"
+def square(gpu: str) -> str:
+    row = measured()[SQUARE]
+    us, goal = float(row[f"{gpu} us"]), float(row[f"{gpu} {CUBLAS[0]}"])
+    return f"{verdict(over(us, goal))}: {show.digits(us)} for {show.digits(goal)}"
 
 
 def monotonicity(gpu: str) -> str:
