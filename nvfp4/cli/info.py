@@ -21,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", metavar="B", help=f"with --shape: show the plan on this backend ({machine.backends()})"
     )
+    parser.add_argument(
+        "--a-dtype", choices=("float16", "bfloat16"), help="with --shape: the plan of 16-bit activations (W4A16)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -32,10 +35,11 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.backend is not None and args.shape is None:
-        raise show.CommandError("--backend: needs --shape MxNxK")
+    for option, given in (("--backend", args.backend), ("--a-dtype", args.a_dtype)):
+        if given is not None and args.shape is None:
+            raise show.CommandError(f"{option}: needs --shape MxNxK")
     software = {"python": platform.python_version(), "torch": torch_version()}
-    properties = software | info(*(args.shape or ()), backend=args.backend)
+    properties = software | info(*(args.shape or ()), backend=args.backend, a_dtype=args.a_dtype)
     properties |= {"cpu": machine.cpu_name(), "cpu_features": machine.cpu_features()}
     if args.json:
         print(json.dumps(properties, indent=1))

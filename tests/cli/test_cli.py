@@ -215,6 +215,7 @@ def test_without_torch_a_message_says_how_to_install_it(command: str) -> None:
 
 def test_info_rejects_a_backend_without_a_shape(in_process) -> None:
     says(in_process("info", "--backend", "cpu"), 2, "--backend", "--shape")
+    says(in_process("info", "--a-dtype", "float16"), 2, "--a-dtype", "--shape")
 
 
 @pytest.mark.parametrize(
@@ -284,6 +285,17 @@ def test_info_of_a_shape(in_process) -> None:
     plan = json.loads(in_process("info", "--shape", "3x5x32", "--backend", "cpu", "--json").stdout)["plan"]
     assert plan["backend"] == "cpu" and plan["reason"]
     says(in_process("info", "--shape", "3,5,20", "--backend", "cpu"), 2, "20", "16")
+
+
+def test_info_of_16_bit_activations(fake_driver: Path) -> None:  # noqa: F811
+    """The fake GPU's plan in W4A16 is another kernel than in W4A4; both say what the model was measured on."""
+    fake = {"NVFP4_LIBCUDA": str(fake_driver), "FAKE_CAPABILITY": "90"}
+    lines = [
+        nvfp4_command("info", "--shape", "64x4096x7168", *more, **fake) for more in ([], ["--a-dtype", "bfloat16"])
+    ]
+    assert all(done.returncode == 0 for done in lines)
+    assert "sm90_gemm_128x64" in lines[0].stdout and "sm90_gemm_bf16_128x64" in lines[1].stdout
+    assert "constants of the model: measured on an H" in lines[1].stdout
 
 
 def test_info_lists_a_gpu(fake_driver: Path) -> None:  # noqa: F811
