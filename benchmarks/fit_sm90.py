@@ -51,7 +51,7 @@ KEPT = {
     "unaligned_split",
     "activation_least_us",  # a layer decides, not a product
 }
-UNFITTED = ("nn_", "grouped_e2m1_us")  # of products that the tables do not have
+UNFITTED = ("nn_",)  # of products that the tables do not have
 OF_GROUPS = ("grouped_", "group_", "activation_")  # constants that no other product depends on
 OF_A16 = ("a16_fixed_us", "units_a16_loss", "bf16_loss", "prefill_bf16_loss")  # no NVFP4 A
 
@@ -127,7 +127,7 @@ def timed_plans(times: Times, constants: Struct, on: Struct, of_groups: bool) ->
 
 def is_fitted(name: str, times: Times) -> bool:
     """Whether the times of some product depend on this constant."""
-    if name.startswith(OF_GROUPS) and name not in UNFITTED:
+    if name.startswith(OF_GROUPS):
         return any(product.groups for product in times)
     return not name.startswith(UNFITTED) and (
         name not in OF_A16 or any(product.a != "nvfp4" and not product.groups for product in times)

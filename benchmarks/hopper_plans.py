@@ -1,6 +1,6 @@
 """Measured times of all likely plans of products on Hopper GPUs, and what the model makes of them.
 
-results/sm90_plans_CARD.csv has a row for a product: gemm with NVFP4 or bf16 A, grouped_gemm, or gated_grouped_gemm of
+results/sm90_plans_CARD.csv has a row for a product of NVFP4 or bf16 A: gemm, grouped_gemm, or gated_grouped_gemm of
 gate and up with their activation. m are all rows, l all matrices. Plans are KERNEL/SWAP_AB/SPLIT_K, of groups
 KERNEL/TILE_N/FUSED, with =SINGLE/GRAPH: microseconds of a single call with a cold L2, less an empty pair of events, and
 of a call in a CUDA graph whose weights rotate. One that was not measured is absent. sm80's plans are among them.
@@ -174,7 +174,7 @@ def measure(path: Path, seconds: float) -> None:
     began, clock = time.monotonic(), DeviceClock(torch.device("cuda"))
     pair = clock.empty_pair(99) * 1e6
     rows: list[list[object]] = [[*COLUMNS]]
-    for product, calls, plan in itertools.chain(gemms("nvfp4"), gemms("bfloat16"), groups()):
+    for product, calls, plan in itertools.chain(*(kind(a) for kind in (gemms, groups) for a in ("nvfp4", "bfloat16"))):
         cells = " ".join(times_of(product, plan, calls, clock, pair))
         rows.append([*(getattr(product, name) for name in COLUMNS[:-1]), cells])
         if time.monotonic() - began > seconds:
@@ -223,11 +223,11 @@ def times_of(
         yield f"{name}={one}/{statistics.median(graph) * 1e6 / len(calls):.2f}"
 
 
-def raise_clock() -> None:
+def raise_clock(device: str) -> None:
     """Keeps the GPU busy until its clock has risen: it falls while the host prepares operands."""
     import torch
 
-    ones = torch.ones(4096, 4096, dtype=torch.float16, device="cuda")
+    ones = torch.ones(4096, 4096, dtype=torch.float16, device=device)
     began = time.monotonic()
     while time.monotonic() - began < WARM_SECONDS:
         ones @ ones
@@ -237,7 +237,7 @@ def raise_clock() -> None:
 Measured = Iterator[tuple[Product, list[Callable[[], object]], Callable[[], dict[str, Any]]]]
 
 
-def gemms(a: str) -> Measured:
+def gemms(a: str, device: str = "cuda") -> Measured:
     """Products that are not of groups, with calls whose weights rotate, and what names their plan."""
     import torch
 
@@ -246,15 +246,15 @@ def gemms(a: str) -> Measured:
     dtype = None if a == "nvfp4" else getattr(torch, a)
 
     def draw(rows: int, k: int) -> tuple[Any, Any]:
-        scale = torch.randint(0x28, 0x48, (rows, k // 16), dtype=torch.uint8, device="cuda")
-        return torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, device="cuda"), nvfp4.swizzle(scale)
+        scale = torch.randint(0x28, 0x48, (rows, k // 16), dtype=torch.uint8, device=device)
+        return torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, device=device), nvfp4.swizzle(scale)
 
     for (n, k), same in itertools.groupby(shapes(), lambda shape: shape[1:]):
         weights = [draw(n, k) for _ in range(max(2, min(MAX_SETS, int(ROTATED_BYTES / (n * k * 9 / 16)))))]
-        raise_clock()
+        raise_clock(device)
         for m, _, _ in same:
-            x, scale = draw(m, k) if dtype is None else (torch.randn(m, k, device="cuda").to(dtype), None)
-            out = torch.empty(m, n, dtype=dtype or torch.float16, device="cuda")
+            x, scale = draw(m, k) if dtype is None else (torch.randn(m, k, device=device).to(dtype), None)
+            out = torch.empty(m, n, dtype=dtype or torch.float16, device=device)
             calls = [
                 functools.partial(nvfp4.gemm, x, b, scale, scale_b, out=out)
                 for _, (b, scale_b) in zip(range(max(len(weights), MIN_CALLS)), itertools.cycle(weights))
@@ -269,35 +269,46 @@ def plan_of(m: int, n: int, k: int, **more: Any) -> dict[str, Any]:
     return plan
 
 
-def groups() -> Measured:
-    """Products of experts, of bf16 rows: gate and up with their activation, and down. Routings rotate."""
+def groups(a: str, device: str = "cuda") -> Measured:
+    """Products of experts: gate and up with their activation, and down. Routings rotate. NVFP4 rows are quantized
+    before."""
     import torch
 
     import nvfp4
     from nvfp4.bench import experts
 
-    device, generator = torch.device("cuda"), torch.Generator("cuda").manual_seed(1)
+    on, generator = torch.device(device), torch.Generator(device).manual_seed(1)
+    dtype = None if a == "nvfp4" else getattr(torch, a)
+
+    def operand(x: Any, r: Any, **rows: Any) -> tuple[Any, Any, dict[str, Any]]:
+        """a, scale_a, and what else describes the rows."""
+        if dtype is not None:
+            return x.to(dtype), None, rows
+        data, scale, first = nvfp4.quantize(x, ends=r.ends, **rows)
+        return data, scale, {"scale_rows": first}
+
+    def call(operation: Any, given: tuple[Any, Any, dict[str, Any]], b: Any, scale_b: Any, ends: Any) -> object:
+        data, scale, rows = given
+        return operation(data, b, scale, scale_b, ends, constant_b=True, out_dtype=torch.bfloat16, **rows)
+
     for model in (*experts.MODELS[1:], experts.Model("DeepSeek-V3 of 64", 64, 8, 7168, 2048)):
         e, h, i = model.experts, model.hidden, model.inner
-        (gate_up, scale_13), (down, scale_2) = (
-            experts.stack(e, parts, n, k, device, generator)[:2] for parts, n, k in ((2, i, h), (1, h, i))
+        gate_up, down = (
+            experts.stack(e, parts, n, k, on, generator, torch.bfloat16)[:2] for parts, n, k in ((2, i, h), (1, h, i))
         )
-        raise_clock()
+        raise_clock(device)
         for tokens in TOKENS:
             m = tokens * model.choices
-            routings = [experts.make_routing(model, tokens, device, generator) for _ in range(4)] * 2
-            hidden = torch.randn(m, i, device=device, generator=generator).bfloat16()
-
-            def gated(r: Any, b: Any = gate_up, s: Any = scale_13) -> object:
-                return nvfp4.gated_grouped_gemm(r.x, b, None, s, r.ends, rows=r.rows, constant_b=True)
-
-            def product(r: Any, x: Any = hidden, b: Any = down, s: Any = scale_2) -> object:
-                return nvfp4.grouped_gemm(x, b, None, s, r.ends, constant_b=True)
-
-            for operation, call, n, k, parts in ((GATED, gated, i, h, 2), ("grouped_gemm", product, h, i, 1)):
-                of = None if operation != GATED else operation
-                plan = functools.partial(plan_of, m, n, k, a_dtype="bfloat16", groups=e, operation=of)
-                calls = [functools.partial(call, routing) for routing in routings]
-                yield Product(operation, "bfloat16", m, n, k, e * parts, e), calls, plan
-        del gate_up, scale_13, down, scale_2
-        torch.cuda.empty_cache()
+            routings = [experts.make_routing(model, tokens, on, generator, torch.bfloat16) for _ in range(4)] * 2
+            hidden = torch.randn(m, i, device=on, generator=generator).bfloat16()
+            for operation, n, k, parts in ((GATED, i, h, 2), ("grouped_gemm", h, i, 1)):
+                weights = gate_up if parts == 2 else down
+                given = [operand(r.x, r, rows=r.rows) if parts == 2 else operand(hidden, r) for r in routings]
+                calls = [
+                    functools.partial(call, getattr(nvfp4, operation), one, *weights, r.ends)
+                    for one, r in zip(given, routings)
+                ]
+                of = GATED if parts == 2 else None
+                plan = functools.partial(plan_of, m, n, k, a_dtype=dtype, groups=e, operation=of)
+                yield Product(operation, a, m, n, k, e * parts, e), calls, plan
+        del gate_up, down

@@ -270,10 +270,12 @@ static void check_choices(void) {
            "many rows a group have a wide one");
     first_tile_of(PLAIN, 8, 768, 2048, 128, 2, &backend);
     expect(backend == NVFP4_BACKEND_SM80, "the NVFP4 rows of one token are sm80's");
-    first_tile_of(PLAIN, 512, 768, 2048, 128, 2, &backend);
-    expect(backend == NVFP4_BACKEND_SM90, "those of sixty-four are sm90's");
-    first_tile_of(PLAIN, 32, 2048, 7168, 256, 2, &backend);
-    expect(backend == NVFP4_BACKEND_SM90, "with a large K those of a few are");
+    first_tile_of(PLAIN, 1024, 768, 2048, 128, 2, &backend);
+    expect(backend == NVFP4_BACKEND_SM90, "those of 128 are sm90's");
+    first_tile_of(PLAIN, 64, 2048, 7168, 64, 2, &backend);
+    expect(backend == NVFP4_BACKEND_SM80, "with a large K those of a few are sm80's");
+    first_tile_of(PLAIN, 512, 2048, 7168, 64, 2, &backend);
+    expect(backend == NVFP4_BACKEND_SM90, "and those of more are sm90's");
     expect(first_tile_of(PLAIN, 65536, 768, 2048, 128, 2, &backend) == 152 && backend == NVFP4_BACKEND_SM90,
            "many are dequantized once");
 }

@@ -137,7 +137,7 @@ static void check_choices(void) {
         {4, 4096, 7168, PLAIN, UNITS, 1, 0},        {4, 7168, 2048, PLAIN, UNITS, 1, 0},
         {8, 7168, 16384, PLAIN, UNITS, 1, 0},       {8, 4096, 7168, PLAIN, UNITS, 1, 0},
         {5, 7168, 2048, PLAIN, UNITS, 1, 0},        {16, 7168, 16384, PLAIN, GEMM, 1, 0},
-        {16, 4096, 7168, PLAIN, UNITS, 1, 0},       {16, 7168, 2048, PLAIN, UNITS, 1, 0},
+        {16, 4096, 7168, PLAIN, UNITS, 1, 0},       {16, 7168, 2048, PLAIN, GEMM, 1, 0},
         {64, 7168, 16384, PLAIN, GEMM, 1, 0},       {128, 7168, 16384, PLAIN, GEMM, 1, 0},
         {128, 4096, 7168, PLAIN, GEMM, 1, 0},       {128, 7168, 2048, PLAIN, GEMM, 1, 0},
         {16384, 16, 7168, PLAIN, GEMM, 0, 0},       {256, 7168, 16384, PLAIN, GEMM, 1, 0},
@@ -146,7 +146,7 @@ static void check_choices(void) {
         {16, 7168, 2048, UNALIGNED, PREFILL, 0, 1}, {128, 4096, 7168, LINEAR, PREFILL, 0, 1},
         {2304, 7168, 16384, LINEAR, PREFILL, 0, 0}, {4096, 4608, 7168, UNALIGNED, PREFILL, 0, 0},
         {4, 7168, 2048, FP16_A, UNITS, 1, 0},       {8, 4096, 7168, BF16_A, UNITS, 1, 0},
-        {16, 7168, 16384, FP16_A, GEMM, 1, 0},      {16, 7168, 16384, BF16_A, UNITS, 1, 0},
+        {16, 7168, 16384, FP16_A, GEMM, 1, 0},      {16, 7168, 16384, BF16_A, GEMM, 1, 0},
         {128, 7168, 16384, BF16_A, GEMM, 1, 0},     {2304, 4608, 7168, BF16_A, PREFILL, 1, 0},
     };
     const uint32_t sm80 = 1u << NVFP4_BACKEND_SM80, sm90 = 1u << NVFP4_BACKEND_SM90;

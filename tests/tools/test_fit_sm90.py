@@ -72,6 +72,31 @@ def test_a_fit_finds_a_constant_again() -> None:
     assert wrong.fixed_us == pytest.approx(true.fixed_us, rel=0.02)
 
 
+@pytest.mark.parametrize("a", ["nvfp4", "bfloat16"])
+def test_measured_calls(a: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls that are timed, of small sizes on a CPU: the product of a table's row, to the bit."""
+    from nvfp4.bench import experts
+
+    monkeypatch.setattr(hopper_plans, "raise_clock", lambda device: None)
+    monkeypatch.setattr(hopper_plans, "shapes", lambda: iter([(3, 32, 64), (5, 32, 64), (2, 48, 32)]))
+    monkeypatch.setattr(hopper_plans, "TOKENS", (1, 3))
+    monkeypatch.setattr(experts, "MODELS", [None, experts.Model("small", 4, 2, 64, 32)])
+    monkeypatch.setattr(experts, "Model", lambda *_: experts.MODELS[1])
+    found = [*hopper_plans.gemms(a, "cpu"), *hopper_plans.groups(a, "cpu")]
+    assert [(p.operation, p.m, p.n, p.k, p.l, p.groups) for p, _, _ in found[:5]] == [
+        ("gemm", 3, 32, 64, 1, 0),
+        ("gemm", 5, 32, 64, 1, 0),
+        ("gemm", 2, 48, 32, 1, 0),
+        ("gated_grouped_gemm", 2, 32, 64, 8, 4),
+        ("grouped_gemm", 2, 64, 32, 4, 4),
+    ]
+    assert len(found) == 3 + 2 * 2 * 2
+    for product, calls, plan in found:
+        assert product.a == a and plan()["backend"] == "cpu"
+        for call in calls:
+            assert call().shape == (product.m, product.n)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

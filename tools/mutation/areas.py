@@ -110,12 +110,19 @@ AREAS |= {
         ),
     ),
     "plan": Area(
-        ("plan/*", "kernels/sm*/*plan*.[ch]", "kernels/units/*plan*", "kernels/sm*/model.h", "kernels/sm100/backend.c"),
+        (
+            "plan/*",
+            "kernels/sm*/*plan*.[ch]",
+            "kernels/units/*plan*",
+            "kernels/sm*/model.h",
+            "kernels/sm90/cards.c",
+            "kernels/sm100/backend.c",
+        ),
         (
             C_CORE,
             ("plan",),
             ("core/test_driver.py", "core/test_driver_backends.py", "core/test_grouped_driver.py"),
-            ("tools/test_submission.py",),
+            ("tools/test_submission.py", "tools/test_fit_sm90.py"),
             ("ops/test_guarded_calls.py", "-k", DEVICES),
             *(one_of_each_kind(name, "sm80") for name in KERNELS if name != "sm80"),
             ("ops/test_generated_calls.py", "-k", DEVICES),

@@ -70,12 +70,13 @@ static double single_us(const sm90_model *m, const device_props *props, const ge
     }
     const double turns = turns_of(hit * tiles * across / sms);
     const double stored = rows * (double)t->n * parts * t->output_bytes;
-    const double bytes = hit * parts * (double)t->n * k * SM90_RAW_BYTES + rows * k * 2.0 + stored;
+    const double of_b = hit * parts * (double)t->n * k * SM90_RAW_BYTES, others = rows * k * 2.0 + stored;
+    const double memory = max_double(of_b / m->grouped_tb_s, of_b / m->dram_tb_s) + others / m->dram_tb_s;
     const int a_is_e2m1 = t->a_type == VALUES_E2M1;
     const double read = a_is_e2m1 ? SM90_RAW_BYTES / SM90_FP16_BYTES : 1.0; /* of what is written */
     const double reordered = (1.0 + read) * rows * (double)row_bytes(t->k);
     return m->grouped_fixed_us + (a_is_e2m1 ? m->grouped_e2m1_us : 0.0) + reordered / m->dram_tb_s * 1e-6 +
-           overlapped(sm90_clocks_us(m, turns * clocks / tiles), bytes / m->dram_tb_s * 1e-6, m->overlap);
+           overlapped(sm90_clocks_us(m, turns * clocks / tiles), memory * 1e-6, m->overlap);
 }
 
 /* CTAs of the pre-pass over so many rows. Groups count where A is NVFP4. */

@@ -83,6 +83,7 @@
     X(grouped_hidden_mma, "share", "of wgmma's clocks that longer dequantizing does not hide")                         \
     X(grouped_hidden_decode, "share", "of dequantizing's clocks that longer wgmma does not hide")                      \
     X(grouped_tile_clocks, "clk", "of start and end of a tile")                                                        \
+    X(grouped_tb_s, "TB/s", "that its loads of B under way reach at most")                                             \
     X(grouped_e2m1_us, "us", "more with an NVFP4 A")                                                                   \
     X(activation_us, "us", "of gated's kernel in a graph, without its bytes")                                          \
     X(activation_least_us, "us",                                                                                       \
