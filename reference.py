@@ -294,9 +294,15 @@ def amax_scale(x: torch.Tensor, *, block_scale: str = "amax6", by_row: bool = Fa
 # --- what a layer does before it quantizes --------------------------------------------------------------------------
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def as_dtype(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """fp32 values rounded to the dtype of x."""
+    return values.to(x.dtype).float()
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, round_steps: bool = False) -> torch.Tensor:
     """(x * (1 / sqrt(mean of squares + eps))) * weight in fp32. Squares are added by fma to 256 sums, of the blocks of
-    16 values j, j + 256, ... each; then sums are added to the sums 128, 64, ... 1 before them."""
+    16 values j, j + 256, ... each; then sums are added to the sums 128, 64, ... 1 before them. round_steps: both
+    products are rounded to the dtype of x."""
     h, k = x.float(), x.shape[-1]
     chunks = torch.nn.functional.pad(h, (0, -k % 4096)).unflatten(-1, (-1, 256, BLOCK))
     sums = torch.zeros(*x.shape[:-1], 256, device=x.device)
@@ -308,7 +314,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         sums = sums[..., :half] + sums[..., half:]
     mean = sums / as_fp32(k, x.device) + as_fp32(eps, x.device)
     root = mean.double().sqrt().float()  # correctly rounded; in fp32 torch is up to an ulp off on a CPU
-    return h * (torch.ones_like(mean) / root) * weight.float()
+    normalized = h * (torch.ones_like(mean) / root)
+    if round_steps:
+        return as_dtype(as_dtype(normalized, x) * weight.float(), x)
+    return normalized * weight.float()
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
@@ -340,12 +349,14 @@ def rms_norm_quantize(
     residual: torch.Tensor | None = None,
     global_scale: float | torch.Tensor = 1.0,
     scale_layout: str = "128x4",
+    round_steps: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """quantize(rms_norm(h)); h is x, or x + residual rounded to their dtype, which is written to the residual."""
     h = x
     if residual is not None:
         h = residual.copy_(x.float() + residual.float())
-    return quantize(rms_norm(h, weight, eps), global_scale=global_scale, scale_layout=scale_layout)
+    y = rms_norm(h, weight, eps, round_steps)
+    return quantize(y, global_scale=global_scale, scale_layout=scale_layout)
 
 
 def silu_mul_quantize(
@@ -367,8 +378,10 @@ def gated(
     limit: float | None = None,
     alpha: float = 1.702,
     out_dtype: torch.dtype | None = None,
+    round_steps: bool = False,
 ) -> torch.Tensor:
-    """A gated activation of fp32 numbers, each operation rounded; see csrc/common/gating.h."""
+    """A gated activation of fp32 numbers, each operation rounded; see csrc/common/gating.h. round_steps: the activation
+    and its product with up are rounded to the dtype of gate."""
     g, u = gate.float(), torch.ones((), device=gate.device) if up is None else up.float()
     if limit is not None:
         most = as_fp32(limit, gate.device)
@@ -379,13 +392,17 @@ def gated(
     elif activation == "gelu_tanh":
         g = torch.where(g < as_fp32(-9.94, g.device), -9.94, g)
         b, a = (torch.full_like(g, float.fromhex(x)) for x in ("0x1.2444f2p-4", "0x1.988454p0"))
-        y = g * sigmoid(g * fma(b, g * g, a)) * u
+        y = g * sigmoid(g * fma(b, g * g, a))
+        y = (as_dtype(y, gate) if round_steps else y) * u
     elif activation == "swiglu":
         scale = as_fp32(alpha, g.device)
         g = torch.maximum(g, as_fp32(-86.0, g.device) / scale)
         y = g * sigmoid(scale * g) * (u + 1)
     else:
-        y = silu(g) * u
+        y = silu(g)
+        y = (as_dtype(y, gate) if round_steps else y) * u
+    if round_steps:
+        y = as_dtype(y, gate)
     return y.to(out_dtype or gate.dtype)
 
 

@@ -436,15 +436,15 @@ NVFP4_DEFAULTS(grouped_quantize, args->quantize.global_value = 1.0f;)
 #define NVFP4_GROUPED_QUANTIZE_ARGS nvfp4_grouped_quantize_defaults()
 nvfp4_status nvfp4_grouped_quantize(nvfp4_context *context, const nvfp4_grouped_quantize_args *args);
 
-/* quantize of y, in one pass: x [R, K] or [L, R, K] to y = x / sqrt(mean(x^2) + eps) * weight, in fp32 and never
- * rounded to less. csrc/cpu/fused.c defines the order of additions and every rounding, the same on each backend.
+/* quantize of y, in one pass: x [R, K] or [L, R, K] to y = x / sqrt(mean(x^2) + eps) * weight, in fp32. csrc/cpu/fused.c defines the order of additions and every rounding, the same on each backend.
  * weight is [K], in fp32 or the dtype of x. residual: absent, or as x: x + residual, rounded to their dtype, then
- * stands for x and replaces the residual. quantize.block_scale must be NVFP4_AMAX6. */
+ * stands for x and replaces the residual. quantize.block_scale must be NVFP4_AMAX6. round_steps: 1 rounds
+ * x / sqrt(mean(x^2) + eps), and then its product with weight, to the dtype of x. */
 typedef struct nvfp4_rms_norm_quantize_args {
     nvfp4_quantize_args quantize;
     nvfp4_tensor weight, residual;
     float eps;
-    uint32_t reserved; /* 0 */
+    uint32_t round_steps; /* 0 or 1 */
 } nvfp4_rms_norm_quantize_args;
 NVFP4_DEFAULTS(rms_norm_quantize, args->quantize.global_value = 1.0f; args->eps = 1e-6f;)
 #define NVFP4_RMS_NORM_QUANTIZE_ARGS nvfp4_rms_norm_quantize_defaults()
@@ -504,13 +504,14 @@ nvfp4_status nvfp4_gated(nvfp4_context *context, const nvfp4_gated_args *args);
 /* quantize of a gated activation in fp32, in one pass: the same bytes as quantize's of nvfp4_gated's result in fp32.
  * quantize.x is the gate, [R, N] or [L, R, N] with rows any distance apart; N is a multiple of 16. up, activation,
  * limit and alpha are nvfp4_gated's. quantize.block_scale must be NVFP4_AMAX6. ends and scale_rows are those of
- * nvfp4_grouped_quantize; with ends the gate has two dimensions. */
+ * nvfp4_grouped_quantize; with ends the gate has two dimensions. round_steps: 1 rounds the activation, and then its
+ * product with up, to the dtype of the gate; not with NVFP4_SWIGLU. */
 typedef struct nvfp4_gated_quantize_args {
     nvfp4_quantize_args quantize;
     nvfp4_tensor up, ends, scale_rows;
     nvfp4_activation activation;
     float limit, alpha;
-    uint32_t reserved; /* 0 */
+    uint32_t round_steps; /* 0 or 1 */
 } nvfp4_gated_quantize_args;
 NVFP4_DEFAULTS(gated_quantize, args->quantize.global_value = 1.0f; args->limit = INFINITY; args->alpha = 1.702f;)
 #define NVFP4_GATED_QUANTIZE_ARGS nvfp4_gated_quantize_defaults()

@@ -133,6 +133,7 @@ def rms_norm_quantize(
     global_scale: float | AnyArray | None,
     eps: float,
     scale_layout: str,
+    round_steps: int,
     out: tuple[Array, Array] | None,
     /,
 ) -> tuple[Array, Array]: ...
@@ -158,6 +159,7 @@ def gated_quantize(
     limit: float,
     alpha: float,
     scale_layout: str,
+    round_steps: int,
     out: tuple[Array, Array, Array] | None,
     /,
 ) -> tuple[Array, Array, Array]: ...

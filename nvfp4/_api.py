@@ -193,6 +193,7 @@ def rms_norm_quantize(
     residual: AnyArray | None = None,
     global_scale: float | AnyArray | None = None,
     scale_layout: str = "128x4",
+    round_steps: bool = False,
     out: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:
     """Quantizes the RMS norm of rows, x / sqrt(mean(x^2) + eps) * weight, in one pass over memory.
@@ -205,13 +206,18 @@ def rms_norm_quantize(
             x + residual, rounded to their dtype, is used in place of x and is written to residual.
         global_scale (float or Tensor, optional): the multiplier, as for quantize. Default: 1.
         scale_layout (str, optional): the layout of the scales, "128x4" or "linear" (see gemm). Default: "128x4".
+        round_steps (bool, optional): whether steps are rounded to the dtype of x. Default: False.
+            True rounds x / sqrt(mean(x^2) + eps), and then its product with weight. These are the roundings of RMSNorm
+            in transformers and of vLLM's kernels.
         out (tuple of two Tensors, optional): (data, scale), which are written to. Default: new tensors.
 
     Returns:
         (data, scale), as quantize returns them.
 
-    Norms are fp32 and are not rounded to the dtype of x. The order of additions and all roundings are defined
-    (csrc/cpu/fused.c): every backend gives the same bytes, and a row's bytes do not depend on the other rows.
+    Norms are fp32. The order of additions and all roundings are defined (csrc/cpu/fused.c): every backend gives the
+    same bytes, and a row's bytes do not depend on the other rows. With round_steps the bytes are those of a 16-bit
+    RMSNorm and of quantize wherever both compute the same 1 / sqrt(mean(x^2) + eps) in fp32. Libraries add the squares
+    in other orders, so that this number can differ in the last bits.
 
     Raises:
         nvfp4.Error: an argument breaks a rule. Nothing has been written.
@@ -222,8 +228,10 @@ def rms_norm_quantize(
         >>> nvfp4.dequantize(data, scale)[0, :2]
         array([6., 6.], dtype=float32)
     """
+    if type(round_steps) is not bool:
+        reject_switch(round_steps=round_steps)
     return operation("rms_norm_quantize", _C.rms_norm_quantize)(
-        x, weight, residual, global_scale, eps, scale_layout, out
+        x, weight, residual, global_scale, eps, scale_layout, 1 if round_steps else 0, out
     )
 
 
@@ -397,6 +405,7 @@ def gated_quantize(
     global_scale: float | AnyArray | None = None,
     ends: AnyArray | None = None,
     scale_layout: str = "128x4",
+    round_steps: bool = False,
     out: tuple[Array, Array, Array] | None = None,
 ) -> tuple[Array, ...]:
     """Quantizes a gated activation in one pass over memory: quantize of gated's result in float32, which is not stored.
@@ -412,6 +421,9 @@ def gated_quantize(
             With `ends`, [E] has one for each group.
         ends (Tensor, optional): int32 [E], the ends of groups of rows, as for quantize. gate is [R, N]. Default: None.
         scale_layout (str, optional): the layout of the scales, "128x4" or "linear" (see gemm). Default: "128x4".
+        round_steps (bool, optional): whether steps are rounded to the dtype of gate. Default: False.
+            True rounds the activation of gate, and then its product with up, as models in 16 bits do. Not with
+            "swiglu".
         out (tuple of three Tensors, optional): (data, scale, scale_rows), which are written to. Default: new tensors.
             scale_rows is int32 and has E elements, 1 without `ends`.
 
@@ -432,8 +444,10 @@ def gated_quantize(
     """
     limit = float("inf") if limit is None else limit
     alpha = 1.702 if alpha is None else alpha
+    if type(round_steps) is not bool:
+        reject_switch(round_steps=round_steps)
     results = operation("gated_quantize", _C.gated_quantize)(
-        gate, up, global_scale, ends, activation, limit, alpha, scale_layout, out
+        gate, up, global_scale, ends, activation, limit, alpha, scale_layout, 1 if round_steps else 0, out
     )
     return results if ends is not None and scale_layout == "128x4" else results[:2]
 

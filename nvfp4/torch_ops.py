@@ -6,7 +6,8 @@ makes their fakes, which check arguments and compute shapes without memory, from
 passes a call of nvfp4's functions to an operator.
 
 The arguments of an operator are the tensors that are read, the scalars, and out_dtype where the caller names a dtype;
-of its `_out` form the results instead, which it writes. A list of matrices has an operator of its own, `_list`:
+of its `_out` form the results instead, which it writes, before the scalars that have a default. A list of matrices has
+an operator of its own, `_list`:
 
     gemm(a, b, scale_a, scale_b, alpha, bias, c, alpha_value, beta, scale_layout, backend, flags, out_dtype) -> Tensor
     gemm_out(..., flags, Tensor(a!) out) -> ()
@@ -63,8 +64,10 @@ class Operation:
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
     def fake_given(self, *stack: Any) -> None:
-        """A call that writes results which it is given."""
-        self.check(*stack)
+        """A call that writes results which it is given; scalars with a default come last."""
+        first = len(self.inputs) + sum(scalar["default"] is None for scalar in self.scalars)
+        required, outputs, rest = stack[len(self.inputs) : first], *_split(stack[first:], len(self.outputs))
+        self.check(*stack[: len(self.inputs)], *self.all_scalars((*required, *rest)), *outputs)
 
     def all_scalars(self, given: tuple[Any, ...]) -> list[Any]:
         """The scalars of a call: torch leaves out those that have their default."""
@@ -117,7 +120,9 @@ class Operation:
         outputs = self.given_outputs(out)
         if self.names_dtype and _dtype(rest[0], outputs[0].dtype) != outputs[0].dtype:
             raise _error("out_dtype", f"is {rest[0]} but out has {outputs[0].dtype}")
-        _call(getattr(_ops, f"{name}_out"), *stack, *outputs)
+        last = sum(scalar["default"] is not None for scalar in self.scalars)
+        required, defaults = _split(stack, len(stack) - last)
+        _call(getattr(_ops, f"{name}_out"), *required, *outputs, *defaults)
         return out
 
     def check_tensors(self, tensors: tuple[Any, ...]) -> None:
@@ -189,6 +194,10 @@ def _error(argument: str, value: str, rule: str | None = None) -> _C.Error:
     error = _C.Error(f"{argument}: {value}" + (f"; {rule}" if rule else ""))
     error.argument, error.value, error.rule = argument, value, rule
     return error
+
+
+def _split(stack: Any, count: int) -> tuple[Any, Any]:
+    return stack[:count], stack[count:]
 
 
 def _is_absent(t: Tensor) -> bool:

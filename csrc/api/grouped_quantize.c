@@ -117,6 +117,9 @@ nvfp4_status check_gated_quantize(const checked_call *c, prepared_call *call) {
     if (!status) status = check_gate_and_up((int32_t)args->activation, up, args->limit, args->alpha);
     if (!status) status = check_x(c, &args->quantize, READ_ONLY, 1, &x);
     if (status) return status;
+    if (args->round_steps > 1) return REJECT("round_steps", ("is %u", args->round_steps), ("must be 0 or 1"));
+    if (args->round_steps && args->activation == NVFP4_SWIGLU)
+        return REJECT("round_steps", ("is 1"), ("must be 0 with swiglu, whose steps are others"));
     if (!absent(&args->ends) && gate->ndim != 2)
         return REJECT("gate", ("has %d dimensions", gate->ndim), ("must have 2 ([R, N]) with ends"));
     if (!absent(up)) status = check_up(c, up, gate, &x, &u);
@@ -127,6 +130,7 @@ nvfp4_status check_gated_quantize(const checked_call *c, prepared_call *call) {
     p->limit = args->limit;
     p->alpha = args->alpha;
     p->activation = (int32_t)args->activation;
+    p->round_steps = (int32_t)args->round_steps;
     call->is_empty = 0;
     return status;
 }
@@ -158,6 +162,7 @@ static const operation_scalar gated_quantize_scalars[] = {
     {"limit", SCALAR_FLOAT, GATED_AT(limit), 0, NULL},
     {"alpha", SCALAR_FLOAT, GATED_AT(alpha), 0, NULL},
     SCALE_LAYOUT,
+    {"round_steps", SCALAR_FLAGS, GATED_AT(round_steps), 0, "0"},
 };
 #undef GATED_AT
 static const operation_result gated_quantize_results[] = {

@@ -38,10 +38,12 @@ static nvfp4_status check_rms_norm_quantize(const checked_call *c, prepared_call
     if (status) return status;
     if (!(args->eps >= 0.0f && args->eps <= FLT_MAX))
         return REJECT("eps", ("is %g", (double)args->eps), ("must be finite and not negative"));
+    if (args->round_steps > 1) return REJECT("round_steps", ("is %u", args->round_steps), ("must be 0 or 1"));
     status = check_weight(c, &args->weight, x, p->q.k);
     if (!status && !absent(residual)) status = check_residual(c, residual, x, &p->q, &r);
     p->weight_type = (int32_t)args->weight.dtype;
     p->eps = args->eps;
+    p->round_steps = (int32_t)args->round_steps;
     p->residual_pitch = r.pitch;
     p->residual_batch = r.batch;
     call->is_empty = is_empty(&p->q);
@@ -70,6 +72,7 @@ static const operation_scalar scalars[] = {
     GLOBAL_VALUE(3),
     {"eps", SCALAR_FLOAT, offsetof(nvfp4_rms_norm_quantize_args, eps), 0, NULL},
     SCALE_LAYOUT,
+    {"round_steps", SCALAR_FLAGS, offsetof(nvfp4_rms_norm_quantize_args, round_steps), 0, "0"},
 };
 static const operation_result results[] = DATA_AND_SCALE(4, 5, "x");
 const operation operation_rms_norm_quantize = {

@@ -52,6 +52,7 @@ typedef struct norm_problem {
     const void *weight;  /* k values */
     int32_t weight_type; /* nvfp4_dtype */
     float eps;
+    int32_t round_steps; /* 1: both products are rounded to q.x_type */
 } norm_problem;
 
 /* Quantization of rows in the order of their groups, of x or of gated activations. q.rows counts rows of the result.
@@ -67,6 +68,7 @@ typedef struct grouped_quantize_problem {
     float limit, alpha;
     int32_t activation; /* nvfp4_activation; NO_ACTIVATION: x is quantized */
     int32_t groups;
+    int32_t round_steps; /* 1: the activation and its product with up are rounded to q.x_type */
 } grouped_quantize_problem;
 
 enum { NO_ACTIVATION = -1 };

@@ -7,7 +7,10 @@
  *              s[j] = s[j] + s[j + n] for j < n; for n = 128, 64, ... 1
  *              y = (h * (1 / sqrt(s[0] / k + eps))) * weight
  *   gated      y by common/gating.h; 1 for an absent up
- *   both       y to NVFP4 by cpu/quantize.h */
+ *   both       y to NVFP4 by cpu/quantize.h
+ *
+ * With round_steps both products of a norm are rounded to the type of x, one after the other, and so are the activation
+ * and its product with up. */
 #include "common/gating.h"
 #include "cpu/quantize.h"
 
@@ -25,6 +28,12 @@ static inline void load_normed(float h[BLOCK], const norm_problem *p, const char
     for (int i = 0; i < BLOCK; i++) h[i] = h[i] + old[i];
     store_floats(residual + at, h, type, BLOCK);
     load_floats(h, residual + at, type, BLOCK);
+}
+
+static inline void round_to_type(float v[BLOCK], int32_t type) {
+    char rounded[BLOCK * 4];
+    store_floats(rounded, v, type, BLOCK);
+    load_floats(v, rounded, type, BLOCK);
 }
 
 static inline float sum_of_squares(const norm_problem *p, const char *x, char *residual) {
@@ -48,7 +57,10 @@ WITH_FMA static void rms_norm_row(const norm_problem *p, row_at at) {
         load_normed(y, p, at.x, residual, column, 0);
         load_floats(weight, (const char *)p->weight + column * BLOCK * type_size(p->weight_type), p->weight_type,
                     BLOCK);
-        for (int i = 0; i < BLOCK; i++) y[i] = y[i] * inverse * weight[i];
+        for (int i = 0; i < BLOCK; i++) y[i] = y[i] * inverse;
+        if (p->round_steps) round_to_type(y, p->q.x_type);
+        for (int i = 0; i < BLOCK; i++) y[i] = y[i] * weight[i];
+        if (p->round_steps) round_to_type(y, p->q.x_type);
         quantize_to(&p->q, at, column, y);
     }
     pad_columns(&p->q, at);
@@ -56,13 +68,18 @@ WITH_FMA static void rms_norm_row(const norm_problem *p, row_at at) {
 
 WITH_FMA static void gated_row(const grouped_quantize_problem *p, row_at at) {
     const quantize_problem *q = &p->q;
-    const gating g = gating_of(p->limit, p->alpha, at.up != NULL);
+    const gating g = gating_of(p->limit, p->alpha, at.up != NULL), alone = gating_of(p->limit, p->alpha, 0);
     for (int64_t column = 0; column < q->k / BLOCK; column++) {
         float y[BLOCK], up[BLOCK];
         int64_t from = column * BLOCK * type_size(q->x_type);
         load_floats(y, at.x + from, q->x_type, BLOCK);
         if (at.up) load_floats(up, at.up + from, q->x_type, BLOCK);
-        for (int i = 0; i < BLOCK; i++) y[i] = gated(p->activation, y[i], at.up ? up[i] : 1.0f, g);
+        for (int i = 0; i < BLOCK; i++)
+            y[i] = p->round_steps ? gated(p->activation, y[i], 1.0f, alone)
+                                  : gated(p->activation, y[i], at.up ? up[i] : 1.0f, g);
+        if (p->round_steps) round_to_type(y, q->x_type);
+        for (int i = 0; i < BLOCK && p->round_steps && at.up; i++) y[i] = y[i] * factor_of_up(p->activation, up[i], g);
+        if (p->round_steps && at.up) round_to_type(y, q->x_type);
         quantize_to(q, at, column, y);
     }
     pad_columns(q, at);

@@ -302,6 +302,26 @@ static void dequantize_row(const quantize_problem *p, row_at at) {
 }
 
 /* fused.c defines what follows. */
+static void round_to_type(float *v, int32_t type, int64_t count) {
+    if (type == NVFP4_FP32) return;
+    for (int64_t i = 0; i < count * BLOCK; i += LANES) {
+        char rounded[LANES * 4];
+        store_lanes(rounded, *(const floats *)(v + i), type);
+        *(floats *)(v + i) = load_lanes(rounded, type);
+    }
+}
+
+/* The activation of y, times up where at.up; each is rounded to the type of x. */
+static void gate_in_steps(const grouped_quantize_problem *p, float *y, const float *up, gating g, int64_t count) {
+    _Alignas(64) float ones[STEP * BLOCK];
+    for (int i = 0; i < STEP * BLOCK; i++) ones[i] = 1.0f;
+    gate_values(p->activation, y, ones, gating_of(p->limit, p->alpha, 0), count * BLOCK);
+    round_to_type(y, p->q.x_type, count);
+    if (!up) return;
+    for (int64_t i = 0; i < count * BLOCK; i++) y[i] = y[i] * factor_of_up(p->activation, up[i], g);
+    round_to_type(y, p->q.x_type, count);
+}
+
 static void gated_row(const grouped_quantize_problem *p, row_at at) {
     const quantize_problem *q = &p->q;
     const gating g = gating_of(p->limit, p->alpha, at.up != NULL);
@@ -311,7 +331,10 @@ static void gated_row(const grouped_quantize_problem *p, row_at at) {
         int64_t count = blocks_from(c, q->k, STEP), from = c * BLOCK * type_size(q->x_type);
         load_values(y, at.x + from, q->x_type, count);
         if (at.up) load_values(up, at.up + from, q->x_type, count);
-        gate_values(p->activation, y, up, g, count * BLOCK);
+        if (p->round_steps)
+            gate_in_steps(p, y, at.up ? up : NULL, g, count);
+        else
+            gate_values(p->activation, y, up, g, count * BLOCK);
         quantize_blocks(q, at, c, count, (const char *)y, NVFP4_FP32);
     }
 }
@@ -348,7 +371,10 @@ static void rms_norm_row(const norm_problem *p, row_at at) {
         int64_t count = blocks_from(c, q->k, STEP);
         load_values(h, (residual ? residual : at.x) + c * size, q->x_type, count);
         load_values(weight, (const char *)p->weight + c * weight_size, p->weight_type, count);
-        for (int64_t i = 0; i < count * BLOCK; i++) h[i] = h[i] * inverse * weight[i];
+        for (int64_t i = 0; i < count * BLOCK; i++) h[i] = h[i] * inverse;
+        if (p->round_steps) round_to_type(h, q->x_type, count);
+        for (int64_t i = 0; i < count * BLOCK; i++) h[i] = h[i] * weight[i];
+        if (p->round_steps) round_to_type(h, q->x_type, count);
         quantize_blocks(q, at, c, count, (const char *)h, NVFP4_FP32);
     }
 }

@@ -125,7 +125,9 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
         (ops.dequantize, (a, scale_a, one, 1.0, "128x4", torch.float32)),
         (ops.rms_norm_quantize, (x, weight, none, one, 1.0, 1e-6, "128x4")),
         (ops.rms_norm_quantize, (x, weight, residual, none, 0.5, 1e-6, "128x4")),
+        (ops.rms_norm_quantize, (x, weight, residual, none, 0.5, 1e-6, "128x4", 1)),
         (ops.rms_norm_quantize_out, (x, weight, residual, none, 0.5, 1e-6, "linear", packed, blocks)),
+        (ops.rms_norm_quantize_out, (x, weight, residual, none, 0.5, 1e-6, "linear", packed, blocks, 1)),
         (ops.silu_mul_quantize, (gates, one, 1.0, "128x4")),
         (ops.silu_mul_quantize_out, (gates, none, 0.5, "linear", packed, blocks)),
         (ops.grouped_quantize, (x[0], one, ends, rows, 1.0, "128x4", "amax6")),
@@ -145,6 +147,7 @@ def test_opcheck(place: str, operands: list[torch.Tensor], request: pytest.Fixtu
         (ops.gated_out, (x, none, "relu2", math.inf, 1.702, torch.zeros_like(x))),
         (ops.gated_quantize, (x[0], x[1], one, ends + 28, 1.0, "swiglu", 2.0, 1.5, "128x4")),
         (ops.gated_quantize, (x, none, none, none, 0.5, "gelu_tanh", math.inf, 1.702, "linear")),
+        (ops.gated_quantize, (x, x.flip(0), none, none, 0.5, "silu", math.inf, 1.702, "linear", 1)),
         (
             ops.gated_quantize_out,
             (x[0][:5], none, none, ends, 0.5, "relu2", math.inf, 1.702, "linear", *out_of_groups),

@@ -37,12 +37,12 @@ static void check_defaults(void) {
     NO_PADDING(nvfp4_quantize_args);
     ENDS_WITH(nvfp4_weighted_quantize_args, importance);
     NO_PADDING(nvfp4_gptq_block_args);
-    NO_PADDING(nvfp4_rms_norm_quantize_args);
+    ENDS_WITH(nvfp4_rms_norm_quantize_args, round_steps);
     NO_PADDING(nvfp4_grouped_quantize_args);
     ENDS_WITH(nvfp4_amax_scale_args, by_row);
     ENDS_WITH(nvfp4_quantize_gemm_args, block_scale);
     NO_PADDING(nvfp4_gated_args);
-    NO_PADDING(nvfp4_gated_quantize_args);
+    ENDS_WITH(nvfp4_gated_quantize_args, round_steps);
     ENDS_WITH(nvfp4_grouped_gemm_args, flags);
     NO_PADDING(nvfp4_gated_grouped_gemm_args);
     NO_PADDING(nvfp4_gated_grouped_quantize_args);

@@ -47,6 +47,8 @@ def test_rms_norm(backend: Backend, shape: tuple[int, ...], dtype: torch.dtype, 
     weight = torch.randn(shape[-1], generator=generator)
     assert norm(x, weight, residual, backend.device, scale_layout="linear", global_scale=0.01)[0], "linear"
     assert norm(x, weight.to(dtype), None, backend.device)[0]
+    assert norm(x, weight.to(dtype), residual, backend.device, round_steps=True, global_scale=0.01)[0], "rounded"
+    assert norm(x, weight, None, backend.device, round_steps=True)[0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -68,8 +70,8 @@ def test_every_kind_of_number(backend: Backend, dtype: torch.dtype, generator: t
     x[9] = 1e-30
     weight = torch.randn(160, generator=generator)
     for g in (1.0, 1e-4, 2.0**50):
-        for residual in (None, x.flip(0)):
-            assert norm(x, weight, residual, backend.device, global_scale=g)[0]
+        for residual, round_steps in ((None, True), (None, False), (x.flip(0), True), (x.flip(0), False)):
+            assert norm(x, weight, residual, backend.device, global_scale=g, round_steps=round_steps)[0]
         got = nvfp4.silu_mul_quantize(x.to(backend.device), global_scale=g)
         assert equal(got, reference.silu_mul_quantize(x, global_scale=g))
 
@@ -85,6 +87,34 @@ def test_the_definition_is_rms_norm_and_silu(generator: torch.Generator) -> None
     exact = torch.nn.functional.rms_norm(x.double(), (8192,), weight.double(), EPS)
     got = reference.rms_norm(x, weight, EPS).double()
     assert ((got - exact).abs() <= (16 + 8 + 6) / 2 * torch.finfo(torch.float32).eps * exact.abs() + 1e-40).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_rounded_steps_are_those_of_torch(backend: Backend, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """In integers, whose squares have an exact mean, the bytes of a model's steps in torch: the sum with the residual,
+    the norm, the product with the weight; silu and the product with up."""
+    k = 512
+    x, residual = (torch.randint(-7, 8, (40, k), generator=generator).to(dtype) for _ in range(2))
+    weight = torch.randn(k, generator=generator).to(dtype)
+    h = x + residual
+    factor = torch.rsqrt(h.float().square().mean(-1, keepdim=True))
+    exact = 1 / h.double().square().mean(-1, keepdim=True).sqrt().float()  # of two roundings, as cpu/fused.c has it
+    assert (factor == exact).float().mean() > 0.5
+    expected = reference.quantize(weight * (h.float() * exact).to(dtype), global_scale=0.01)
+    how = {"global_scale": 0.01, "round_steps": True}
+    mine = residual.to(backend.device)
+    got = nvfp4.rms_norm_quantize(x.to(backend.device), weight.to(backend.device), 0.0, residual=mine, **how)
+    assert torch.equal(mine.cpu(), h) and equal(got, expected)
+    once = nvfp4.rms_norm_quantize(h.to(backend.device), weight.to(backend.device), 0.0, global_scale=0.01)
+    assert not equal(once, expected)
+    gate, up = (torch.randn(40, k, generator=generator).to(dtype) for _ in range(2))
+    gate = torch.where(reference.silu(gate.float()).to(dtype) == torch.nn.functional.silu(gate), gate, 0)
+    assert (gate == 0).float().mean() < 0.01  # 4 ulp of fp32 seldom change a rounding to 16 bits
+    product = torch.nn.functional.silu(gate) * up
+    got = nvfp4.gated_quantize(gate.to(backend.device), up.to(backend.device), **how)
+    assert equal(got, reference.quantize(product, global_scale=0.01))
+    once = nvfp4.gated_quantize(gate.to(backend.device), up.to(backend.device), global_scale=0.01)
+    assert not equal(once, reference.quantize(product, global_scale=0.01))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -158,6 +188,7 @@ def test_errors() -> None:
         "eps: is -1; must be finite and not negative": lambda: rms(x, w, -1),
         "eps: is nan; must be finite and not negative": lambda: rms(x, w, math.nan),
         "eps: is of type str; must be a real number": lambda: rms(x, w, "1"),
+        "round_steps: is of type int; must be True or False": lambda: rms(x, w, EPS, round_steps=1),
         "residual: dtype is float16; must be that of x, float32": lambda: rms(x, w, EPS, residual=x.half()),
         "residual: is 1 x 3 x 32; must be as x, 1 x 2 x 32, in 2 dimensions": lambda: rms(
             x, w, EPS, residual=torch.ones(3, 32)

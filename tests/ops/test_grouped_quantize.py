@@ -253,10 +253,11 @@ def check_gated(
     ends: torch.Tensor | None,
     g: torch.Tensor,
     layout: str,
+    round_steps: bool = False,
 ) -> None:
     """gate and up are halves of one guarded tensor, or each its own."""
     t, groups = len(gate), 1 if ends is None else len(ends)
-    y = reference.gated(gate, up, activation, out_dtype=torch.float32, **how)
+    y = reference.gated(gate, up, activation, out_dtype=torch.float32, round_steps=round_steps, **how)
     expected = by_definition(y, scale_of_each(g, ends, None, t, t), ends, layout, poison=POISON)
     both = guarded(torch.cat([gate, gate if up is None else up], dim=1), backend, generator)
     halves = both.tensor.chunk(2, dim=1)
@@ -266,7 +267,8 @@ def check_gated(
     out = tuple(value.tensor for value in outputs)
     limit, alpha = how.get("limit", math.inf), how.get("alpha", 1.702)
     there = [None if value is None else value.tensor for value in inputs]
-    _C.gated_quantize(halves[0], None if up is None else halves[1], *there, activation, limit, alpha, layout, out)
+    how_rounded = (layout, 1 if round_steps else 0, out)
+    _C.gated_quantize(halves[0], None if up is None else halves[1], *there, activation, limit, alpha, *how_rounded)
     for name, got, right in zip(("data", "scale", "scale_rows"), out, expected, strict=True):
         assert torch.equal(got.cpu(), right), name
     assert both.unchanged() and all(value is None or value.unchanged() for value in inputs)
@@ -287,14 +289,16 @@ def test_gated(backend: Backend, activation: int, layout: str, dtype: torch.dtyp
                 (ends, scales_of((t, 1), generator)),
                 (None, scales_of(t, generator)),
             ):
-                check_gated(backend, generator, gate, other, name, how, given, g, layout)
+                rounded = name != "swiglu" and given is None
+                check_gated(backend, generator, gate, other, name, how, given, g, layout, rounded)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "relu2", "swiglu"])
 def test_gated_of_every_16_bit_pattern(backend: Backend, activation: str, generator: torch.Generator) -> None:
     gate = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(64, 1024)
     up = None if activation == "relu2" else gate.flip(0)
-    check_gated(backend, generator, gate, up, activation, {}, None, torch.tensor([0.01]), "linear")
+    for rounded in (False, True)[: 1 if activation == "swiglu" else 2]:
+        check_gated(backend, generator, gate, up, activation, {}, None, torch.tensor([0.01]), "linear", rounded)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -377,7 +381,8 @@ def raw(
 
 def gate(x: Any = X, up: Any = X, g: Any = None, ends: Any = OF_TWO, activation: str = "silu", **how: Any) -> Any:
     limit, alpha, out = how.get("limit", math.inf), how.get("alpha", 1.702), how.get("out", (DATA, SCALE, PLACES))
-    return _C.gated_quantize(x, up, g, ends, activation, limit, alpha, "linear", out)
+    round_steps = how.get("round_steps", 0)
+    return _C.gated_quantize(x, up, g, ends, activation, limit, alpha, "linear", round_steps, out)
 
 
 ERRORS = {
@@ -431,6 +436,11 @@ ERRORS = {
     "limit: is 0; must be positive": lambda: gate(limit=0.0),
     "alpha: is 2; must be left out (1.702): silu has none": lambda: gate(alpha=2.0),
     "activation: is 'tanh'; must be 'silu', 'gelu_tanh', 'relu2' or 'swiglu'": lambda: gate(activation="tanh"),
+    "round_steps: is 2; must be 0 or 1": lambda: gate(round_steps=2),
+    "round_steps: is 1; must be 0 with swiglu, whose steps are others": lambda: gate(
+        activation="swiglu", round_steps=1
+    ),
+    "round_steps: is of type int; must be True or False": lambda: nvfp4.gated_quantize(X, round_steps=1),  # type: ignore[arg-type]
     "x: has 3 dimensions; must have 2 ([R, K]) for a scale of each row": lambda: nvfp4.amax_scale(X[None], by_row=True),
     "by_row: is of type int; must be True or False": lambda: nvfp4.amax_scale(X, by_row=1),  # type: ignore[arg-type]
     "by_row: is 2; must be 0 or 1": lambda: _C.amax_scale(X, "amax6", 2),

@@ -251,6 +251,7 @@ def make_rms_norm_quantize(make: Maker) -> Call:
         "weight": make.place("weight", make.normal(shape[-1]).to(make.pick(torch.float32, dtype))),
         "eps": make.pick(0.0, 1e-6),
         "scale_layout": make.pick("128x4", "linear"),
+        "round_steps": make.pick(False, True),
         "residual": make.place("residual", make.normal(*shape).to(dtype)),
     }
 
@@ -408,6 +409,7 @@ def make_gated_quantize(make: Maker) -> Call:
     args["up"] = None if args["activation"] == "relu2" else make.place("up", make.normal(r, k).to(dtype))
     args["limit"] = make.pick(None, 0.5) if args["activation"] in ("silu", "swiglu") else None
     args["alpha"] = make.pick(None, 1.5) if args["activation"] == "swiglu" else None
+    args["round_steps"] = args["activation"] != "swiglu" and make.pick(False, True)
 
     def define(gate: Any, ends: Any, global_scale: Any, scale_layout: str, alpha: Any, **others: Any) -> Any:
         alpha = 1.702 if alpha is None else alpha

@@ -168,6 +168,11 @@ static int32_t list_given(const operation *op, operator_form form, int32_t tenso
     return form.lists_given ? list_of(op, tensor) : -1;
 }
 
+/* Whether a scalar follows the results that are given: a schema has no argument without a default behind one with. */
+static int is_last(const operation_scalar *scalar, operator_form form) {
+    return form.results_given && scalar->schema_default;
+}
+
 typedef struct workspace {
     torch_value like, tensor;
 } workspace;
@@ -194,7 +199,7 @@ static nvfp4_status read_scalar(torch_value value, const operation *op, const op
 }
 
 /* An operator's arguments lie on the stack in the order of its schema: tensors that are read, scalars, then the results
- * that are given, or the dtype that the caller names for a result. */
+ * that are given and the scalars with a default, or the dtype that the caller names for a result. */
 static nvfp4_status read_call(const operation *op, operator_form form, const torch_value *stack, front_call *call) {
     nvfp4_status status = NVFP4_OK;
     int at = 0;
@@ -212,16 +217,22 @@ static nvfp4_status read_call(const operation *op, operator_form form, const tor
             status = row->optional ? read_optional(value, row, tensor) : read_tensor(value, row, tensor);
     }
     for (int32_t i = 0; i < op->scalar_count && !status; i++)
-        status = read_scalar(stack[at++], op, &op->scalars[i], call);
+        if (!is_last(&op->scalars[i], form)) status = read_scalar(stack[at++], op, &op->scalars[i], call);
     for (int32_t i = 0; i < op->result_count && form.results_given && !status; i++) {
         const int32_t t = op->results[i].tensor;
         status = read_tensor(stack[at++], &op->tensors[t], tensor_to_fill(op, t, &call->args));
     }
+    for (int32_t i = 0; i < op->scalar_count && !status; i++)
+        if (is_last(&op->scalars[i], form)) status = read_scalar(stack[at++], op, &op->scalars[i], call);
     if (!status && !form.results_given && takes_out_dtype(op))
         status = read_dtype((int32_t)stack[at], &named_dtype, &call->out_dtype);
     for (int32_t i = 0; i < op->result_count && !form.results_given && !status; i++)
         status = describe_result(op, i, call);
     return status ? status : op->adapt ? op->adapt(&call->args) : NVFP4_OK;
+}
+
+static void delete_scalar(torch_value value, const operation_scalar *scalar) {
+    if (parser_of(scalar->kind)) shim.torch_delete_string((torch_string)(uintptr_t)value);
 }
 
 /* Frees the tensors, lists and strings among an operator's arguments. */
@@ -232,9 +243,11 @@ static void delete_arguments(const operation *op, operator_form form, const torc
             delete_list(stack[at++]);
         else if (is_front_input(op, t))
             delete_tensor(stack[at++]);
-    for (int32_t i = 0; i < op->scalar_count; i++, at++)
-        if (parser_of(op->scalars[i].kind)) shim.torch_delete_string((torch_string)(uintptr_t)stack[at]);
+    for (int32_t i = 0; i < op->scalar_count; i++)
+        if (!is_last(&op->scalars[i], form)) delete_scalar(stack[at++], &op->scalars[i]);
     for (int32_t i = 0; i < op->result_count && form.results_given; i++) delete_tensor(stack[at++]);
+    for (int32_t i = 0; i < op->scalar_count; i++)
+        if (is_last(&op->scalars[i], form)) delete_scalar(stack[at++], &op->scalars[i]);
 }
 
 static nvfp4_status run(const operation *op, operator_form form, const torch_value *stack, front_call *call,
@@ -315,12 +328,18 @@ static void append_tensor(text *t, const operation_tensor *row, const char *sepa
         append(t, "%sTensor(%c!) %s", separator, (*alias)++, row->name);
 }
 
-/* The schema of an operator: see read_call for the order. */
-static void write_schema(const operation *op, const char *name, operator_form form, char schema[SCHEMA_BYTES]) {
+static void append_scalar(text *t, const operation_scalar *scalar) {
     static const char *const types[SCALAR_KINDS] = {
         [SCALAR_FLOAT] = "float", [SCALAR_LAYOUT] = "str", [SCALAR_BLOCK_SCALE] = "str", [SCALAR_ACTIVATION] = "str",
         [SCALAR_BACKEND] = "str", [SCALAR_FLAGS] = "int",  [SCALAR_SIZE] = "SymInt",
     };
+    const char *quote = parser_of(scalar->kind) ? "\"" : "";
+    append(t, ", %s %s", types[scalar->kind], scalar->name);
+    if (scalar->schema_default) append(t, "=%s%s%s", quote, scalar->schema_default, quote);
+}
+
+/* The schema of an operator: see read_call for the order. */
+static void write_schema(const operation *op, const char *name, operator_form form, char schema[SCHEMA_BYTES]) {
     static const char *const returned[OPERATION_MAX_RESULTS + 1] = {
         [1] = "Tensor", [2] = "(Tensor, Tensor)", [3] = "(Tensor, Tensor, Tensor)"};
     text t = {schema, schema + SCHEMA_BYTES};
@@ -332,13 +351,12 @@ static void write_schema(const operation *op, const char *name, operator_form fo
             append(&t, "%sTensor[] %s", separator, op->tensors[i].name);
         else if (is_front_input(op, i))
             append_tensor(&t, &op->tensors[i], separator, &alias);
-    for (int32_t i = 0; i < op->scalar_count; i++) {
-        append(&t, ", %s %s", types[op->scalars[i].kind], op->scalars[i].name);
-        const char *quote = parser_of(op->scalars[i].kind) ? "\"" : "";
-        if (op->scalars[i].schema_default) append(&t, "=%s%s%s", quote, op->scalars[i].schema_default, quote);
-    }
+    for (int32_t i = 0; i < op->scalar_count; i++)
+        if (!is_last(&op->scalars[i], form)) append_scalar(&t, &op->scalars[i]);
     for (int32_t i = 0; i < op->result_count && form.results_given; i++)
         append_tensor(&t, &op->tensors[op->results[i].tensor], ", ", &alias);
+    for (int32_t i = 0; i < op->scalar_count; i++)
+        if (is_last(&op->scalars[i], form)) append_scalar(&t, &op->scalars[i]);
     if (!form.results_given && takes_out_dtype(op)) append(&t, ", ScalarType out_dtype");
     append(&t, ") -> %s", form.results_given ? "()" : returned[op->result_count]);
 }

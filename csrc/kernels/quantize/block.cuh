@@ -170,6 +170,12 @@ template <int TYPE> struct raw_block {
     }
 };
 
+template <int TYPE> __device__ __forceinline__ void round_to_type(float (&v)[16]) {
+    raw_block<TYPE> raw;
+    raw.pack(v);
+    raw.values(v);
+}
+
 /* The signs of the products of values. */
 template <int TYPE, int OTHER>
 __device__ __forceinline__ block signs_of(const raw_block<TYPE> &x, const raw_block<OTHER> &y) {

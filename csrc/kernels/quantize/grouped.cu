@@ -99,6 +99,27 @@ __device__ __forceinline__ void load_block(float (&v)[16], const char *row, uint
         load_typed<NVFP4_FP16>(v, row + (int64_t)column * 32);
 }
 
+__device__ __forceinline__ void round_to(float (&v)[16], int32_t type) {
+    if (type == NVFP4_BF16)
+        round_to_type<NVFP4_BF16>(v);
+    else if (type == NVFP4_FP16)
+        round_to_type<NVFP4_FP16>(v);
+}
+
+/* The activation of v, times up where there is one; each is rounded to the type of x. */
+template <int ACTIVATION>
+__device__ __forceinline__ void gate_in_steps(const grouped_quantize_problem &p, float (&v)[16], const float (&up)[16],
+                                              gating numbers) {
+    const gating alone = gating_of(p.limit, p.alpha, 0);
+#pragma unroll
+    for (int j = 0; j < 16; j++) v[j] = gated(ACTIVATION, v[j], 1.0f, alone);
+    round_to(v, p.q.x_type);
+    if (!p.up) return;
+#pragma unroll
+    for (int j = 0; j < 16; j++) v[j] = __fmul_rn(v[j], factor_of_up(ACTIVATION, up[j], numbers));
+    round_to(v, p.q.x_type);
+}
+
 template <int ACTIVATION, int BLOCK_SCALE>
 __device__ __forceinline__ void quantize_rows(const grouped_quantize_problem &p) {
     const quantize_problem &q = p.q;
@@ -134,8 +155,11 @@ __device__ __forceinline__ void quantize_rows(const grouped_quantize_problem &p)
                 float up[16];
                 if (p.up)
                     load_block(up, (const char *)p.up + block.batch * p.up_batch + row * p.up_pitch, column, q.x_type);
+                if (p.round_steps)
+                    gate_in_steps<ACTIVATION>(p, v, up, numbers);
+                else
 #pragma unroll
-                for (int j = 0; j < 16; j++) v[j] = gated(ACTIVATION, v[j], p.up ? up[j] : 1.0f, numbers);
+                    for (int j = 0; j < 16; j++) v[j] = gated(ACTIVATION, v[j], p.up ? up[j] : 1.0f, numbers);
             }
             if (q.global_scale && q.global_by == GLOBAL_BY_ROW) g = q.global_scale[block.batch * q.rows + from];
             quantize_floats<BLOCK_SCALE>(v, g, g >= MIN_SCALE && g <= MAX_SCALE, data, scale);

@@ -86,7 +86,11 @@ __device__ __forceinline__ void quantize_normed(const norm_problem &p, const raw
         weight.values(w);
     }
 #pragma unroll
-    for (int j = 0; j < 16; j++) h[j] = __fmul_rn(__fmul_rn(h[j], inverse), w[j]);
+    for (int j = 0; j < 16; j++) h[j] = __fmul_rn(h[j], inverse);
+    if (p.round_steps) round_to_type<TYPE>(h);
+#pragma unroll
+    for (int j = 0; j < 16; j++) h[j] = __fmul_rn(h[j], w[j]);
+    if (p.round_steps) round_to_type<TYPE>(h);
     quantize_floats<NVFP4_AMAX6>(h, g, in_range, (uint2 *)data + i, scale + scale_offset(p.q, i));
 }
 
