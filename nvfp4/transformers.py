@@ -5,6 +5,7 @@ AutoModelForCausalLM.from_pretrained(folder)     an NVFP4 or MXFP4 checkpoint of
 AutoModelForCausalLM.from_pretrained(folder, quantization_config=NVFP4Config())
                                                  a dense checkpoint, quantized while it is loaded
 load(folder, activations=None)                   an NVFP4 checkpoint, in another mode
+fuse_quantizers(model)                           norms and activations quantize the next layer's input (W4A4)
 
 Saving a model that quantize_model or nvfp4.load changed needs no import: the model's quantizer comes with its layers.
 """
@@ -15,6 +16,7 @@ from nvfp4.hosts.transformers.configs import (
     ModelOptConfig,
     Mxfp4Config,
 )
+from nvfp4.hosts.transformers.fuse_quantizers import fuse_quantizers
 from nvfp4.hosts.transformers.load import load
 from nvfp4.hosts.transformers.on_load import NVFP4Config, NVFP4Quantizer
 from nvfp4.hosts.transformers.quantizers import (
@@ -36,6 +38,7 @@ __all__ = [
     "Mxfp4Quantizer",
     "NVFP4Config",
     "NVFP4Quantizer",
+    "fuse_quantizers",
     "load",
 ]
 

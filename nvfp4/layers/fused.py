@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _C
-from nvfp4.layers.linear import Linear
+from nvfp4.layers.linear import Linear, QuantizedInput
 from nvfp4.layers.packed import PackedLinear
 
 # Layers with one parent and, where the model calls them one after another, one input.
@@ -30,7 +30,8 @@ class FusedPart(torch.nn.Module):
         self.in_features, self.out_features = linear.in_features, sizes[index]
         self.index, self.sizes = index, sizes
         self.split = False  # among ranks, by nvfp4.parallel; `linear` and `sizes` are this rank's from the first on
-        self.kept: tuple[Tensor, int | None, dict[int, Tensor]] | None = None  # input, its version, outputs; of owner
+        # The owner keeps an input, its version and the outputs of other parts.
+        self.kept: tuple[Tensor | QuantizedInput, int | None, dict[int, Tensor]] | None = None
 
     @classmethod
     def join(cls, layers: Sequence[Linear]) -> list[FusedPart]:
@@ -47,24 +48,26 @@ class FusedPart(torch.nn.Module):
         return owner.linear
 
     def packed(self) -> PackedLinear:
-        """This part's tensors, as before the layers were joined. They are shared."""
+        """This part's tensors, as before the layers were joined. Those with rows are shared; the others are copies, as
+        save_pretrained stores no tensor under two names."""
         whole, start = self.joined().packed(), sum(self.sizes[: self.index])
         rows = slice(start, start + self.sizes[self.index])
         scale = whole.weight_global_scale
+        given, before = (None if t is None else t.clone() for t in (whole.input_global_scale, whole.pre_quant_scale))
         return PackedLinear(
             whole.weight[rows],
             whole.weight_scale[rows],
-            scale[start] if scale.ndim else scale,
-            whole.input_global_scale,
+            scale[start] if scale.ndim else scale.clone(),
+            given,
             None if whole.bias is None else whole.bias[rows],
             whole.activations,
-            whole.pre_quant_scale,
+            before,
         )
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(self.__dict__, kept=None)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | QuantizedInput) -> Tensor:
         owner = self if self._owner[0] is None else self._owner[0]
         if not isinstance(self.joined(), Linear):
             raise _C.Error(
@@ -74,8 +77,10 @@ class FusedPart(torch.nn.Module):
         if self.split == (type(self.joined()) is Linear):
             raise _C.Error("layer: is joined with layers that a parallel plan splits; must be in the plan as they are")
         # Inference tensors and those of a traced program have no version.
-        traced = torch.compiler.is_dynamo_compiling() or x.is_inference()
-        version = None if traced else x._version
+        if isinstance(x, QuantizedInput) or torch.compiler.is_dynamo_compiling() or x.is_inference():
+            version = None
+        else:
+            version = x._version
         if owner.kept is not None:
             given, given_version, outputs = owner.kept
             if given is x and given_version == version and self.index in outputs:

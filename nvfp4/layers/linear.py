@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -28,6 +28,27 @@ NOT_INVARIANT = (
     "so its input scale is that of all rows together; must be calibrated for batch_invariant=True, or have "
     "activations=None"
 )
+
+
+class QuantizedInput:
+    """An input x [..., K] of one nvfp4.Linear, quantized with that layer's input scale.
+
+    Args:
+        layer (Linear): the layer, the only one that takes it.
+        data, scale (Tensor): the rows of x, as nvfp4.quantize returns them in the 128x4 layout.
+        like (Tensor): a tensor with the shape, the dtype and the device of x.
+    """
+
+    def __init__(self, layer: Linear, data: Tensor, scale: Tensor, like: Tensor) -> None:
+        self.layer, self.data, self.scale = layer, data, scale
+        self.shape, self.dtype, self.device = like.shape, like.dtype, like.device
+
+    @classmethod
+    def __torch_function__(cls, function: Any, *arguments: Any) -> NoReturn:
+        raise _C.Error(
+            "x: is quantized for an nvfp4.Linear that is not in its place any more; must be a torch.Tensor: load the "
+            "model again, without fuse_quantizers"
+        )
 
 
 class Linear(FixedBuffers, torch.nn.Linear):
@@ -425,7 +446,14 @@ class Linear(FixedBuffers, torch.nn.Linear):
 
     # ---- the product ----
 
-    def forward(self, x: Tensor) -> Tensor:
+    def takes_quantized(self) -> bool:
+        """Whether a QuantizedInput holds all that the layer does to its input before the product."""
+        static = self.activations is not None and self.input_global_scale is not None
+        return static and self.block_scale == "amax6" and self.pre_quant_scale is None
+
+    def forward(self, x: Tensor | QuantizedInput) -> Tensor:
+        if isinstance(x, QuantizedInput):
+            return self._of_quantized(x)
         x = self._checked(x)
         shape = (*x.shape[:-1], self.out_features)
         rows = x.reshape(-1, self.in_features)
@@ -433,6 +461,21 @@ class Linear(FixedBuffers, torch.nn.Linear):
             return x.new_empty(shape)
         scale, alpha = self._scales(rows)
         return self._product(rows, scale, alpha, self.bias, x.dtype).reshape(shape)
+
+    def _of_quantized(self, x: QuantizedInput) -> Tensor:
+        if x.layer is not self:
+            raise _C.Error("x: is quantized for another layer; must be for this one")
+        y = _api.gemm(
+            x.data,
+            self.weight,
+            x.scale,
+            self.weight_scale,
+            alpha=self.alpha,
+            bias=self.bias if self.bias is None or self.bias.dtype == x.dtype else self.bias.float(),
+            out_dtype=x.dtype,
+            batch_invariant=self.batch_invariant,
+        )
+        return y.reshape(*x.shape[:-1], self.out_features)
 
     def _checked(self, x: Tensor) -> Tensor:
         """The input in the dtype that the layer computes in, times pre_quant_scale."""

@@ -239,7 +239,8 @@ def test_signatures_are_those_that_others_write_against() -> None:
         "out=None, importance=None",
         "gptq_block": "x, u, *, global_scale=None",
         "dequantize": "data, scale, *, global_scale=None, scale_layout='128x4', out_dtype=None",
-        "rms_norm_quantize": "x, weight, eps, *, residual=None, global_scale=None, scale_layout='128x4', out=None",
+        "rms_norm_quantize": "x, weight, eps, *, residual=None, global_scale=None, scale_layout='128x4', "
+        "round_steps=False, out=None",
         "silu_mul_quantize": "gate_up, *, global_scale=None, scale_layout='128x4', out=None",
         "quantize_gemm": "a, b, scale_b, *, global_scale=None, alpha=None, bias=None, c=None, beta=0.0, out=None, "
         "out_dtype=None, scale_layout='128x4', block_scale='amax6', backend=None, batch_invariant=False, "
@@ -252,7 +253,7 @@ def test_signatures_are_those_that_others_write_against() -> None:
         "rows=None, scale_rows=None, row_scale=None, alpha=None, bias=None, out=None, out_dtype=None, "
         "scale_layout='128x4', backend=None, batch_invariant=False, constant_b=False",
         "gated_quantize": "gate, up=None, activation='silu', *, limit=None, alpha=None, global_scale=None, ends=None, "
-        "scale_layout='128x4', out=None",
+        "scale_layout='128x4', round_steps=False, out=None",
         "moe_route": "ids, E, expert_map=None",
         "moe_combine": "y, places, weights=None, *, out=None, out_dtype=None",
     }

@@ -55,10 +55,11 @@ def test_the_product_prints_what_the_readme_prints() -> None:
 
 def test_the_examples_of_quantize_run() -> None:
     """The first and the last one. Examples of transformers and PEFT run elsewhere: test_invariance.py, test_load.py,
-    test_load_experts.py, test_on_load.py, test_peft.py, test_peft_experts.py and test_transformers.py."""
+    test_load_experts.py, test_on_load.py, test_peft.py, test_peft_experts.py, test_transformers.py and
+    test_fuse_quantizers.py."""
     folders = ("experts", "adapters", "checkpoints", "transformers", "batch-invariance")
     counts = [len(blocks((ROOT / f"docs/{name}.md").read_text(encoding="utf-8"), "python")) for name in folders]
-    assert counts == [1, 2, 1, 1, 1]
+    assert counts == [1, 2, 1, 2, 1]
     example, calibrate, on_load, compare = blocks(QUANTIZE, "python")
     program = f"{example}\n{compare}\nassert len(report.layers) == 2 and kl(model, model, samples) == 0"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
