@@ -18,6 +18,8 @@ nothing.
 VLLM_BATCH_INVARIANT=1 makes the layers batch invariant. vLLM's own kernels for it are CUTLASS (from 10.0) and the
 emulation (W4A4 alone), whatever --linear-backend says. Where there is no CUTLASS, all layers but W4A4 with dynamic
 input scales are ours.
+
+NVFP4_VLLM_FUSE=1 adds a pass over vLLM's compiled graph: norms and activations then quantize for W4A4 (fuse.py).
 """
 
 from __future__ import annotations
@@ -100,6 +102,10 @@ def register() -> None:
             known.insert(0, known.pop())  # vLLM appends it, and takes the first that is supported
     for name, config in CONFIGS.items():
         register_quantization_config(name)(config)
+    if os.environ.get("NVFP4_VLLM_FUSE", "0") != "0":
+        from nvfp4.hosts.vllm import fuse  # here: vLLM's compilation takes a second to import
+
+        fuse.register()
     if current_platform.is_cpu():
         _start_threads()
 
