@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import copy
 import io
+import os
+import subprocess
+import sys
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import recorded
 import tiny_models
 import torch
-from paths import ROOT
+from paths import BENCHMARKS, ROOT
 from torch import Tensor
 
 import nvfp4
@@ -52,6 +57,19 @@ def fused(model: Any) -> list[str]:
         return fuse_quantizers(model)
 
 
+def by_definition(model: Any, norms: Sequence[str] = NORMS, activations: bool = True) -> Any:
+    """A copy whose steps are those of csrc/cpu/fused.c and csrc/common/exponential.h, each rounded; torch's factor of a
+    norm, and its silu in fp32, depend on the CPU."""
+    model = copy.deepcopy(model)
+    for layer in model.model.layers:
+        for norm in (getattr(layer, name) for name in norms):
+            given = (norm.weight.detach(), norm.variance_epsilon)
+            norm.forward = lambda x, given=given: reference.rms_norm(x, *given, round_steps=True).to(x.dtype)
+        if activations:
+            layer.mlp.act_fn.forward = lambda x: reference.silu(x.float()).to(x.dtype)
+    return model
+
+
 def left_alone(model: Any) -> str:
     """The warning about a model of which nothing may change."""
     before = {name: type(module) for name, module in model.named_modules()}
@@ -85,9 +103,9 @@ def calls(monkeypatch: pytest.MonkeyPatch, model: Any) -> Counter[str]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("architecture", ["Llama", "Qwen2", "Qwen3", "Mistral"])
 def test_models(architecture: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The logits are those of the model before: on 24 rows of 64 values no factor of a norm differs."""
+    """The logits are those of the model before, whose norms and activations add squares and compute silu as defined."""
     model = quantized(architecture, dtype)
-    before = tiny_models.logits(model)
+    before = tiny_models.logits(by_definition(model))
     assert calls(monkeypatch, model) == {"quantize_gemm": 2 * 7}
     layers = range(tiny_models.SIZES["num_hidden_layers"])
     assert fused(model) == [f"model.layers.{i}.{name}" for i in layers for name in (*NORMS, "mlp")]
@@ -107,13 +125,13 @@ def test_parts_of_a_model() -> None:
         ("Qwen3Moe", NORMS[:1], "model.layers.0.post_attention_layernorm: the source uses hidden_states for more"),
     ):
         model = quantized(architecture)
-        before = tiny_models.logits(model)
+        before = tiny_models.logits(by_definition(model, names, activations=False))
         with pytest.warns(UserWarning, match="^fuse_quantizers: leaves") as caught:
             assert fuse_quantizers(model) == [f"model.layers.{i}.{name}" for i in range(2) for name in names]
         assert len(caught) == 1 and why in str(caught[0].message)
         assert torch.equal(tiny_models.logits(model), before)
     model = quantized("Llama", fuse=True)
-    before = tiny_models.logits(model)
+    before = tiny_models.logits(by_definition(model))
     assert len(fused(model)) == 6 and torch.equal(tiny_models.logits(model), before)
 
 
@@ -235,17 +253,18 @@ def test_a_layer_takes_its_own_input_alone() -> None:
 
 def test_saved_and_copied(tmp_path: Path) -> None:
     model = quantized("Llama")
-    before = tiny_models.logits(model)
+    plain = tiny_models.logits(model)
     model.save_pretrained(tmp_path / "before")
     fused(model)
     model.save_pretrained(tmp_path / "after")
+    before = tiny_models.logits(model)
     page = (ROOT / "docs" / "transformers.md").read_text(encoding="utf-8")
     example: dict[str, Any] = {"folder": tmp_path / "after", "nvfp4": nvfp4}
     exec(page.split("## Fused quantizers")[1].split("```python\n")[1].split("```")[0], example)
     assert len(example["names"]) == 6 and torch.equal(tiny_models.logits(example["model"]), before)
     for name in ("before", "after"):
         other = nvfp4.transformers.load(tmp_path / name, dtype="bfloat16")
-        assert torch.equal(tiny_models.logits(other), before)
+        assert torch.equal(tiny_models.logits(other), plain)
         assert len(fused(other)) == 6 and torch.equal(tiny_models.logits(other), before)
     state = io.BytesIO()
     torch.save(model, state)
@@ -256,10 +275,22 @@ def test_saved_and_copied(tmp_path: Path) -> None:
         assert {QuantizingNorm, QuantizingMLP} <= kinds
 
 
+def test_the_benchmark_runs(tmp_path: Path) -> None:
+    """With small sizes, on the CPU."""
+    command = [sys.executable, BENCHMARKS / "fused_quantizers.py", tmp_path / "out.csv", "--rows", "2", "--layers", "1"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([*map(str, command), "--commit", "0"], check=True, timeout=300, env=environment)
+    assert recorded.head(tmp_path / "out.csv")["commit"] == "0"
+    found = recorded.rows(tmp_path / "out.csv")
+    ways = [row["way"] for row in found]
+    assert ways == [*("torch", "compiled", "fused", "product") * 3, "as quantized", "joined", "fused quantizers"]
+    assert all(float(row["us"]) > 0 for row in found)
+
+
 def test_compiled() -> None:
     model = quantized("Llama")
-    before = tiny_models.logits(model)
     fused(model)
+    before = tiny_models.logits(model)
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert torch.equal(tiny_models.logits(compiled), before)

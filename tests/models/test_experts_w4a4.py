@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from expert_layers import INNER, KINDS, E, H, keep, make, routing
 from torch import Tensor
 
 import nvfp4
-from nvfp4 import _C
+from nvfp4 import _C, _api
 from nvfp4.layers.experts import stack as experts_stack
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.experts.stack import Stack
@@ -87,6 +88,38 @@ def test_equal_bits_of_each_expert(
     assert torch.equal(y, loop(experts, hidden, *routed)) and y.any() and y.isfinite().all()
     assert torch.equal(keep(experts)(hidden, *routed), y)
     assert experts.mode == ("W4A4" if static else "W4A4 dynamic")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("static", [True, False])
+def test_calls_of_quantizers(
+    static: bool, dtype: torch.dtype, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call quantizes what all experts read, each row with the scale of its expert. That of a token alone is
+    computed once for all of its experts. The activation is quantized in the call that computes it, or the product."""
+    experts = quantizing(generator, static)
+    found: Counter[str] = Counter()
+
+    def counting(name: str) -> Callable[..., Any]:
+        function = getattr(_api, name)
+
+        def call(x: Tensor, *arguments: Any, **more: Any) -> Any:
+            found[f"{name} of {len(x)}" if name == "amax_scale" else name] += 1
+            return function(x, *arguments, **more)
+
+        return call
+
+    for name in ("quantize", "gated_quantize", "gated_grouped_quantize", "amax_scale"):
+        monkeypatch.setattr(_api, name, counting(name))
+    index, weights = routing(generator)
+    experts(torch.randn(9, H, generator=generator).to(dtype), index, weights)
+    places = index.numel()
+    if not static:
+        assert found == {"quantize": 2, "amax_scale of 9": 1, f"amax_scale of {places}": 1}
+    elif dtype == torch.float32:  # products that are not rounded to 16 bits
+        assert found == {"quantize": 1, "gated_quantize": 1}
+    else:
+        assert found == {"quantize": 1, "gated_grouped_quantize": 1}
 
 
 @pytest.mark.parametrize("static", [True, False])
