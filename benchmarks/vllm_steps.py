@@ -50,6 +50,7 @@ OFF = {"NVFP4_VLLM": "0"}
 RUNS = {  # model: name, quantized layers of its checkpoint, environment
     "llama": [
         ("nvfp4 W4A4", "W4A4", PLUG_IN),
+        ("nvfp4 W4A4, fused quantizers", "W4A4", PLUG_IN | {"NVFP4_VLLM_FUSE": "1"}),
         ("nvfp4 W4A16", "W4A16", PLUG_IN),
         ("vLLM Marlin", "W4A16", OFF),
         ("bf16", None, OFF),
