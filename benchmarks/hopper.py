@@ -5,6 +5,8 @@
     vllm      the same page: the GPU's time for a step of a model in vLLM, on an H100
     vllm_steps  the same page: from step to step, with the host
     vllm_goals  the same page: the GPU's time beside each goal
+    vllm_h200   the same page: the GPU's time, on an H200
+    fused_quantizers  the same page: norms and activations that quantize
     experts   the same page: layers of experts, beside Marlin and bf16 on an H100
     experts_humming  the same page: layers, and their products beside Humming's, on an H200
     goals     the same page: every shape beside its goal, cuBLAS and published kernels
@@ -90,17 +92,35 @@ def vllm() -> str:
     return steps("gpu", 3, spread=False)
 
 
+def vllm_h200() -> str:
+    """The faster of two rounds: some rows lack the GPU's time in one."""
+    return steps("gpu least", 3, spread=False, file="vllm_h200.csv")
+
+
+def fused_quantizers() -> str:
+    """us of a part, and of a step of 16 layers."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for row in read("fused_quantizers_h200.csv"):
+        found.setdefault((row["what"], row["rows"]), {})[row["way"]] = show.digits(float(row["us"]))
+    names = list(dict.fromkeys(way for row in found.values() for way in row))
+    return show.markdown(
+        ["<what", "rows", *names], [[*key, *(row.get(name, "-") for name in names)] for key, row in found.items()]
+    )
+
+
 def vllm_steps() -> str:
     """Milliseconds from one step to the next: the median of the rounds (least to most)."""
     return steps("ms", 2, spread=True)
 
 
-def steps(what: str, digits: int, spread: bool) -> str:
-    """A column for each engine of vllm_h100.csv."""
+def steps(what: str, digits: int, spread: bool, file: str = "vllm_h100.csv") -> str:
+    """A column for each engine."""
     found: dict[tuple[str, str], dict[str, str]] = {}
-    for row in read("vllm_h100.csv"):
-        middle, least, most = (f"{float(row[what + key]):.{digits}f}" for key in ("", " least", " most"))
-        cell = f"{middle} ({least}..{most})" if spread else middle
+    for row in read(file):
+        middle, *ends = (
+            f"{float(row[what + key]):.{digits}f}" for key in (("", " least", " most") if spread else ("",))
+        )
+        cell = f"{middle} ({'..'.join(ends)})" if spread else middle
         found.setdefault((row["model"], row["what"]), {})[row["run"]] = cell
     names = list(dict.fromkeys(name for row in found.values() for name in row))
     return show.markdown(
@@ -301,6 +321,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "vllm": vllm,
     "vllm_steps": vllm_steps,
     "vllm_goals": vllm_goals,
+    "vllm_h200": vllm_h200,
+    "fused_quantizers": fused_quantizers,
     "experts": experts,
     "experts_humming": experts_humming,
     "goals": goals,

@@ -107,7 +107,8 @@ static int32_t fill_steps(const call_problem *problem, void *memory, product_pro
     if (memory) q->data = memory, q->scale = (uint8_t *)memory + data_bytes(q);
     p->a = q->data, p->scale_a = q->scale;
     if (p->k == 0) return 0;
-    /* The quantizer starts after all work before it and writes a alone: whatever wrote b has completed. */
+    /* The quantizer waits for all work before it, then lets the product start, and writes a alone: whatever wrote b has
+     * completed. */
     p->constant_b = 1;
     return 1;
 }

@@ -123,6 +123,7 @@ __device__ __forceinline__ void gate_in_steps(const grouped_quantize_problem &p,
 template <int ACTIVATION, int BLOCK_SCALE>
 __device__ __forceinline__ void quantize_rows(const grouped_quantize_problem &p) {
     const quantize_problem &q = p.q;
+    begin_quantizer(q.rows);
     const int64_t number = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
     if (p.scale_rows && number == 0 && blockIdx.x == 0) store_scale_rows(p);
     const row_block block(p, number);

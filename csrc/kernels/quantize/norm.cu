@@ -96,6 +96,7 @@ __device__ __forceinline__ void quantize_normed(const norm_problem &p, const raw
 
 template <int TYPE> __device__ __forceinline__ void rms_norm_quantize(const norm_problem &p) {
     const quantize_problem &q = p.q;
+    begin_quantizer(q.rows);
     uint32_t threads = 1u << q.tile_log2, rows = (uint32_t)q.rows, columns = (uint32_t)q.k / 16, padded = columns;
     uint32_t padded_rows = rows, height = QUANTIZE_THREADS >> q.tile_log2, lane = threadIdx.x & (threads - 1);
     if (q.scale_layout == NVFP4_128X4) padded_rows = (rows + 127) / 128 * 128, padded = (columns + 3) / 4 * 4;

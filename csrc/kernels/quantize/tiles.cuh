@@ -11,7 +11,6 @@
 #ifndef NVFP4_QUANTIZE_TILES_CUH
 #define NVFP4_QUANTIZE_TILES_CUH
 
-#include "kernels/common/cluster.cuh"
 #include "kernels/quantize/block.cuh"
 
 /* --- tiles -------------------------------------------------------------------------------------------------------- */
@@ -63,22 +62,12 @@ template <int TYPE_> struct values_of_x {
     }
 };
 
-/* The product that follows may then start while this grid runs. It reads what this grid writes after its own
- * griddepcontrol.wait. Not for one row: before sm90_gemv_1 1 x 7168 x 16384 then takes 28 us instead of 21 (H200), or
- * 28.4 instead of 26.4 with the quantizer (H100), probably because two CTAs of the product share an SM while another SM
- * has none. For 2 to 4 rows both take 0.4 to 1.1 us less. */
-__device__ __forceinline__ void launch_dependents(int64_t rows) {
-#if __CUDA_ARCH__ >= 900
-    if (rows > 1) griddepcontrol_launch_dependents();
-#endif
-}
-
 __device__ __forceinline__ const float *at_block(const float *importance, uint32_t block) {
     return importance ? importance + (uint64_t)block * 16 : nullptr;
 }
 
 template <class SOURCE, int BLOCK_SCALE> __device__ __forceinline__ void quantize(const quantize_problem &p) {
-    launch_dependents(p.rows);
+    begin_quantizer(p.rows);
     constexpr uint32_t item = SOURCE::TYPE == NVFP4_FP32 ? 4 : 2;
     block_coord at(p);
     if (at.l >= (uint32_t)p.l) return;
