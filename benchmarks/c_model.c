@@ -197,9 +197,9 @@ typedef struct timed_product {
     int32_t padding_;
 } timed_product;
 
-/* What a fit makes small: squared relative errors, of back-to-back times where a plan has one, weighted towards the
- * fastest plans of a product; and by how much the chosen plan takes longer than the fastest, more where it is over 1 %.
- */
+/* The number that a fit makes small: squared relative errors, of back-to-back times where a plan has one, weighted
+ * towards the fastest plans of a product; and by how much the chosen plan takes longer than the fastest, more where it
+ * is over 1 %. */
 double hopper_loss(const sm90_model *model, const device_props *props, const timed_product *products, int32_t count,
                    const timed_plan *plans) {
     static gemm_candidate all[2 * MAX_CANDIDATES];

@@ -136,7 +136,7 @@ def sm90_on(on: Struct) -> Struct:
 
 
 def sm90_name(on: Struct) -> str:
-    """What these constants come from."""
+    """The text of nvfp4_plan.model: the source of these constants."""
     function = library().c.sm90_constants_are
     function.restype = ctypes.c_char_p
     return bytes(function(ctypes.byref(on))).decode()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nvfp4.bench.timing import DeviceClock
 
 RESULTS = Path(__file__).resolve().parent / "results"
-CARDS = ("h100", "h200")
+CARDS = tuple(sorted(path.stem for path in (c_model.CSRC / "kernels/sm90").glob("*.def")))  # with constants
 COLUMNS = ["operation", "a", "m", "n", "k", "l", "groups", "plans"]
 GATED = "gated_grouped_gemm"
 

@@ -436,7 +436,8 @@ NVFP4_DEFAULTS(grouped_quantize, args->quantize.global_value = 1.0f;)
 #define NVFP4_GROUPED_QUANTIZE_ARGS nvfp4_grouped_quantize_defaults()
 nvfp4_status nvfp4_grouped_quantize(nvfp4_context *context, const nvfp4_grouped_quantize_args *args);
 
-/* quantize of y, in one pass: x [R, K] or [L, R, K] to y = x / sqrt(mean(x^2) + eps) * weight, in fp32. csrc/cpu/fused.c defines the order of additions and every rounding, the same on each backend.
+/* quantize of y, in one pass: x [R, K] or [L, R, K] to y = x / sqrt(mean(x^2) + eps) * weight, in fp32.
+ * csrc/cpu/fused.c defines the order of additions and every rounding, the same on each backend.
  * weight is [K], in fp32 or the dtype of x. residual: absent, or as x: x + residual, rounded to their dtype, then
  * stands for x and replaces the residual. quantize.block_scale must be NVFP4_AMAX6. round_steps: 1 rounds
  * x / sqrt(mean(x^2) + eps), and then its product with weight, to the dtype of x. */

@@ -116,8 +116,8 @@ nvfp4_status check_gated_quantize(const checked_call *c, prepared_call *call) {
     nvfp4_status status = check_amax6(args->quantize.block_scale);
     if (!status) status = check_gate_and_up((int32_t)args->activation, up, args->limit, args->alpha);
     if (!status) status = check_x(c, &args->quantize, READ_ONLY, 1, &x);
+    if (!status) status = check_round_steps(args->round_steps);
     if (status) return status;
-    if (args->round_steps > 1) return REJECT("round_steps", ("is %u", args->round_steps), ("must be 0 or 1"));
     if (args->round_steps && args->activation == NVFP4_SWIGLU)
         return REJECT("round_steps", ("is 1"), ("must be 0 with swiglu, whose steps are others"));
     if (!absent(&args->ends) && gate->ndim != 2)

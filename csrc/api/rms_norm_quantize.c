@@ -38,7 +38,8 @@ static nvfp4_status check_rms_norm_quantize(const checked_call *c, prepared_call
     if (status) return status;
     if (!(args->eps >= 0.0f && args->eps <= FLT_MAX))
         return REJECT("eps", ("is %g", (double)args->eps), ("must be finite and not negative"));
-    if (args->round_steps > 1) return REJECT("round_steps", ("is %u", args->round_steps), ("must be 0 or 1"));
+    status = check_round_steps(args->round_steps);
+    if (status) return status;
     status = check_weight(c, &args->weight, x, p->q.k);
     if (!status && !absent(residual)) status = check_residual(c, residual, x, &p->q, &r);
     p->weight_type = (int32_t)args->weight.dtype;

@@ -339,6 +339,10 @@ nvfp4_status check_layout(nvfp4_layout layout) {
                   ("must be 128x4 (%d) or linear (%d)", NVFP4_128X4, NVFP4_LINEAR));
 }
 
+nvfp4_status check_round_steps(uint32_t round_steps) {
+    return round_steps > 1 ? REJECT("round_steps", ("is %u", round_steps), ("must be 0 or 1")) : NVFP4_OK;
+}
+
 nvfp4_status check_block_scale(nvfp4_block_scale block_scale) {
     if (block_scale >= NVFP4_AMAX6 && block_scale <= NVFP4_SEARCH) return NVFP4_OK;
     return REJECT(

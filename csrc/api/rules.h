@@ -77,5 +77,6 @@ nvfp4_status check_gate_and_up(int32_t activation, const nvfp4_tensor *up, float
 nvfp4_status check_up(const checked_call *c, const nvfp4_tensor *up, const nvfp4_tensor *gate, const matrix *expected,
                       matrix *x);
 nvfp4_status check_block_scale(nvfp4_block_scale block_scale);
+nvfp4_status check_round_steps(uint32_t round_steps);
 
 #endif

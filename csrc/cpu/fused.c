@@ -36,6 +36,16 @@ static inline void round_to_type(float v[BLOCK], int32_t type) {
     load_floats(v, rounded, type, BLOCK);
 }
 
+/* The activation of y, times up where there is one; each is rounded to the type of x. */
+static inline void gate_in_steps(const grouped_quantize_problem *p, float y[BLOCK], const float *up, gating g) {
+    const gating alone = gating_of(p->limit, p->alpha, 0);
+    for (int i = 0; i < BLOCK; i++) y[i] = gated(p->activation, y[i], 1.0f, alone);
+    round_to_type(y, p->q.x_type);
+    if (!up) return;
+    for (int i = 0; i < BLOCK; i++) y[i] = y[i] * factor_of_up(p->activation, up[i], g);
+    round_to_type(y, p->q.x_type);
+}
+
 static inline float sum_of_squares(const norm_problem *p, const char *x, char *residual) {
     float sum[PARTIALS] = {0}, h[BLOCK];
     for (int64_t column = 0; column < p->q.k / BLOCK; column++) {
@@ -68,18 +78,16 @@ WITH_FMA static void rms_norm_row(const norm_problem *p, row_at at) {
 
 WITH_FMA static void gated_row(const grouped_quantize_problem *p, row_at at) {
     const quantize_problem *q = &p->q;
-    const gating g = gating_of(p->limit, p->alpha, at.up != NULL), alone = gating_of(p->limit, p->alpha, 0);
+    const gating g = gating_of(p->limit, p->alpha, at.up != NULL);
     for (int64_t column = 0; column < q->k / BLOCK; column++) {
         float y[BLOCK], up[BLOCK];
         int64_t from = column * BLOCK * type_size(q->x_type);
         load_floats(y, at.x + from, q->x_type, BLOCK);
         if (at.up) load_floats(up, at.up + from, q->x_type, BLOCK);
-        for (int i = 0; i < BLOCK; i++)
-            y[i] = p->round_steps ? gated(p->activation, y[i], 1.0f, alone)
-                                  : gated(p->activation, y[i], at.up ? up[i] : 1.0f, g);
-        if (p->round_steps) round_to_type(y, q->x_type);
-        for (int i = 0; i < BLOCK && p->round_steps && at.up; i++) y[i] = y[i] * factor_of_up(p->activation, up[i], g);
-        if (p->round_steps && at.up) round_to_type(y, q->x_type);
+        if (p->round_steps)
+            gate_in_steps(p, y, at.up ? up : NULL, g);
+        else
+            for (int i = 0; i < BLOCK; i++) y[i] = gated(p->activation, y[i], at.up ? up[i] : 1.0f, g);
         quantize_to(q, at, column, y);
     }
     pad_columns(q, at);

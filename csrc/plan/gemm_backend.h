@@ -63,9 +63,15 @@ typedef struct gemm_backend {
     const kernel_set *kernels;                   /* NULL: a backend of the host */
     const gemm_planner *planners[PRODUCT_KINDS]; /* by product_kind; NULL: the backend does not take it */
     rounding_bound roundings, a16_roundings;     /* the latter with a 16-bit A; all 0: the same */
-    /* What the times of candidates on a device come from, a text for nvfp4_plan.model. NULL: a backend of the host. */
+    /* Says what the times of candidates on a device come from, for nvfp4_plan.model. NULL: a backend of the host. */
     const char *(*model)(const device_props *props);
 } gemm_backend;
+
+/* gemm_backend.model of a backend none of whose GPUs was measured. */
+static inline const char *model_of_data_sheets(const device_props *props) {
+    (void)props;
+    return "from data sheets; no GPU of this kind was measured";
+}
 
 /* Completes candidates of a backend whose model gives single_us: its number, the names of its kernels, modelled_us.
  * Returns their count. */

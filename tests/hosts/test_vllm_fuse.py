@@ -41,7 +41,7 @@ def linear(k: int, n: int, scale: float | None = 0.01, block_scale: str = "amax6
 
 
 class Layers(torch.nn.Module):
-    """What lies around attention in a decoder layer. `change` makes it another."""
+    """A decoder layer without its attention. `change` makes it another."""
 
     def __init__(self, change: str = "") -> None:
         super().__init__()

@@ -36,7 +36,6 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard  # noqa:
 from torch.distributed.tensor import parallel as torch_parallel  # noqa: E402
 
 import nvfp4  # noqa: E402
-from nvfp4 import reference  # noqa: E402
 from nvfp4.checkpoints import compressed_tensors, modelopt, read  # noqa: E402
 from nvfp4.layers.parallel import ColwiseParallel, RowwiseParallel  # noqa: E402
 
@@ -82,16 +81,7 @@ def random_numbers_stay_within_the_bound(ranks: Ranks) -> None:
     """K additions at most, R - 1 of them between ranks, alpha, bias, and one rounding. By rows of the weight: the bits
     of one rank with these rows, and on a CPU, where no order depends on N, the bits of the whole layer."""
     for activations, static in MODES:
-        linear = nn.Linear(K, N)
-        linear.weight.data = torch.randn(N, K, generator=ranks.generator)
-        layer = nvfp4.Linear.from_linear(linear.to(ranks.device), activations, 0.01 if static else None)
-        x = torch.randn(33, K, generator=ranks.generator).bfloat16()
-        g, a = torch.tensor(1.0), x.double()
-        if activations is not None:
-            g = torch.tensor(0.01) if static else x.float().abs().amax() / (448 * 6)
-            a = reference.operand(*reference.quantize(x, global_scale=g), "128x4")[0].double()
-        w = reference.operand(layer.weight.cpu(), layer.weight_scale.cpu(), "128x4")[0].double()
-        alpha = (g * layer.weight_global_scale.cpu()).double()
+        linear, layer, x, a, w, alpha = ranks.random_layer(activations, static, torch.bfloat16)
         bias = linear.bias.detach().cpu().double()
         exact = alpha * (a @ w.T) + bias
         kernel = "sm80" if ranks.device == "cuda" else nvfp4.info()["cpu_kernel"]

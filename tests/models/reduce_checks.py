@@ -17,7 +17,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import nvfp4
-from nvfp4 import reference
 from nvfp4.checkpoints import modelopt
 from nvfp4.layers.experts.module import Experts
 from nvfp4.layers.packed import PackedLinear
@@ -102,19 +101,10 @@ def part(whole: Tensor, ranks: Ranks, dim: int) -> Tensor:
 @check
 def sums_of_16_bits_stay_within_the_documented_bound(ranks: Ranks) -> None:
     """The bound in the docstring of RowwiseParallel, on random numbers, with and without a bias."""
-    size, g = ranks.size, ranks.generator
+    size = ranks.size
     kernel = "sm80" if ranks.device == "cuda" else nvfp4.info()["cpu_kernel"]
     for (activations, static), (reduce, sent), bias in itertools.product(MODES, DTYPES.items(), (True, False)):
-        linear = nn.Linear(K, N, bias)
-        linear.weight.data = torch.randn(N, K, generator=g)
-        layer = nvfp4.Linear.from_linear(linear.to(ranks.device), activations, 0.01 if static else None)
-        x = torch.randn(33, K, generator=g).to(sent)
-        scale, a = torch.tensor(1.0), x.double()
-        if activations is not None:
-            scale = torch.tensor(0.01) if static else x.float().abs().amax() / (448 * 6)
-            a = reference.operand(*reference.quantize(x, global_scale=scale), "128x4")[0].double()
-        w = reference.operand(layer.weight.cpu(), layer.weight_scale.cpu(), "128x4")[0].double()
-        alpha = (scale * layer.weight_global_scale.cpu()).double()
+        linear, layer, x, a, w, alpha = ranks.random_layer(activations, static, sent, bias)
         exact = total = error = torch.zeros(33, N, dtype=torch.float64)
         off = gamma(roundings(kernel, K // size, activations is None) + 3)
         for rank, (columns, rows) in enumerate(zip(a.chunk(size, 1), w.chunk(size, 1))):

@@ -7,11 +7,12 @@ import random
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import parallel as torch_parallel
 
 import nvfp4
+from nvfp4 import reference
 from nvfp4.layers.packed import PackedLinear
 
 FULL = bool(os.environ.get("CI_FULL"))
@@ -38,6 +39,21 @@ class Ranks:
         x = table[torch.randint(0, len(table), shape, generator=self.generator)]
         x[..., ::16] = 6.0
         return x
+
+    def random_layer(
+        self, activations: str | None, static: bool, dtype: torch.dtype, bias: bool = True
+    ) -> tuple[nn.Linear, nvfp4.Linear, Tensor, Tensor, Tensor, Tensor]:
+        """A dense layer of random weights, ours of it, an input, the operands of its product in fp64, and alpha."""
+        linear = nn.Linear(K, N, bias)
+        linear.weight.data = torch.randn(N, K, generator=self.generator)
+        layer = nvfp4.Linear.from_linear(linear.to(self.device), activations, 0.01 if static else None)
+        x = torch.randn(33, K, generator=self.generator).to(dtype)
+        scale, a = torch.tensor(1.0), x.double()
+        if activations is not None:
+            scale = torch.tensor(0.01) if static else x.float().abs().amax() / (448 * 6)
+            a = reference.operand(*reference.quantize(x, global_scale=scale), "128x4")[0].double()
+        w = reference.operand(layer.weight.cpu(), layer.weight_scale.cpu(), "128x4")[0].double()
+        return linear, layer, x, a, w, (scale * layer.weight_global_scale.cpu()).double()
 
     def layer(self, activations: str | None, static: bool, k: int = K, n: int = N, **options: bool) -> nvfp4.Linear:
         """Integer scales, and global scales that are no powers of two: rounding twice gives other bits."""

@@ -14,7 +14,7 @@
 
 /* ---- dependent launch ---- */
 
-/* What each thread of a quantizer does first, as in begin_dependent_grid: it waits for the grid before, then lets the
+/* Each thread of a quantizer calls it first, as begin_dependent_grid: it waits for the grid before, then lets the
  * product that follows start, which reads what this grid writes after its own griddepcontrol.wait. Not for one row:
  * before sm90_gemv_1 1 x 7168 x 16384 then takes 28 us instead of 21 (H200), or 28.4 instead of 26.4 with the quantizer
  * (H100), probably because two CTAs of the product share an SM while another SM has none. For 2 to 4 rows both take 0.4

@@ -26,40 +26,29 @@ enum {
     QUANTIZE_KERNELS = KERNEL_GATED_QUANTIZE + 4
 };
 
-#define ROW_OF(source_, symbol) {.name = "nvfp4_" symbol, .source = "quantize_" source_, .threads = QUANTIZE_THREADS}
-#define ROW(symbol)             ROW_OF("kernels", symbol)
-#define DEPENDENT(source_, symbol)                                                                                     \
-    {.name = "nvfp4_" symbol, .source = "quantize_" source_, .threads = QUANTIZE_THREADS, .pdl = 1}
+#define ROW(source_, symbol, pdl_)                                                                                     \
+    {.name = "nvfp4_" symbol, .source = "quantize_" source_, .threads = QUANTIZE_THREADS, .pdl = pdl_}
+/* By the type of x, in the order of nvfp4_dtype. */
+#define ROWS(source, symbol, pdl)                                                                                      \
+    ROW(source, symbol "_fp16", pdl), ROW(source, symbol "_bf16", pdl), ROW(source, symbol "_fp32", pdl)
 static const kernel_entry kernels[QUANTIZE_KERNELS] = {
-    [KERNEL_QUANTIZE] = DEPENDENT("kernels", "quantize_fp16"),
-    DEPENDENT("kernels", "quantize_bf16"),
-    DEPENDENT("kernels", "quantize_fp32"),
-    [KERNEL_FOUR_OVER_SIX] = DEPENDENT("kernels", "four_over_six_fp16"),
-    DEPENDENT("kernels", "four_over_six_bf16"),
-    DEPENDENT("kernels", "four_over_six_fp32"),
-    [KERNEL_DEQUANTIZE] = ROW("dequantize_fp16"),
-    ROW("dequantize_bf16"),
-    ROW("dequantize_fp32"),
-    [KERNEL_SILU_MUL_QUANTIZE] = DEPENDENT("kernels", "silu_mul_quantize_fp16"),
-    DEPENDENT("kernels", "silu_mul_quantize_bf16"),
-    DEPENDENT("kernels", "silu_mul_quantize_fp32"),
-    [KERNEL_RMS_NORM_QUANTIZE] = DEPENDENT("norm", "rms_norm_quantize_fp16"),
-    DEPENDENT("norm", "rms_norm_quantize_bf16"),
-    DEPENDENT("norm", "rms_norm_quantize_fp32"),
-    [KERNEL_SEARCH] = DEPENDENT("search", "search_fp16"),
-    DEPENDENT("search", "search_bf16"),
-    DEPENDENT("search", "search_fp32"),
-    [KERNEL_SWIZZLE] = ROW("swizzle_scales"),
-    [KERNEL_UNSWIZZLE] = ROW("unswizzle_scales"),
-    [KERNEL_AMAX_SCALE] = ROW_OF("amax", "amax_scale"),
-    [KERNEL_AMAX_SCALE_ROWS] = ROW_OF("amax", "amax_scale_rows"),
-    [KERNEL_GPTQ_BLOCK] = ROW_OF("gptq", "gptq_block"),
-    [KERNEL_GROUPED_QUANTIZE + NVFP4_AMAX6] = DEPENDENT("grouped", "grouped_quantize"),
-    [KERNEL_GROUPED_QUANTIZE + NVFP4_FOUR_OVER_SIX] = DEPENDENT("grouped", "grouped_four_over_six"),
-    [KERNEL_GATED_QUANTIZE + NVFP4_SILU] = DEPENDENT("grouped", "gated_quantize_silu"),
-    [KERNEL_GATED_QUANTIZE + NVFP4_GELU_TANH] = DEPENDENT("grouped", "gated_quantize_gelu_tanh"),
-    [KERNEL_GATED_QUANTIZE + NVFP4_RELU2] = DEPENDENT("grouped", "gated_quantize_relu2"),
-    [KERNEL_GATED_QUANTIZE + NVFP4_SWIGLU] = DEPENDENT("grouped", "gated_quantize_swiglu"),
+    [KERNEL_QUANTIZE] = ROWS("kernels", "quantize", 1),
+    [KERNEL_FOUR_OVER_SIX] = ROWS("kernels", "four_over_six", 1),
+    [KERNEL_DEQUANTIZE] = ROWS("kernels", "dequantize", 0),
+    [KERNEL_SILU_MUL_QUANTIZE] = ROWS("kernels", "silu_mul_quantize", 1),
+    [KERNEL_RMS_NORM_QUANTIZE] = ROWS("norm", "rms_norm_quantize", 1),
+    [KERNEL_SEARCH] = ROWS("search", "search", 1),
+    [KERNEL_SWIZZLE] = ROW("kernels", "swizzle_scales", 0),
+    [KERNEL_UNSWIZZLE] = ROW("kernels", "unswizzle_scales", 0),
+    [KERNEL_AMAX_SCALE] = ROW("amax", "amax_scale", 0),
+    [KERNEL_AMAX_SCALE_ROWS] = ROW("amax", "amax_scale_rows", 0),
+    [KERNEL_GPTQ_BLOCK] = ROW("gptq", "gptq_block", 0),
+    [KERNEL_GROUPED_QUANTIZE + NVFP4_AMAX6] = ROW("grouped", "grouped_quantize", 1),
+    [KERNEL_GROUPED_QUANTIZE + NVFP4_FOUR_OVER_SIX] = ROW("grouped", "grouped_four_over_six", 1),
+    [KERNEL_GATED_QUANTIZE + NVFP4_SILU] = ROW("grouped", "gated_quantize_silu", 1),
+    [KERNEL_GATED_QUANTIZE + NVFP4_GELU_TANH] = ROW("grouped", "gated_quantize_gelu_tanh", 1),
+    [KERNEL_GATED_QUANTIZE + NVFP4_RELU2] = ROW("grouped", "gated_quantize_relu2", 1),
+    [KERNEL_GATED_QUANTIZE + NVFP4_SWIGLU] = ROW("grouped", "gated_quantize_swiglu", 1),
 };
 const kernel_set quantize_kernels = {
     .kernels = kernels, .count = QUANTIZE_KERNELS, .min_capability = 80, .max_capability = INT32_MAX};

@@ -307,16 +307,11 @@ static const gemm_planner grouped = {.a_types = TAKES_E2M1 | TAKES_16_BIT,
                                      .reject = reject_grouped,
                                      .build = build_grouped};
 
-static const char *model_name(const device_props *props) {
-    (void)props;
-    return "from data sheets; no GPU of this kind was measured";
-}
-
 const gemm_backend sm120_backend = {
     BACKEND_ROW(sm120),
     .kernels = &set,
     .planners = {[PRODUCT_GEMM] = &gemm, [PRODUCT_GROUPED] = &grouped},
-    .model = model_name,
+    .model = model_of_data_sheets,
     .roundings = {.per_block = 3, .block_k = 64, .constant = 19},
     .a16_roundings = UNITS_ROUNDINGS,
 };

@@ -37,28 +37,32 @@ _Static_assert((0
                "h200.def has each constant of model.h");
 #undef X
 
-/* How far a device is from a card: the sum of the squared logarithms of their ratios. Unknown properties, 0, are alike.
- */
+/* How far a device is from a card: the sum of (r - 1/r)^2, r being the ratio of each property. It grows as the logarithm
+ * of r does, and gated products ask at each call. Unknown properties, 0, are alike. */
 static double distance(const sm90_card *card, const device_props *props) {
     const double own[] = {props->sm_count, props->clock_mhz, props->memory_gb_s};
     const double its[] = {card->sm_count, card->clock_mhz, card->memory_gb_s};
     double sum = 0;
     for (int i = 0; i < 3; i++) {
-        const double ratio = own[i] > 0 ? log(own[i] / its[i]) : 0.0;
-        sum += ratio * ratio;
+        const double off = own[i] > 0 ? own[i] / its[i] - its[i] / own[i] : 0.0;
+        sum += off * off;
     }
     return sum;
 }
 
-static const sm90_card *card_of(const device_props *props) {
-    const sm90_card *nearest = cards;
-    for (size_t i = 1; i < sizeof cards / sizeof *cards; i++)
-        if (distance(&cards[i], props) <= distance(nearest, props)) nearest = &cards[i];
+/* The nearest card, and how far it is. */
+static const sm90_card *card_of(const device_props *props, double *far) {
+    const sm90_card *nearest = NULL;
+    for (size_t i = 0; i < sizeof cards / sizeof *cards; i++) {
+        const double now = distance(&cards[i], props);
+        if (!nearest || now <= *far) nearest = &cards[i], *far = now;
+    }
     return nearest;
 }
 
 sm90_model sm90_model_on(const device_props *props) {
-    const sm90_card *card = card_of(props);
+    double far;
+    const sm90_card *card = card_of(props, &far);
     sm90_model m = card->model;
     const double memory = props->memory_gb_s ? (double)props->memory_gb_s / card->memory_gb_s : 1.0;
     m.dram_tb_s *= memory, m.rows_free *= memory;
@@ -69,6 +73,7 @@ sm90_model sm90_model_on(const device_props *props) {
 }
 
 const char *sm90_model_name(const device_props *props) {
-    const sm90_card *card = card_of(props);
-    return distance(card, props) < 1e-3 ? card->name : card->nearest;
+    double far;
+    const sm90_card *card = card_of(props, &far);
+    return far < 4e-3 ? card->name : card->nearest;
 }

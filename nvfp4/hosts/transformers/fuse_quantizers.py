@@ -211,7 +211,7 @@ def function_of(module: Any) -> ast.FunctionDef:
 
 
 def uses(function: ast.FunctionDef, name: str) -> Iterator[tuple[ast.Name, ast.AST]]:
-    """Where a variable is read or written, each with the expression around it."""
+    """The places that read or write a variable, each with the expression around it."""
     for node in ast.walk(function):
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.Name) and child.id == name:
