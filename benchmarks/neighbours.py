@@ -2,8 +2,8 @@
 (hopper_plans.py).
 
     python benchmarks/neighbours.py [CARD]            every pair whose rates differ by over 5 %, and what the plans lose
-    python benchmarks/neighbours.py --log             writes log/neighbours_h100.csv, the pairs with their reasons, and
-                                                      the H100's single calls into log/monotone.csv
+    python benchmarks/neighbours.py --log             writes log/neighbours_h100.csv, the pairs of an H100 with their
+                                                      reasons, and the single calls of each card, log/monotone.csv
 
 Products have an NVFP4 A, in a CUDA graph. Shapes are those of `nvfp4 bench --set monotone`, and NEAR ones of the ranked
 N and K. The chosen plan is that of the model as it is.
@@ -33,7 +33,6 @@ from nvfp4.bench.shapes import MONOTONE_M, Shape
 HERE = Path(__file__).resolve().parent
 LOG, CURVES = HERE / "log/neighbours_h100.csv", HERE / "log/monotone.csv"
 MAX_LOSS = 0.05
-EVENT_PAIR_US = 1.25  # of the H100: the curves have it in their times
 READ, MULTIPLY = 2.9e12, 6.2e14  # bytes and operations a second, of copies and of large matmuls on an H100
 HEADER = ["rule", "from", "to", "rate, %", "by the fastest plans, %", "kernel", "kernel of the other", "reason"]
 
@@ -158,17 +157,16 @@ def regrets(times: Times) -> list[float]:
     return [chosen(plans) / fastest(plans) - 1 for plans in times.values()]
 
 
-def write_curves(times: Times) -> None:
-    """The chosen plans' single calls into the log that benchmarks/monotone.py draws."""
-    header, *rows = recorded.table(CURVES)
-    own = [
-        ["h100", str(n), str(k), str(m), f"{plan.single + EVENT_PAIR_US:.2f}", plan.plan.partition("/")[0]]
-        for n, k in LAYERS
-        for m in MONOTONE_M
-        for plan in times[Shape(m, n, k)][:1]
-    ]
-    kept = [row for row in rows if row[0] != "h100"]
-    recorded.write(CURVES, [header, *kept, *own], recorded.head(CURVES)["card"])
+def write_curves() -> None:
+    """The chosen plans' single calls on each card, into the log that benchmarks/monotone.py draws."""
+    rows: list[list[object]] = [["gpu", "n", "k", "m", "us", "kernel"]]
+    for card in CARDS:
+        times = read(card)
+        for n, k in LAYERS:
+            for m in MONOTONE_M:
+                plan = times[Shape(m, n, k)][0]
+                rows.append([card, n, k, m, f"{plan.single:.2f}", plan.plan.partition("/")[0]])
+    recorded.write(CURVES, rows, ", ".join(recorded.head(hopper_plans.path_of(card))["card"] for card in CARDS))
 
 
 def main() -> None:
@@ -181,7 +179,7 @@ def main() -> None:
     if options.log:
         card = recorded.head(hopper_plans.path_of("h100"))["card"]
         recorded.write(LOG, [HEADER, *(pair.row(times) for pair in broken)], card)
-        write_curves(times)
+        write_curves()
         return
     for pair in broken:
         print(*pair.row(times), "AVOIDABLE" if pair.avoidable else "", sep="  ")
