@@ -319,7 +319,7 @@ const char *describe(void) {
     FIELD(gemm_candidate, tile_k);
     FIELD(gemm_candidate, stages);
     FIELD(gemm_candidate, batch_invariant);
-    FIELD(gemm_candidate, padding_);
+    FIELD(gemm_candidate, quantizes);
     FIELD(gemm_candidate, tiling);
 
 #ifndef ONLY_SM100

@@ -267,8 +267,8 @@ typedef struct nvfp4_plan {
     int32_t candidates;      /* on a GPU: how many plans there are for this product (nvfp4_set_candidate) */
     double modelled_us;      /* on a GPU: modelled time of a back-to-back call, by which plans are ranked */
     double single_us;        /* on a GPU: modelled time of a single call with a cold L2 */
-    int32_t is_fused;        /* of quantize_gemm, gated_grouped_gemm: 1: the kernel quantizes A too, or computes the
-                              * activation too; 0: another kernel does, which the times leave out */
+    int32_t is_fused;        /* of quantize_gemm, gated_grouped_gemm: 1: a kernel of the plan quantizes A too, or
+                              * computes the activation too; 0: another one does, which the times leave out */
     const char *model;       /* on a GPU: what the constants behind the modelled times come from; NULL on the CPU */
 } nvfp4_plan;
 
@@ -400,7 +400,8 @@ nvfp4_status nvfp4_gptq_block(nvfp4_context *context, const nvfp4_gptq_block_arg
  *                gemm's factor: the global scale of a does not enter the result by itself.
  *   global_scale absent: global_value; else fp32 of 1 element. As of nvfp4_quantize, as is block_scale.
  *
- * On a GPU data and scales of a lie in the workspace, whose size is that of nvfp4_quantize_gemm_plan. */
+ * On a GPU data and scales of a lie in the workspace, unless the plan says is_fused. Its size is that of
+ * nvfp4_quantize_gemm_plan. */
 typedef struct nvfp4_quantize_gemm_args {
     nvfp4_gemm_args gemm;
     nvfp4_tensor global_scale;

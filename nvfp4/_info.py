@@ -91,10 +91,10 @@ def info(
                 (whether CPU tensors are accepted if backend is given), usable and, if it is not, the reason.
             plan: the launch plan of the shape, if one is given: device, backend, kernel, reason, tile_m, tile_n,
                 tile_k, swap_ab, split_k, workspace, modelled_us, the time of a back-to-back call, and single_us, that
-                of a single call with a cold L2, which are 0.0 on a CPU. `fused` says whether the kernel does the other
-                step of `operation` too. If not, another kernel does, and these times are without it. `model` says what
-                the constants behind the modelled times come from: the GPU that was measured, or that none was; None on
-                a CPU.
+                of a single call with a cold L2, which are 0.0 on a CPU. `fused` says whether a kernel of the plan does
+                the other step of `operation` too. If not, another kernel does, and these times are without it. `model`
+                says what the constants behind the modelled times come from: the GPU that was measured, or that none
+                was; None on a CPU.
 
     Raises:
         nvfp4.Error: the shape or device cannot be used.

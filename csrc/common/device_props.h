@@ -17,4 +17,12 @@ typedef struct device_props {
     int32_t clusters[2][3];
 } device_props;
 
+/* Bytes of an SM's shared memory that each CTA takes besides its own (CUDA programming guide, compute capabilities). */
+enum { RESERVED_SHARED = 1024 };
+
+/* The least shared memory with which a CTA keeps others of its kernel from its SM. */
+static inline int32_t shared_alone(const device_props *props) {
+    return (props->shared_per_sm / 2 - RESERVED_SHARED) / 16 * 16 + 16;
+}
+
 #endif

@@ -27,9 +27,9 @@ typedef struct gemm_planner {
      * the rows' distances. -1: the backend has no order that serves every M; 0: none for this M, since it is too large.
      * NULL: as -1. A backend of the host has one candidate, whose batch_invariant its run_host obeys. */
     int32_t (*batch_invariant)(const device_props *props, const gemm_traits *traits, gemm_candidate *out);
-    /* One kernel that quantizes A too, with the bits of a candidate of the product of the quantized A. 0: there is
-     * none, or it takes longer than a quantizer and that candidate. It is built of a quantize_gemm_problem. NULL: none.
-     */
+    /* Launches of which one quantizes A too, with the bits of a candidate of the product of the quantized A. 0: there
+     * are none, or they take longer than a quantizer and that candidate. They are built of a quantize_gemm_problem.
+     * NULL: none. */
     int32_t (*with_quantizer)(const device_props *props, const quantize_gemm_problem *problem, const gemm_candidate *of,
                               gemm_candidate *out);
     /* One kernel that computes the activation of a product of groups too, with the bits of a candidate of the product

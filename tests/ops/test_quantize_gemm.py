@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ SHAPES = [
     (2, 5, 130, 80),
     (16, 136, 1040),
     (33, 70, 96),
+    (2, 24, 136, 528),
+    (70, 264, 1056),
 ]  # [L,] M, N, K
 
 
@@ -82,7 +85,7 @@ def test_every_kind_of_number(backend: Backend, dtype: torch.dtype, generator: t
     b, scale_b = weights((), 72, 1056, "128x4", backend.device, generator)
     for g in (1.0, 1e-4, 2.0**-50, 2.0**50, 1e-38):
         options = {"global_scale": g, "backend": backend.name, "out_dtype": torch.float32}
-        for rows in (a, *a.split(1)):  # one row may have a kernel of its own
+        for rows in (a, a.repeat(3, 1), *a.split(1)):  # one row or more than 16 may have kernels of their own
             got, want = nvfp4.quantize_gemm(rows, b, scale_b, **options), by_two(rows, b, scale_b, **options)
             assert torch.equal(got.isnan(), want.isnan())
             assert same(got.nan_to_num(7.0, 8.0, 9.0), want.nan_to_num(7.0, 8.0, 9.0)), g
@@ -94,7 +97,7 @@ def test_scales_that_no_check_sees(backend: Backend, value: float, generator: to
     if backend.device == "cpu":
         pytest.skip("the host reads it")
     b, scale_b = weights((), 72, 1056, "128x4", backend.device, generator)
-    for m in (1, 8):
+    for m in (1, 8, 24):
         a = torch.randn(m, 1056, generator=generator).bfloat16().to(backend.device)
         options = {"global_scale": torch.tensor([value], device=backend.device), "backend": backend.name}
         got, want = nvfp4.quantize_gemm(a, b, scale_b, **options), by_two(a, b, scale_b, **options)
@@ -103,16 +106,16 @@ def test_scales_that_no_check_sees(backend: Backend, value: float, generator: to
 
 def test_strided_rows_and_results(backend: Backend, generator: torch.Generator) -> None:
     """Rows of a any distance apart, aligned or not; an `out` inside a larger tensor; beta * c in place."""
-    memory = torch.randn(9, 1104, generator=generator).half().to(backend.device)
+    memory = torch.randn(25, 1104, generator=generator).half().to(backend.device)
     b, scale_b = weights((), 72, 1056, "128x4", backend.device, generator)
-    for begin in (0, 8, 3):
-        a = memory[:8, begin : begin + 1056]
+    for begin, m in itertools.product((0, 8, 3), (8, 24)):
+        a = memory[:m, begin : begin + 1056]
         options = {"global_scale": 0.01, "backend": backend.name, "batch_invariant": True, "constant_b": True}
         want = by_two(a, b, scale_b, **options)
-        wide = torch.full((8, 80), torch.nan, dtype=torch.float16, device=backend.device)
+        wide = torch.full((m, 80), torch.nan, dtype=torch.float16, device=backend.device)
         assert nvfp4.quantize_gemm(a, b, scale_b, out=wide[:, :72], **options) is not None
         assert same(wide[:, :72], want) and wide[:, 72:].isnan().all()
-        base = torch.randn(8, 72, generator=generator).half().to(backend.device)
+        base = torch.randn(m, 72, generator=generator).half().to(backend.device)
         want = by_two(a, b, scale_b, c=base, beta=0.5, **options)
         assert same(nvfp4.quantize_gemm(a, b, scale_b, c=base, beta=0.5, out=base, **options), want)
         assert same(base, want)
@@ -192,7 +195,7 @@ CALL = """
         scale = torch.zeros(*batch, n if layout == "linear" else -(-n // 128) * 128, columns, dtype=torch.uint8)
         nvfp4.quantize_gemm(a, b, scale, scale_layout=layout, **options)
 """
-ONE = ["nvfp4_sm90_gemv_quantize_bf16_1"]
+ONE: list[str | None] = ["nvfp4_sm90_gemv_quantize_bf16_1"]
 needs_gpu_code = pytest.mark.skipif(not nvfp4.info()["archs"], reason="this build has no GPU code")
 
 
@@ -206,7 +209,7 @@ def launched(calls: Iterable[str], fake_driver: Path, log: Path, **variables: st
 def test_one_row_is_one_launch(fake_driver: Path, tmp_path: Path) -> None:
     """The kernel takes 16-bit numbers on 16 bytes, where sm90_gemv_1 is the plan, A is not too long and no SM quantizes
     it twice."""
-    calls = {
+    calls: dict[str, list[str | None]] = {
         "layer(1)": ONE,
         "layer(1, k=32768)": ONE,
         "layer(1, l=3)": ONE,
@@ -221,12 +224,37 @@ def test_one_row_is_one_launch(fake_driver: Path, tmp_path: Path) -> None:
         "layer(1, layout='linear')": ["nvfp4_quantize_bf16", None],
         "layer(8)": ["nvfp4_quantize_bf16", None],
     }
-    found = launched(calls, fake_driver, tmp_path / "log", FAKE_CC="90", NVFP4_BACKEND="sm90")
+    check_kernels(calls, fake_driver, tmp_path / "log")
+
+
+def check_kernels(calls: dict[str, list[str | None]], fake_driver: Path, log: Path) -> None:
+    """Whether each call launches the kernels of these names; None: any."""
+    found = launched(calls, fake_driver, log, FAKE_CC="90", NVFP4_BACKEND="sm90")
     for call, names in calls.items():
         kernels, found = found[: len(names)], found[len(names) :]
         assert len(kernels) == len(names), call
         assert all(name in (None, kernel) for kernel, name in zip(kernels, names, strict=True)), (call, kernels)
     assert not found
+
+
+@needs_gpu_code
+def test_a_pre_pass_quantizes(fake_driver: Path, tmp_path: Path) -> None:
+    """Where a product on Hopper has a pre-pass over A, it takes 16-bit numbers on 16 bytes and quantizes them: also for
+    prefill, unless the kernel dequantizes a part of A itself."""
+    quantized: list[str | None] = ["nvfp4_sm90_fake_quantize_bf16", None]
+    calls: dict[str, list[str | None]] = {
+        "layer(128)": quantized,
+        "layer(128, l=3)": quantized,
+        "layer(128, at=8)": quantized,
+        "layer(128, dtype=torch.float16)": ["nvfp4_sm90_fake_quantize_fp16", None],
+        "layer(128, k=4096 + 16)": quantized,
+        "layer(4096, n=28672)": ["nvfp4_sm90_fake_quantize_bf16", "nvfp4_sm90_prefill_mixed"],
+        "layer(128, at=1)": ["nvfp4_quantize_bf16", "nvfp4_sm90_dequant", None],
+        "layer(128, dtype=torch.float32)": ["nvfp4_quantize_fp32", "nvfp4_sm90_dequant", None],
+        "layer(128, block_scale='four_over_six')": ["nvfp4_four_over_six_bf16", "nvfp4_sm90_dequant", None],
+        "layer(4096)": ["nvfp4_quantize_bf16", "nvfp4_sm90_dequant", "nvfp4_sm90_prefill_divided"],
+    }
+    check_kernels(calls, fake_driver, tmp_path / "log")
 
 
 @needs_gpu_code

@@ -368,7 +368,12 @@ static void check_gemv(const gpu *g, const gemm_problem *p, const gemm_candidate
     const int64_t bytes = SM90_GEMV_PARTIALS_BYTES(rows, per_cta, split_k) +
                           SM90_GEMV_A_BYTES(rows, (int64_t)s->steps) +
                           SM90_GEMV_STAGES_BYTES(warps, min_int(gemv_configs[i].stages, work));
-    expect(gemm->shared_bytes == bytes && bytes <= g->props.shared_per_block, "shared memory fits a CTA");
+    expect(gemm->shared_bytes >= bytes && gemm->shared_bytes <= g->props.shared_per_block, "shared memory fits a CTA");
+    const int is_alone = 2 * (gemm->shared_bytes + 1024) > g->props.shared_per_sm;
+    expect(is_alone || c->grid > g->props.sm_count, "two CTAs of a grid that fits the SMs share none");
+    expect(gemm->shared_bytes == bytes ||
+               (c->grid <= g->props.sm_count && 2 * (bytes + 1024) <= g->props.shared_per_sm),
+           "no more than that takes");
     expect(c->workspace == 0 && plan->steps == 1, "no workspace");
     expect(plan->tensor_maps == 0, "no tensor maps");
 }

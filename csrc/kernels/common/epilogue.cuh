@@ -18,6 +18,11 @@ __device__ __forceinline__ float load_float(const void *base, int64_t index, int
     return __bfloat162float(((const __nv_bfloat16 *)base)[index]);
 }
 
+/* Brings the line of an address to L2. It reads nothing, so a grid may do it before griddepcontrol.wait. */
+__device__ __forceinline__ void prefetch(const void *address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 /* Bits of a 16-bit type, rounded to nearest even. */
 __device__ __forceinline__ uint16_t round_16(float value, int32_t type) {
     return type == NVFP4_FP16 ? __half_as_ushort(__float2half_rn(value))

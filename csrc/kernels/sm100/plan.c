@@ -13,7 +13,6 @@ enum {
     PREFETCH_BYTES = 20 << 20, /* of mma_a by all CTAs: what DRAM delivers in the 2 to 3 us between the last load
                                         of a call and the first of the next (modelled) */
     BOX_BYTES = SM100_STAGE_K / 2,
-    RESERVED_BYTES = 1024, /* of an SM's shared memory for each CTA (CUDA programming guide, compute capabilities) */
 };
 
 /* CTAs of consecutive calls that pile up fill so many times fewer SMs: measured on an H200 (withholds_room). */
@@ -96,7 +95,7 @@ static int32_t cluster_ctas(const sm100_config *config, int32_t split_k) {
 
 /* Whether a CTA with so much shared memory leaves room for one of the next call. */
 static int leaves_room(const device_props *props, const sm100_config *config, int32_t bytes) {
-    return config->co_resident && 2 * (bytes + RESERVED_BYTES) <= props->shared_per_sm;
+    return config->co_resident && 2 * (bytes + RESERVED_SHARED) <= props->shared_per_sm;
 }
 
 /* Whether CTAs of the next call must not share an SM with those of this one. On an H200 dependent launches of 32
@@ -113,14 +112,13 @@ static int withholds_room(const device_props *props, int32_t cluster, int64_t cl
 static shared_room room_of(const device_props *props, const sm100_config *config, int32_t split_k, int64_t clusters,
                            int against_rule) {
     const int32_t stages = config->shared_bytes, all = stages + SM100_PARTIALS_BYTES(config->mma_tile_n, split_k);
-    const int32_t min_alone = (props->shared_per_sm / 2 - RESERVED_BYTES) / 16 * 16 + 16;
     shared_room room;
     room.for_next_call = leaves_room(props, config, stages) &&
                          withholds_room(props, cluster_ctas(config, split_k), clusters) == against_rule;
     room.partials_in_stages =
         split_k > 1 && (all > props->shared_per_block || (room.for_next_call && !leaves_room(props, config, all)));
     room.bytes = room.partials_in_stages ? stages : all;
-    if (!room.for_next_call && leaves_room(props, config, room.bytes)) room.bytes = min_alone;
+    if (!room.for_next_call && leaves_room(props, config, room.bytes)) room.bytes = shared_alone(props);
     return room;
 }
 

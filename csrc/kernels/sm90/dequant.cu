@@ -19,9 +19,13 @@
  * Lanes of a quad exchange pairs (sm90/dequant.cuh), so that each holds whole chunks and a warp stores whole lines.
  *
  * For sm90/prefill.cu it dequantizes the first `chunks` of K alone, and prepares the flags with which that kernel
- * dequantizes the rest. */
+ * dequantizes the rest.
+ *
+ * The kernels sm90_fake_quantize take an fp16 or bf16 x that the product multiplies as NVFP4 (quantize_gemm): they
+ * quantize each block of 16 with the bits of kernels/quantize, and dequantize it in registers. */
 #include "common/problem.h"
 #include "kernels/common/cluster.cuh"
+#include "kernels/quantize/block.cuh"
 #include "kernels/sm90/dequant.cuh"
 #include "kernels/sm90/gemm_config.h"
 #include "kernels/sm90/prefill_config.h"
@@ -29,8 +33,29 @@
 enum { MAX_ROWS = 4 }; /* of a thread */
 static_assert(2 * SM90_DEQUANT_THREADS / 32 == 32, "a warp has 2 of 32 rows");
 
-extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS)
-    nvfp4_sm90_dequant(const __grid_constant__ sm90_dequant_schedule s) {
+/* Quantizes 16 values of each row that exists. `have` is at most rows_per_thread. */
+template <int TYPE>
+__device__ __forceinline__ void quantize_lane(e2m1_lane<MAX_ROWS> &rows, const char *x, int64_t step, float g,
+                                              int have) {
+    const bool in_range = g >= MIN_SCALE && g <= MAX_SCALE;
+    const reciprocal over_g = reciprocal_of(g);
+#pragma unroll
+    for (int i = 0; i < MAX_ROWS; i++) {
+        uint8_t scale = 0;
+        rows.words[i] = make_uint2(0, 0);
+        if (i < have && in_range) {
+            raw_block<TYPE> raw;
+            raw.load(x + i * step, true);
+            quantize_block<NVFP4_AMAX6>(raw.unpack(), g, over_g, &rows.words[i], &scale);
+        } else if (i < have) {
+            quantize_any<TYPE, NVFP4_AMAX6>(x + i * step, g, &rows.words[i], &scale);
+        }
+        rows.scales[i] = scale;
+    }
+}
+
+/* QUANTIZED: an operand of this type is quantized; 0: it is copied. */
+template <int QUANTIZED> __device__ __forceinline__ void dequant(const sm90_dequant_schedule &s) {
     bool is_second = (int32_t)blockIdx.x >= s.first_ctas;
     const sm90_dequant_operand &operand = is_second ? s.second : s.first;
     uint32_t chunks = (uint32_t)s.chunks;
@@ -69,14 +94,33 @@ extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS)
     }
 
     const int have = first < operand.rows ? (operand.rows - first + 31) / 32 : 0;
-    const int loaded = exists ? have : 0, kept = stored ? have : 0;
-    if (operand.type != VALUES_E2M1) {
+    const int loaded = exists ? min(have, s.rows_per_thread) : 0, kept = stored ? have : 0;
+    if (!QUANTIZED && operand.type != VALUES_E2M1) {
         a16_lane<MAX_ROWS> rows;
         rows.load(data, 32 * operand.pitch, s.rows_per_thread, loaded);
         rows.store(operand.type, to, 32 * to_pitch, s.rows_per_thread, kept);
         return;
     }
     e2m1_lane<MAX_ROWS> rows;
-    rows.load(data, 32 * operand.pitch, scale, scale_step, s.rows_per_thread, loaded);
+    if constexpr (QUANTIZED != 0)
+        if (operand.type != VALUES_E2M1)
+            quantize_lane<QUANTIZED>(rows, (const char *)data, 32 * operand.pitch,
+                                     s.global_scale ? *s.global_scale : s.global_value, loaded);
+    if (operand.type == VALUES_E2M1) rows.load(data, 32 * operand.pitch, scale, scale_step, s.rows_per_thread, loaded);
     rows.store(to, 32 * to_pitch, s.rows_per_thread, kept);
+}
+
+extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS)
+    nvfp4_sm90_dequant(const __grid_constant__ sm90_dequant_schedule s) {
+    dequant<0>(s);
+}
+
+extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS, 2)
+    nvfp4_sm90_fake_quantize_fp16(const __grid_constant__ sm90_dequant_schedule s) {
+    dequant<NVFP4_FP16>(s);
+}
+
+extern "C" __global__ void __launch_bounds__(SM90_DEQUANT_THREADS, 2)
+    nvfp4_sm90_fake_quantize_bf16(const __grid_constant__ sm90_dequant_schedule s) {
+    dequant<NVFP4_BF16>(s);
 }

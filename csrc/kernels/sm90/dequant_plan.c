@@ -83,6 +83,24 @@ sm90_dequant_schedule *sm90_add_dequant(const gemm_problem *p, int mma_b_is_b, c
     return sm90_add_dequant_part(p, mma_b_is_b, mma_b, mma_b->rows, p->k, mma_a, workspace, out, mma_b_fp16, behind);
 }
 
+int sm90_fake_quantizes(const quantize_problem *q) {
+    const int64_t bits = (int64_t)(uintptr_t)q->x | q->x_pitch | (q->l > 1 ? q->x_batch : 0);
+    return q->x_type != NVFP4_FP32 && bits % 16 == 0;
+}
+
+void sm90_quantize_operand(const quantize_problem *q, sm90_dequant_operand *operand, sm90_dequant_schedule *s,
+                           launch_plan *out) {
+    out->step[out->steps - 1].kernel =
+        q->x_type == NVFP4_FP16 ? KERNEL_SM90_FAKE_QUANTIZE_FP16 : KERNEL_SM90_FAKE_QUANTIZE_BF16;
+    operand->data = q->x;
+    operand->scale = NULL;
+    operand->pitch = q->x_pitch;
+    operand->batch = q->x_batch;
+    operand->type = q->x_type;
+    s->global_scale = q->global_scale;
+    s->global_value = q->global_value;
+}
+
 tensor_layout sm90_fp16_layout(const gemm_problem *p, int is_b, const void *data, const sm90_operand_size *size,
                                int32_t box_rows) {
     const int64_t pitch = SM90_DEQUANT_PITCH(p->k);

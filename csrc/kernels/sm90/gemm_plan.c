@@ -232,6 +232,16 @@ static int32_t candidates(const sm90_model *model, const device_props *props, co
     return count;
 }
 
+/* Where A is dequantized by the pre-pass, that quantizes it too. */
+static int32_t with_quantizer(const device_props *props, const quantize_gemm_problem *p, const gemm_candidate *of,
+                              gemm_candidate *out) {
+    (void)props;
+    if (!of->swap_ab || !TILING(const gemm_tiling, of)->mma_b.dequant_bytes || !sm90_fake_quantizes(&p->q)) return 0;
+    *out = *of;
+    out->reason = "B is decoded in registers, A quantized and dequantized to fp16 by one pre-pass";
+    return 1;
+}
+
 /* Places the workers' partial tiles and flags `behind` the dequantized mma_b. The pre-pass clears the flags. */
 static void build_streamk(const gemm_config *config, const gemm_tiling *tiling, int32_t split_k, uint8_t *behind,
                           sm90_dequant_schedule *dequant, sm90_schedule *s) {
@@ -264,6 +274,7 @@ static void build(const device_props *props, const product_problem *problem, con
     /* gemm.cu says which operands may be loaded before griddepcontrol.wait. */
     const int constant_mma_a = mma_a_is_b && p->constant_b;
     if (dequant) dequant->span = SM90_STAGE_K, dequant->launch_first = constant_mma_a;
+    if (c->quantizes) sm90_quantize_operand(&problem->quantize_gemm.q, &dequant->first, dequant, out);
 
     launch_step *step = add_step(out, c->kernel, c->split_k, tiling->shared_bytes);
     step->grid_y = tiling->clusters;
@@ -304,4 +315,9 @@ static void build(const device_props *props, const product_problem *problem, con
 }
 
 const sm90_kind sm90_gemm_kind = {
-    .product_kind = PRODUCT_GEMM, .candidates = candidates, .batch_invariant = batch_invariant, .build = build};
+    .product_kind = PRODUCT_GEMM,
+    .candidates = candidates,
+    .batch_invariant = batch_invariant,
+    .with_quantizer = with_quantizer,
+    .build = build,
+};

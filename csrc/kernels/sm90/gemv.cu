@@ -32,7 +32,8 @@
  * The kernel has only 8 to 16 warps on 4 schedulers, and no load is in flight before the first copies are issued. So
  * the copies' addresses are kept in registers, and start-up and steps share one loop.
  *
- * Shared memory for 7168x16384 on 132 SMs: 1 row 76 KiB (partials 1.8, A 20, stages 54), 2 rows 127, 4 rows 182.
+ * Shared memory for 7168x16384 on 132 SMs: 1 row 76 KiB (partials 1.8, A 20, stages 54), 2 rows 127, 4 rows 182. A
+ * launch asks for at least 113, so that a CTA is alone on its SM (sm90/gemv_plan.c).
  *
  * Tails: rows past the end are not loaded; stale data there reach only sums that are not stored. Past the end of K, A
  * and the scales of B are zero, since stale scales may be NaN. */
@@ -120,6 +121,13 @@ template <class C, bool FAST> struct a_in_shared {
         return row(m) + chunks * CHUNK_K + chunk * FACTORS_BYTES;
     }
 
+    /* Codes of a block of the first row and its scale, where copy puts them. */
+    __device__ __forceinline__ void place(int block, uint2 *&codes, uint8_t *&scale) const {
+        const int chunk = block / 2;
+        codes = (uint2 *)bytes(0, 1, chunk) + block % 2;
+        scale = factors(0, chunk) + chunk % 2 * 2 + block % 2;
+    }
+
     /* Issues the copies of a chunk: e2m1 values to the place of the second block, scales to the factors. */
     __device__ __forceinline__ void copy(const gemm_problem &p, int64_t batch, int m, int chunk) const {
         const int64_t left = p.k - (int64_t)chunk * CHUNK_K;
@@ -143,7 +151,7 @@ template <class C, bool FAST> struct a_in_shared {
         }
     }
 
-    /* Dequantizes a chunk in place, by the thread that copied it. Zeros past the end. */
+    /* Dequantizes a chunk in place. Zeros past the end. */
     __device__ __forceinline__ void decode(const gemm_problem &p, const code_tables &tables, int m, int chunk) const {
         const int blocks = m < p.m ? (int)(p.k / 16) - chunk * 2 : 0;
         const uint32_t raw_scales = *(const uint32_t *)factors(m, chunk) >> chunk % 2 * 16;
@@ -295,28 +303,11 @@ template <int DISTANCE, int COUNT> __device__ __forceinline__ float reduce_lanes
         return kept[0];
 }
 
-__device__ __forceinline__ void prefetch(const void *address) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
-
 /* A of a step for a lane: of each row two blocks of 16 int8 and their factors. */
 template <class C> struct a_of_step {
     uint4 bytes[C::ROWS][2];
     float scales[C::ROWS][2];
     int begin[C::ROWS][2];
-
-    /* One row: 32 codes and two scales, converted in registers. */
-    __device__ __forceinline__ a_of_step(const code_tables &tables, const uint4 &codes, uint32_t two) {
-        const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
-        uint32_t v[8], pair, unused;
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            v[2 * i] = tables.doubled(words[i]), v[2 * i + 1] = tables.doubled(upper_half(words[i]));
-        bytes[0][0] = make_uint4(v[0], v[1], v[2], v[3]), bytes[0][1] = make_uint4(v[4], v[5], v[6], v[7]);
-        e4m3x4_to_half2x2(two, pair, unused);
-        const float2 factors = __half22float2(*(const __half2 *)&pair);
-        scales[0][0] = factors.x, scales[0][1] = factors.y;
-    }
 
     template <bool FAST> __device__ __forceinline__ a_of_step(const a_in_shared<C, FAST> &a, int chunk) {
 #pragma unroll
@@ -384,10 +375,10 @@ template <class C, bool FAST> __device__ __forceinline__ void gemv(const gemm_pr
     float *const partials = (float *)shared; /* [tile][split][2][SUMS] */
     const a_in_shared<C, FAST> a = {shared + SM90_GEMV_PARTIALS_BYTES(C::ROWS, s.tiles_per_cta, 1 << s.log2_split_k),
                                     s.steps * STEP_CHUNKS};
+    const row_of_x<C::X_TYPE, C::THREADS> x = {a.row(C::ROWS), (int)(p.k / 16)};
     /* From threadIdx.x, not `warp`: that is a uniform register, for which ptxas 13.0 has no valid encoding of cp.async
      * with a cache policy. */
-    const quantized_row<C::X_TYPE, C::THREADS> quantized = {a.base, (int)(p.k / 16), s.steps * (SM90_GEMV_STEP_K / 16)};
-    const uint32_t stages = shared_address(C::QUANTIZES ? a.base + SM90_GEMV_X_BYTES(s.steps) : a.row(C::ROWS)) +
+    const uint32_t stages = shared_address(C::QUANTIZES ? x.shared + SM90_GEMV_X_BYTES(s.steps) : x.shared) +
                             threadIdx.x / 32 * SM90_GEMV_STEP_BYTES;
 
     /* The warp's work: every 2^log2_groups-th tile of the CTA, steps [begin, end) of each. */
@@ -407,7 +398,7 @@ template <class C, bool FAST> __device__ __forceinline__ void gemv(const gemm_pr
     float global_scale = 0.0f;
     if constexpr (C::QUANTIZES) {
         global_scale = s.global_scale ? *s.global_scale : s.global_value;
-        quantized.copy(p.a + batch * p.a_batch);
+        x.copy(p.a + batch * p.a_batch);
     } else {
 #pragma unroll 1
         for (int chunk = threadIdx.x; chunk < a.chunks; chunk += C::THREADS)
@@ -434,13 +425,14 @@ template <class C, bool FAST> __device__ __forceinline__ void gemv(const gemm_pr
         if (i == 0) {
             cp_async_wait_group<C::STAGES>(); /* A */
             if constexpr (C::QUANTIZES) {
-                quantized.quantize(global_scale);
-            } else {
-#pragma unroll 1
-                for (int chunk = threadIdx.x; chunk < a.chunks; chunk += C::THREADS)
-#pragma unroll 1
-                    for (int m = 0; m < C::ROWS; m++) a.decode(p, tables, m, chunk);
+                x.quantize(global_scale,
+                           [&](int block, uint2 *&codes, uint8_t *&scale) { a.place(block, codes, scale); });
+                __syncthreads(); /* two threads quantize a chunk */
             }
+#pragma unroll 1
+            for (int chunk = threadIdx.x; chunk < a.chunks; chunk += C::THREADS)
+#pragma unroll 1
+                for (int m = 0; m < C::ROWS; m++) a.decode(p, tables, m, chunk);
             /* Prefetch the epilogue's inputs to L2. */
             if ((int)threadIdx.x < tiles * 8 && (p.alpha || p.bias || p.c) && column(threadIdx.x) < p.n) {
                 int64_t n = column(threadIdx.x);
@@ -458,13 +450,7 @@ template <class C, bool FAST> __device__ __forceinline__ void gemv(const gemm_pr
             const uint8_t *from = shared + (stage - shared_address(shared));
             const uint8_t *scales = from + SCALES_OFFSET + lane / 2 * 16;
             const uint32_t mask = used.step + 1 == s.steps ? last_mask : 0x7F7F;
-            const a_of_step<C> a_now = [&] {
-                const int chunk = used.step * STEP_CHUNKS + lane_chunk;
-                if constexpr (C::QUANTIZES)
-                    return a_of_step<C>(tables, quantized.codes_of(chunk), quantized.scales_of(chunk) & mask);
-                else
-                    return a_of_step<C>(a, chunk);
-            }();
+            const a_of_step<C> a_now(a, used.step * STEP_CHUNKS + lane_chunk);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const uint4 values = ((const uint4 *)from)[j * 32 + lane];

@@ -15,9 +15,9 @@
     X(sm90_gemv_2, 2, 16, 2)                                                                                           \
     X(sm90_gemv_4, 4, 16, 2)
 
-/* Instantiations that quantize a 16-bit A themselves (sm90/gemv_quantize.cuh), for K up to QUANTIZE_MAX_K. With K =
- * 16384 that takes 0.5 us in a graph, where a quantizer and its launch take 2.8 (H100). It takes longer in proportion
- * to K; beyond 16384 it was not measured. */
+/* Instantiations that quantize a 16-bit A themselves (sm90/gemv_quantize.cuh), for K up to QUANTIZE_MAX_K. For 4096x7168
+ * and 7168x2048 that takes 0.4 and 0.6 us in a graph, where a quantizer and its launch take 1.4. For 7168x16384 it takes
+ * 1.6 us, a quantizer 1.1 (H200); on an H100 0.5. */
 /*    id, rows, warps, stages, x (fp16 1 / bf16 2) */
 #define SM90_GEMV_QUANTIZE_CONFIGS(X)                                                                                  \
     X(sm90_gemv_quantize_fp16_1, 1, 8, 3, 1)                                                                           \
@@ -41,8 +41,8 @@
 #define SM90_GEMV_A_BYTES(rows, steps)        ((rows) * (steps) * (SM90_GEMV_STEP_K / 16) * ((rows) == 1 ? 16 + 4 : 16 + 8))
 #define SM90_GEMV_STAGES_BYTES(warps, stages) ((warps) * (stages) * SM90_GEMV_STEP_BYTES)
 #define SM90_GEMV_PARTIALS_LIMIT              16384 /* bytes of the partials of a schedule */
-/* In place of A_BYTES, of a kernel that quantizes: a row of 16-bit values, its codes and scales. */
-#define SM90_GEMV_X_BYTES(steps) ((steps) * (SM90_GEMV_STEP_K / 16) * (32 + 8 + 1))
+/* A kernel that quantizes has a row of 16-bit values behind A. */
+#define SM90_GEMV_X_BYTES(steps) ((steps) * SM90_GEMV_STEP_K * 2)
 /* How an instantiation is loaded: its kernel_entry, for the host. */
 #define SM90_GEMV_ENTRY(id, rows, warps, ...)                                                                          \
     {.name = "nvfp4_" #id, .source = "sm90_gemv", .threads = SM90_GEMV_THREADS(warps), .more_shared = 1, .pdl = 1},
@@ -62,7 +62,8 @@
  *                 CEIL_DIV(tiles_per_cta, warps / split_k) * CEIL_DIV(steps, split_k). The smallest of equals: it
  *                 reduces over lanes less often (14336x4096 on an H200: 13.6 us, the largest 14.6)
  *   stages        = min(stages, steps of the busiest warp)
- *   shared bytes  = PARTIALS_BYTES(rows, tiles_per_cta, split_k) + A_BYTES(rows, steps) + STAGES_BYTES(warps, stages)
+ *   shared bytes  = PARTIALS_BYTES(rows, tiles_per_cta, split_k) + A_BYTES(rows, steps) + STAGES_BYTES(warps, stages),
+ *                 with X_BYTES(steps) behind A where it is quantized. More keeps other CTAs off the SM (gemv_plan.c)
  *
  * A product whose shared bytes exceed those of a CTA (long K) is not supported by the kernel. */
 typedef struct sm90_gemv_schedule {

@@ -61,10 +61,15 @@ static sm90_gemv_schedule schedule_of(const device_props *props, const gemv_conf
     return s;
 }
 
-static int64_t shared_bytes(const gemv_config *c, const sm90_gemv_schedule *s) {
-    const int64_t rows = c->rows, stages = min_int(c->stages, busiest_steps(c, s, s->log2_split_k));
-    return SM90_GEMV_PARTIALS_BYTES(rows, s->tiles_per_cta, 1 << s->log2_split_k) + SM90_GEMV_A_BYTES(rows, s->steps) +
-           SM90_GEMV_STAGES_BYTES(c->warps, stages);
+/* Shared memory of a CTA in which A takes a_bytes. A grid that fits the device has a CTA an SM, and more than half of
+ * the SM's shared memory keeps the SM from taking a second one: the grid starts while another ends, and two CTAs would
+ * share an SM while another SM has none. Products of one row in turn then take up to 1.6 times as long (H200). */
+static int64_t shared_bytes(const device_props *props, const gemv_config *c, const sm90_gemv_schedule *s, int64_t l,
+                            int64_t a_bytes) {
+    const int64_t stages = min_int(c->stages, busiest_steps(c, s, s->log2_split_k));
+    const int64_t used = SM90_GEMV_PARTIALS_BYTES((int64_t)c->rows, s->tiles_per_cta, 1 << s->log2_split_k) + a_bytes +
+                         SM90_GEMV_STAGES_BYTES(c->warps, stages);
+    return s->ctas * l > props->sm_count ? used : max_int(used, shared_alone(props));
 }
 
 /* A has m rows and B n of the product that the kernel computes, which with swap_ab is the transposed one. */
@@ -73,7 +78,7 @@ static int32_t list_one(const sm90_model *model, const device_props *props, int6
     const gemv_config *c = config_for(m);
     if (!c) return 0;
     const sm90_gemv_schedule s = schedule_of(props, c, n, k, l);
-    const int64_t shared = shared_bytes(c, &s);
+    const int64_t shared = shared_bytes(props, c, &s, l, SM90_GEMV_A_BYTES((int64_t)c->rows, s.steps));
     if (s.ctas * l > INT32_MAX || shared > props->shared_per_block) return 0;
     const double bytes = (double)l * (double)n * (double)k * SM90_RAW_BYTES;
     const double values = (double)busiest_steps(c, &s, s.log2_split_k) * c->warps * SM90_GEMV_TILE_N * SM90_GEMV_STEP_K;
@@ -135,8 +140,6 @@ static void build(const device_props *props, const product_problem *problem, con
     add_launch(&exchanged, c, &TILING(const gemv_tiling, c)->schedule, out);
 }
 
-const sm90_kind sm90_gemv_kind = {.product_kind = PRODUCT_GEMM, .candidates = candidates, .build = build};
-
 /* ---- A quantized in the kernel ---- */
 
 /* Whether the kernel's FAST code takes the product. */
@@ -145,20 +148,19 @@ static int is_fast(const gemm_problem *p) {
            (p->b_pitch | p->scale_b_pitch) >> 26 == 0;
 }
 
-int32_t sm90_gemv_with_quantizer(const device_props *props, const quantize_gemm_problem *p, const gemm_candidate *of,
-                                 gemm_candidate *out) {
+static int32_t with_quantizer(const device_props *props, const quantize_gemm_problem *p, const gemm_candidate *of,
+                              gemm_candidate *out) {
     const quantize_problem *q = &p->q;
     const int64_t bits = (int64_t)(uintptr_t)q->x | (q->l > 1 ? q->x_batch : 0);
     if (of->kernel != KERNEL_sm90_gemv_1 || of->swap_ab || !is_fast(&p->g) || bits % 16) return 0;
-    if (q->block_scale != NVFP4_AMAX6 || q->k == 0 || q->k > SM90_GEMV_QUANTIZE_MAX_K) return 0;
+    if (q->k > SM90_GEMV_QUANTIZE_MAX_K) return 0;
     if (of->grid > props->sm_count) return 0; /* an SM would quantize A again for its next CTA */
     for (size_t i = 0; i < sizeof quantizing / sizeof *quantizing; i++) {
         const gemv_config *c = &quantizing[i].config;
         const sm90_gemv_schedule *s = &TILING(const gemv_tiling, of)->schedule;
         if (quantizing[i].x_type != q->x_type) continue;
-        const int64_t stages = min_int(c->stages, busiest_steps(c, s, s->log2_split_k));
-        const int64_t shared = SM90_GEMV_PARTIALS_BYTES(1, s->tiles_per_cta, 1 << s->log2_split_k) +
-                               SM90_GEMV_X_BYTES(s->steps) + c->warps * stages * SM90_GEMV_STEP_BYTES;
+        const int64_t shared =
+            shared_bytes(props, c, s, q->l, SM90_GEMV_A_BYTES((int64_t)1, s->steps) + SM90_GEMV_X_BYTES(s->steps));
         if (shared > props->shared_per_block) return 0;
         *out = *of;
         out->kernel = c->kernel;
@@ -181,4 +183,6 @@ static void build_quantizing(const device_props *props, const product_problem *p
     add_launch(&of_x, c, &s, out);
 }
 
+const sm90_kind sm90_gemv_kind = {
+    .product_kind = PRODUCT_GEMM, .candidates = candidates, .with_quantizer = with_quantizer, .build = build};
 const sm90_kind sm90_gemv_quantize_kind = {.product_kind = PRODUCT_KINDS, .build = build_quantizing};

@@ -12,6 +12,14 @@ static const kernel_entry kernels[SM90_KERNELS] = {
                                  .source = "sm90_dequant",
                                  .threads = SM90_DEQUANT_THREADS,
                                  .pdl = 1},
+    [KERNEL_SM90_FAKE_QUANTIZE_FP16] = {.name = "nvfp4_sm90_fake_quantize_fp16",
+                                        .source = "sm90_dequant",
+                                        .threads = SM90_DEQUANT_THREADS,
+                                        .pdl = 1},
+    [KERNEL_SM90_FAKE_QUANTIZE_BF16] = {.name = "nvfp4_sm90_fake_quantize_bf16",
+                                        .source = "sm90_dequant",
+                                        .threads = SM90_DEQUANT_THREADS,
+                                        .pdl = 1},
     [KERNEL_SM90_REORDER] = {.name = "nvfp4_sm90_reorder",
                              .source = "sm90_reorder",
                              .threads = SM90_REORDER_THREADS,
@@ -76,8 +84,11 @@ static void build(const device_props *props, const product_problem *problem, con
 
 static int32_t with_quantizer(const device_props *props, const quantize_gemm_problem *p, const gemm_candidate *of,
                               gemm_candidate *out) {
-    if (!sm90_gemv_with_quantizer(props, p, of, out)) return 0;
+    const sm90_kind *kind = kind_of(of->kernel);
+    if (p->q.block_scale != NVFP4_AMAX6 || p->q.l * p->q.rows * p->q.k == 0) return 0;
+    if (!kind->with_quantizer || !kind->with_quantizer(props, p, of, out)) return 0;
     out->name = kernels[out->kernel].name;
+    out->quantizes = 1;
     return 1;
 }
 

@@ -43,6 +43,8 @@ enum {
 #undef X
 #undef NUMBER
         KERNEL_SM90_DEQUANT,
+    KERNEL_SM90_FAKE_QUANTIZE_FP16,
+    KERNEL_SM90_FAKE_QUANTIZE_BF16,
     KERNEL_SM90_REORDER,
     KERNEL_SM90_REORDER_E2M1,
     SM90_KERNELS
@@ -60,6 +62,9 @@ typedef struct sm90_kind {
     /* See gemm_planner. It is asked for a candidate of this kind, and compares no times. NULL: none. */
     int32_t (*with_activation)(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                                const gemm_candidate *of, gemm_candidate *out);
+    /* The same. It need not set `quantizes`. */
+    int32_t (*with_quantizer)(const device_props *props, const quantize_gemm_problem *problem, const gemm_candidate *of,
+                              gemm_candidate *out);
     void (*build)(const device_props *props, const product_problem *problem, const gemm_candidate *candidate,
                   void *workspace, launch_plan *out);
 } sm90_kind;
@@ -67,10 +72,6 @@ typedef struct sm90_kind {
 #define X(kind, ...) extern const sm90_kind sm90_##kind##_kind;
 SM90_KINDS(X)
 #undef X
-
-/* A kernel of sm90/gemv.cu that quantizes A too: gemm_planner.with_quantizer, of a candidate of the backend. */
-int32_t sm90_gemv_with_quantizer(const device_props *props, const quantize_gemm_problem *problem,
-                                 const gemm_candidate *of, gemm_candidate *out);
 
 /* The fastest of some candidates. 0: there are none, and `out` stays. */
 static inline int32_t sm90_take_fastest(const gemm_candidate *all, int32_t count, gemm_candidate *out) {
@@ -125,6 +126,13 @@ sm90_dequant_operand sm90_operand_of(const gemm_problem *problem, int is_b);
 
 /* Bytes of workspace for dequantized operands and, behind them, `more`: aligned to 256 in a workspace aligned to 16. */
 int64_t sm90_workspace_bytes(int64_t dequantized, int64_t more);
+
+/* Whether a pre-pass over A can quantize it. */
+int sm90_fake_quantizes(const quantize_problem *problem);
+
+/* Makes the pre-pass that was added last, over `operand`, that of x: it quantizes and dequantizes. */
+void sm90_quantize_operand(const quantize_problem *problem, sm90_dequant_operand *operand, sm90_dequant_schedule *s,
+                           launch_plan *out);
 
 /* Adds the pre-pass over mma_b and, if its size asks for it, mma_a. Sets where both lie in the workspace; mma_a, or
  * what else the workspace holds, lies behind mma_b. Returns the parameter of the launch; NULL: there is nothing to do.

@@ -110,10 +110,11 @@ typedef struct sm90_dequant_operand {
     int64_t scale_pitch, scale_batch; /* 128x4: bytes between 128-row blocks; linear: between rows */
     void *to;                         /* in the workspace */
     int32_t rows;
-    int32_t type; /* VALUES_E2M1; NVFP4_FP16 or NVFP4_BF16: 16-bit values without scales, put into order */
+    int32_t
+        type; /* VALUES_E2M1; NVFP4_FP16 or NVFP4_BF16: 16-bit values, put into order or (sm90_fake_quantize) quantized */
 } sm90_dequant_operand;
 
-/* The parameter of nvfp4_sm90_dequant. */
+/* The parameter of nvfp4_sm90_dequant and nvfp4_sm90_fake_quantize. */
 typedef struct sm90_dequant_schedule {
     sm90_dequant_operand first, second; /* second: if second_ctas > 0 */
     int64_t k;
@@ -126,7 +127,8 @@ typedef struct sm90_dequant_schedule {
     int32_t chunks;                  /* of SM90_DEQUANT_K along K: all of K, or for sm90/prefill.cu the first ones */
     uint32_t *zeroed;                /* address of the flags */
     uint32_t ready;                  /* of sm90/prefill.cu, see above */
-    uint32_t padding_;
+    float global_value;              /* of x that is quantized, where global_scale is NULL */
+    const float *global_scale;
 } sm90_dequant_schedule;
 
 /* Second parameter of the prefill kernels. The scale fields of an fp16 operand are unused. */

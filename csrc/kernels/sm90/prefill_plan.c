@@ -151,6 +151,18 @@ static int32_t candidates(const sm90_model *model, const device_props *props, co
     return count;
 }
 
+/* Where the pre-pass alone dequantizes A, it quantizes it too. */
+static int32_t with_quantizer(const device_props *props, const quantize_gemm_problem *p, const gemm_candidate *of,
+                              gemm_candidate *out) {
+    const prefill_tiling *tiling = TILING(const prefill_tiling, of);
+    const int64_t bytes = of->swap_ab ? tiling->mma_b.dequant_bytes : tiling->mma_a.dequant_bytes;
+    (void)props;
+    if (tiling->group_tiles || !bytes || !sm90_fake_quantizes(&p->q)) return 0;
+    *out = *of;
+    out->reason = "A is quantized and dequantized to fp16 by one pre-pass:" MANY;
+    return 1;
+}
+
 static sm90_prefill_operand prefill_operand(const gemm_problem *p, int is_b, const sm90_operand_size *size) {
     return (sm90_prefill_operand){.scale = is_b ? p->scale_b : p->scale_a,
                                   .scale_pitch = is_b ? p->scale_b_pitch : p->scale_a_pitch,
@@ -186,6 +198,8 @@ static void build(const device_props *props, const product_problem *problem, con
         p, !mma_a_is_b, &tiling->mma_b, tiling->group_tiles ? min_int(rows, tiling->mma_b.rows) : tiling->mma_b.rows,
         tiling->group_tiles ? SM90_PREFILL_READY_CHUNKS * SM90_DEQUANT_K : p->k, &tiling->mma_a, workspace, out,
         &mma_b_fp16, &mma_a_fp16);
+    if (c->quantizes)
+        sm90_quantize_operand(&problem->quantize_gemm.q, mma_a_is_b ? &dequant->first : &dequant->second, dequant, out);
     launch_step *step = add_step(out, c->kernel, c->grid, config->shared_bytes);
     step->cluster = 2;
     *(gemm_problem *)add_param(out, step, sizeof *p) = *p;
@@ -210,4 +224,5 @@ static void build(const device_props *props, const product_problem *problem, con
     add_tensor_map(out, &mma_a, &s->mma_a.values);
 }
 
-const sm90_kind sm90_prefill_kind = {.product_kind = PRODUCT_GEMM, .candidates = candidates, .build = build};
+const sm90_kind sm90_prefill_kind = {
+    .product_kind = PRODUCT_GEMM, .candidates = candidates, .with_quantizer = with_quantizer, .build = build};

@@ -32,10 +32,6 @@
 #include "kernels/common/epilogue.cuh"
 #include "kernels/units/units.cuh"
 
-__device__ __forceinline__ void prefetch(const void *address) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
-
 enum { START = 1, MATH }; /* named barriers: mbarriers are initialized; between math warps */
 
 /* Prefetches the epilogue's inputs of the CTA's columns to L2, which the loads of B have left cold. */

@@ -32,7 +32,7 @@ def schedule(config: Config, n: int, k: int, l: int, sms: int, split_k: int = 0)
     split_k = split_k or min(splits, key=lambda s: (busiest[s], s))
     stages = HEADERS.value("SM90_GEMV_STAGES_BYTES", config.warps, min(config.stages, busiest[split_k]))
     made = Schedule(ctas, tiles_per_cta, tiles % ctas, steps, split_k.bit_length() - 1)
-    a_bytes = config.x_bytes(steps) if config.name in QUANTIZING else config.a_bytes(steps)
+    a_bytes = config.a_bytes(steps) + (config.x_bytes(steps) if config.name in QUANTIZING else 0)
     return made, config.partials_bytes(tiles_per_cta, split_k) + a_bytes + stages
 
 

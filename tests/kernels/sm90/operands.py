@@ -10,7 +10,7 @@ from emulate import Array, Emulator, Module
 from harness import launch
 from harness.headers import Struct, headers_of
 from harness.launch import SWIZZLE_128, UINT16, compile_ptx
-from harness.values import ceil_div
+from harness.values import FP16, ceil_div
 
 HEADERS = headers_of("sm90")
 DequantOperand, DequantSchedule = HEADERS.structs["sm90_dequant_operand"], HEADERS.structs["sm90_dequant_schedule"]
@@ -69,10 +69,12 @@ class Dequantizing(launch.Product):
         flags: int = 0,
         zeroed: Array | None = None,
         part: tuple[int, int] | None = None,
-        **fields: int,
+        x: tuple[int, Array] | None = None,
+        **fields: float,
     ) -> None:
         """rows_per_thread: 0: the planner's rule. flags: words of `zeroed` to zero, for stream-K kernels. part: rows of
-        the operand and values along K, from the beginning; fields: others of the schedule."""
+        the operand and values along K, from the beginning; x: the type and the values [batches, rows, K] of a
+        16-bit A that the kernel quantizes; fields: others of the schedule."""
         if not rows_per_thread:
             thin = sum(self.dequant_ctas(which, 1, part) for which, _ in operands) <= MAX_THIN_CTAS
             rows_per_thread = 1 if thin else 4
@@ -80,6 +82,12 @@ class Dequantizing(launch.Product):
         filled = [DequantOperand(to=to.address, **self.placed(which)) for which, to in operands]
         if part:
             filled[0].rows = part[0]
+        kernel = "nvfp4_sm90_dequant"
+        if x is not None:
+            kernel = f"nvfp4_sm90_fake_quantize_{'fp16' if x[0] == FP16 else 'bf16'}"
+            a = filled[[which for which, _ in operands].index(0)]
+            a.type, a.data, a.scale = x[0], x[1].address, 0
+            a.pitch, a.batch = 2 * self.k, 2 * self.k * self.m
         schedule = DequantSchedule(
             first=filled[0], k=self.k, scale_layout=int(self.linear), first_ctas=ctas[0],
             rows_per_thread=rows_per_thread, span=self.span,
@@ -91,7 +99,7 @@ class Dequantizing(launch.Product):
         if len(filled) == 2:
             schedule.second, schedule.second_ctas = filled[1], ctas[1]
         self.emulator.launch(
-            module["nvfp4_sm90_dequant"], grid=sum(ctas), block=HEADERS.value("SM90_DEQUANT_THREADS"),
+            module[kernel], grid=sum(ctas), block=HEADERS.value("SM90_DEQUANT_THREADS"),
             args=[bytes(schedule)], programmatic=True, wait=wait,
         )  # fmt: skip
 

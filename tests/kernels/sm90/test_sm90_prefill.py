@@ -18,7 +18,7 @@ from emulate import Emulator, EmulatorError, Module
 from harness import launch, sass
 from harness.headers import Config
 from harness.launch import chain, check_chain, timing
-from harness.values import BF16, FP16, FP32, rounded
+from harness.values import BF16, FP16, FP32, rounded, stored
 from sm90.operands import dequant_ptx
 from sm90.prefill import ALL_CONFIGS, CHUNK, CONFIGS, DIVIDED, PIECES, A16Product, PrefillProduct
 
@@ -67,6 +67,28 @@ def test_dequantized_edges(
     output = product.dequant_output(0)
     product.dequantize(emulator.load(dequant_ptx()), [(0, output)], True, rows_per_thread)
     assert (output.numpy() == product.expected_dequant(0)).all()
+
+
+@by_rows
+@pytest.mark.parametrize("x_type", [FP16, BF16])
+@pytest.mark.parametrize(("rows", "k"), [(1, 16), (31, 48), (33, 272), (97, 1040)])
+def test_quantized_values(rows: int, k: int, x_type: int, rows_per_thread: int, random: numpy.random.Generator) -> None:
+    """A 16-bit A that is quantized first, beside a dequantized B; the global scale in memory, by value, and out of the
+    range in which a reciprocal serves. Each block has a 6 or -6, so that it quantizes to itself."""
+    scales = [(0.125, True), (0.125, False)] + [(2.0**-60, True)] * (x_type == BF16)  # no fp16 number reaches the last
+    for g, in_memory in scales:
+        emulator = Emulator("sm_90", seed=rows)
+        product = PrefillProduct(emulator, random, rows, 70, k, 2, integer=False)
+        product.data[0][:, :, ::8] |= 7
+        x = stored(product.decoded(0) * g, x_type)
+        memory = emulator.array(numpy.float32([g if in_memory else numpy.nan]))
+        outputs = {which: product.dequant_output(which) for which in (1, 0)}
+        product.dequantize(
+            emulator.load(dequant_ptx()), list(outputs.items()), True, rows_per_thread, x=(x_type, emulator.array(x)),
+            global_scale=memory.address if in_memory else 0, global_value=numpy.nan if in_memory else g,
+        )  # fmt: skip
+        for which, output in outputs.items():
+            assert (output.numpy() == product.expected_dequant(which)).all(), f"operand {which}, {g}"
 
 
 @by_rows
