@@ -90,7 +90,7 @@ static void bind_gated_grouped_quantize(const checked_call *c, prepared_call *ca
     grouped_quantize_problem *q = &call->problem.product.gated_grouped_quantize.q;
     q->q.data = args->data.data;
     q->q.scale = args->scale.data;
-    q->scale_rows = args->new_scale_rows.data;
+    q->q.scale_rows = args->new_scale_rows.data;
     q->ends = args->gated.grouped.ends.data;
 }
 

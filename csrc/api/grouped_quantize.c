@@ -67,7 +67,7 @@ static void bind_grouped_quantize(const checked_call *c, prepared_call *call) {
     bind_blocks(&args->quantize, &p->q);
     p->ends = args->ends.dtype == NVFP4_NONE ? NULL : args->ends.data;
     p->rows = args->rows.dtype == NVFP4_NONE ? NULL : args->rows.data;
-    p->scale_rows = args->scale_rows.data;
+    p->q.scale_rows = args->scale_rows.data;
 }
 
 enum { SORT_X, SORT_GLOBAL, SORT_ENDS, SORT_ROWS, SORT_DATA, SORT_SCALE, SORT_SCALE_ROWS };
@@ -130,7 +130,7 @@ nvfp4_status check_gated_quantize(const checked_call *c, prepared_call *call) {
     p->limit = args->limit;
     p->alpha = args->alpha;
     p->activation = (int32_t)args->activation;
-    p->round_steps = (int32_t)args->round_steps;
+    p->q.round_steps = (int32_t)args->round_steps;
     call->is_empty = 0;
     return status;
 }
@@ -141,7 +141,7 @@ static void bind_gated_quantize(const checked_call *c, prepared_call *call) {
     bind_blocks(&args->quantize, &p->q);
     p->up = args->up.dtype == NVFP4_NONE ? NULL : args->up.data;
     p->ends = args->ends.dtype == NVFP4_NONE ? NULL : args->ends.data;
-    p->scale_rows = args->scale_rows.data;
+    p->q.scale_rows = args->scale_rows.data;
 }
 
 enum { GATED_GATE, GATED_UP, GATED_GLOBAL, GATED_ENDS, GATED_DATA, GATED_SCALE, GATED_SCALE_ROWS };

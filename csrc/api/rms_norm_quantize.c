@@ -44,7 +44,7 @@ static nvfp4_status check_rms_norm_quantize(const checked_call *c, prepared_call
     if (!status && !absent(residual)) status = check_residual(c, residual, x, &p->q, &r);
     p->weight_type = (int32_t)args->weight.dtype;
     p->eps = args->eps;
-    p->round_steps = (int32_t)args->round_steps;
+    p->q.round_steps = (int32_t)args->round_steps;
     p->residual_pitch = r.pitch;
     p->residual_batch = r.batch;
     call->is_empty = is_empty(&p->q);

@@ -18,12 +18,14 @@ typedef struct quantize_problem {
     int64_t scale_pitch, scale_batch; /* as scale_a_pitch */
     const float *global_scale;        /* NULL: global_value */
     int64_t up_at;                    /* of silu_mul_quantize: bytes from a row's gates to their factors */
+    int32_t *scale_rows;              /* [groups]: the row of scales where a group of rows begins. NULL: not wanted */
     float global_value;
     int32_t scale_layout;
     int32_t x_type;    /* nvfp4_dtype */
     int32_t tile_log2; /* GPU: a CTA has 2^tile_log2 scales in a row; 2 for 128x4 scales */
     int32_t block_scale;
     int32_t global_by;       /* what global_scale[] has one of */
+    int32_t round_steps;     /* 1: the steps before quantization, a norm's or an activation's, are rounded to x_type */
     const float *importance; /* [k], of NVFP4_SEARCH; NULL: ones */
 } quantize_problem;
 
@@ -52,7 +54,6 @@ typedef struct norm_problem {
     const void *weight;  /* k values */
     int32_t weight_type; /* nvfp4_dtype */
     float eps;
-    int32_t round_steps; /* 1: both products are rounded to q.x_type */
 } norm_problem;
 
 /* Quantization of rows in the order of their groups, of x or of gated activations. q.rows counts rows of the result.
@@ -61,14 +62,12 @@ typedef struct grouped_quantize_problem {
     quantize_problem q;  /* x: of gated activations the gates. GLOBAL_BY_ROW: of rows of x. l is 1 with ends or rows */
     const int32_t *ends; /* NULL: one group has all rows */
     const int32_t *rows; /* [q.rows]: rows of x. NULL: row i is row i of x. One outside of x becomes a row of NaN */
-    int32_t *scale_rows; /* [groups]: the row of q.scale where a group begins. NULL: not wanted */
     int64_t x_rows;
     const void *up; /* NULL: absent */
     int64_t up_pitch, up_batch;
     float limit, alpha;
     int32_t activation; /* nvfp4_activation; NO_ACTIVATION: x is quantized */
     int32_t groups;
-    int32_t round_steps; /* 1: the activation and its product with up are rounded to q.x_type */
 } grouped_quantize_problem;
 
 enum { NO_ACTIVATION = -1 };

@@ -68,9 +68,9 @@ WITH_FMA static void rms_norm_row(const norm_problem *p, row_at at) {
         load_floats(weight, (const char *)p->weight + column * BLOCK * type_size(p->weight_type), p->weight_type,
                     BLOCK);
         for (int i = 0; i < BLOCK; i++) y[i] = y[i] * inverse;
-        if (p->round_steps) round_to_type(y, p->q.x_type);
+        if (p->q.round_steps) round_to_type(y, p->q.x_type);
         for (int i = 0; i < BLOCK; i++) y[i] = y[i] * weight[i];
-        if (p->round_steps) round_to_type(y, p->q.x_type);
+        if (p->q.round_steps) round_to_type(y, p->q.x_type);
         quantize_to(&p->q, at, column, y);
     }
     pad_columns(&p->q, at);
@@ -84,7 +84,7 @@ WITH_FMA static void gated_row(const grouped_quantize_problem *p, row_at at) {
         int64_t from = column * BLOCK * type_size(q->x_type);
         load_floats(y, at.x + from, q->x_type, BLOCK);
         if (at.up) load_floats(up, at.up + from, q->x_type, BLOCK);
-        if (p->round_steps)
+        if (p->q.round_steps)
             gate_in_steps(p, y, at.up ? up : NULL, g);
         else
             for (int i = 0; i < BLOCK; i++) y[i] = gated(p->activation, y[i], at.up ? up[i] : 1.0f, g);

@@ -96,8 +96,8 @@ static void find_groups(grouped_job *j) {
         const int64_t begin = j->begin[e], end = p->ends ? min_int(p->ends[e], p->q.rows) : p->q.rows;
         j->begin[e + 1] = max_int(begin, end);
         j->block[e + 1] = j->block[e] + ceil_div(j->begin[e + 1] - begin, SCALE_BLOCK_ROWS);
-        if (!p->scale_rows) continue;
-        p->scale_rows[e] = (int32_t)(p->q.scale_layout == NVFP4_LINEAR ? begin : j->block[e] * SCALE_BLOCK_ROWS);
+        if (!p->q.scale_rows) continue;
+        p->q.scale_rows[e] = (int32_t)(p->q.scale_layout == NVFP4_LINEAR ? begin : j->block[e] * SCALE_BLOCK_ROWS);
     }
 }
 

@@ -331,7 +331,7 @@ static void gated_row(const grouped_quantize_problem *p, row_at at) {
         int64_t count = blocks_from(c, q->k, STEP), from = c * BLOCK * type_size(q->x_type);
         load_values(y, at.x + from, q->x_type, count);
         if (at.up) load_values(up, at.up + from, q->x_type, count);
-        if (p->round_steps)
+        if (q->round_steps)
             gate_in_steps(p, y, at.up ? up : NULL, g, count);
         else
             gate_values(p->activation, y, up, g, count * BLOCK);
@@ -372,9 +372,9 @@ static void rms_norm_row(const norm_problem *p, row_at at) {
         load_values(h, (residual ? residual : at.x) + c * size, q->x_type, count);
         load_values(weight, (const char *)p->weight + c * weight_size, p->weight_type, count);
         for (int64_t i = 0; i < count * BLOCK; i++) h[i] = h[i] * inverse;
-        if (p->round_steps) round_to_type(h, q->x_type, count);
+        if (q->round_steps) round_to_type(h, q->x_type, count);
         for (int64_t i = 0; i < count * BLOCK; i++) h[i] = h[i] * weight[i];
-        if (p->round_steps) round_to_type(h, q->x_type, count);
+        if (q->round_steps) round_to_type(h, q->x_type, count);
         quantize_blocks(q, at, c, count, (const char *)h, NVFP4_FP32);
     }
 }

@@ -19,6 +19,12 @@ def is_transformed() -> bool:
     return torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._are_functorch_transforms_active()
 
 
+def is_constant() -> bool:
+    """Whether a module's weights are constant_b of a product behind a kernel of nvfp4 that waits for all kernels before
+    it, such as a quantizer. Compiled and traced code may compute the weights in between."""
+    return not (torch.compiler.is_compiling() or torch._C._is_tracing())
+
+
 class NoGradient(torch.autograd.Function):
     """The product of a quantized input. Its backward raises."""
 

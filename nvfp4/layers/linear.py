@@ -21,7 +21,15 @@ from nvfp4.layers.checks import (
     short,
 )
 from nvfp4.layers.gptq import MIN_DAMPING, check_statistics, exact_mode, factor, gptq
-from nvfp4.layers.gradient import WITH_GRADIENT, NoGradient, WeightOnly, check_no_tangent, is_transformed, weight_only
+from nvfp4.layers.gradient import (
+    WITH_GRADIENT,
+    NoGradient,
+    WeightOnly,
+    check_no_tangent,
+    is_constant,
+    is_transformed,
+    weight_only,
+)
 from nvfp4.layers.packed import ACTIVATIONS, BLOCK, PackedLinear, invertible, layer_input
 
 NOT_INVARIANT = (
@@ -474,6 +482,7 @@ class Linear(FixedBuffers, torch.nn.Linear):
             bias=self.bias if self.bias is None or self.bias.dtype == x.dtype else self.bias.float(),
             out_dtype=x.dtype,
             batch_invariant=self.batch_invariant,
+            constant_b=is_constant(),
         )
         return y.reshape(*x.shape[:-1], self.out_features)
 

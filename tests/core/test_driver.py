@@ -3,6 +3,7 @@ words, and what is launched. test_driver_backends.py has what is particular to s
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -89,18 +90,20 @@ QUANTIZERS = {
     "quantize": "nvfp4.quantize(x)",
     "four_over_six": "nvfp4.quantize(x, block_scale='four_over_six')",
     "search": "nvfp4.quantize(x, block_scale='search', importance=np.ones(x.shape[1], np.float32))",
-    "silu_mul_quantize": "nvfp4.silu_mul_quantize(np.zeros((1, 128 * across), np.float16))",
-    "dequantize": "nvfp4.dequantize(np.zeros((1, 32 * across), np.uint8), np.zeros((128, 4 * across), np.uint8))",
+    "silu_mul_quantize": "nvfp4.silu_mul_quantize(np.zeros((rows, 128 * across), np.float16))",
+    "dequantize": "nvfp4.dequantize(np.zeros((rows, 32 * across), np.uint8), np.zeros((128, 4 * across), np.uint8))",
 }
 
 
 @pytest.mark.parametrize("call", QUANTIZERS.values(), ids=QUANTIZERS)
 def test_grids_of_large_tensors(call: str, fake_driver: Path, tmp_path: Path) -> None:
-    """A CTA of dequantize has a tile of 64 rows and 4 scales; one of quantize up to 16, if 1024 CTAs are left."""
-    for across, of_quantize in ((512, 1024), (1024, 1024), (2048, 1024), (8192, 1024), (16384, 2048)):
-        code = f"across = {across}; x = np.zeros((1, 64 * across), np.float16); {call}"
-        ((_, grid, *_),) = launches(code, fake_driver, tmp_path / str(across), NVFP4_BACKEND="sm80")
-        assert int(grid) == (2 * across if "dequantize" in call else of_quantize)
+    """A CTA of dequantize has a tile of 64 rows and 4 scales. One of quantize takes up to 16 such tiles, or tiles of 32
+    rows and 8 scales, if 1024 CTAs are left."""
+    cases = ((512, 1024, 256), (1024, 1024, 512), (2048, 1024, 1024), (8192, 1024, 1024), (16384, 2048, 1024))
+    for (across, *of_quantize), (place, rows) in itertools.product(cases, enumerate((33, 32))):
+        code = f"rows, across = {rows}, {across}; x = np.zeros((rows, 64 * across), np.float16); {call}"
+        ((_, grid, *_),) = launches(code, fake_driver, tmp_path / f"{across} {rows}", NVFP4_BACKEND="sm80")
+        assert int(grid) == (2 * across if "dequantize" in call else of_quantize[place])
 
 
 @pytest.mark.parametrize("call", ["swizzle(x)", "unswizzle(x, 12800, 4 * across)"])

@@ -85,14 +85,14 @@ static void run(operation o, quantize_problem p, buffers b, const void *weight, 
                 cpu_isa isa, int threads) {
     p.x = b.x + EDGE, p.data = (uint8_t *)b.data + EDGE, p.scale = (uint8_t *)b.scale + EDGE;
     p.block_scale = o == FOUR_OVER_SIX ? NVFP4_FOUR_OVER_SIX : NVFP4_AMAX6;
+    p.round_steps = round_steps;
     norm_problem n = {.q = p,
                       .residual = o == RESIDUAL ? b.residual + EDGE : NULL,
                       .residual_pitch = p.x_pitch,
                       .residual_batch = p.x_batch,
                       .weight = weight,
                       .weight_type = weight_type,
-                      .eps = 1e-6f,
-                      .round_steps = round_steps};
+                      .eps = 1e-6f};
     const int32_t ends[] = {0, (int32_t)(p.rows / 3), INT32_MIN, INT32_MAX};
     grouped_quantize_problem gates = {.q = p,
                                       .x_rows = p.rows,
@@ -102,8 +102,7 @@ static void run(operation o, quantize_problem p, buffers b, const void *weight, 
                                       .limit = INFINITY,
                                       .alpha = 1.702f,
                                       .activation = NVFP4_SILU,
-                                      .groups = 1,
-                                      .round_steps = round_steps};
+                                      .groups = 1};
     if (o == GATED) { /* a batch's rows in groups, limited */
         gates.q.l = 1;
         gates.ends = ends, gates.groups = 4;

@@ -17,6 +17,7 @@ from torch._higher_order_ops.auto_functionalize import auto_functionalized
 from vllm_host import SIZES
 
 import nvfp4
+from nvfp4 import _C
 from nvfp4.layers.quantized_input import rms_norm
 
 pytest.importorskip("vllm")  # vllm_host has set its environment
@@ -95,6 +96,12 @@ def compiling(seen: list[Counter[Any]], fused: bool) -> Iterator[Callable[[torch
         def count(graph: torch.fx.Graph) -> None:
             """In place of a pass that names operators which vLLM does not have on a CPU."""
             seen.append(Counter(n.args[0] if n.target is auto_functionalized else n.target for n in graph.nodes))
+            products = (torch.ops.nvfp4.gemm.default, torch.ops.nvfp4.quantize_gemm.default)
+            for n in graph.nodes:
+                if n.target is products[0]:
+                    seen[-1]["constant_b"] += bool(n.args[11] & _C.CONSTANT_B)
+                if n.target is auto_functionalized:
+                    seen[-1]["sums in place of a product"] += n.kwargs["residual"].target in products
 
         manager.fix_functionalization = count
         options = {
@@ -129,7 +136,8 @@ def test_a_decoder_layer(dtype: torch.dtype) -> None:
     """Two norms, one with a residual, and an activation: no quantizer is left, and the bits are the steps'."""
     results, module, x, found = run(dtype)
     assert found[OPS.rms_norm_quantize.default] == 2 and found[OPS.gated_quantize.default] == 1
-    assert found[OPS.gemm.default] == 3 and not found[OPS.quantize_gemm.default]
+    assert found[OPS.gemm.default] == found["constant_b"] == 3 and not found[OPS.quantize_gemm.default]
+    assert found["sums in place of a product"] == 1  # of a residual that is an input of the graph Inductor makes a copy
     with torch.no_grad():
         expected = module.steps(x)
     assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))

@@ -6,25 +6,11 @@
 
 #include "common/exponential.h"
 #include "common/row_op_problems.h"
-#include "kernels/common/cluster.cuh"
 #include "kernels/common/decode.cuh"
+#include "kernels/common/dependent.cuh"
 #include "kernels/common/epilogue.cuh"
 #include "kernels/quantize/kernels.h"
 #include "kernels/quantize/quotient.h"
-
-/* ---- dependent launch ---- */
-
-/* Each thread of a quantizer calls it first, as begin_dependent_grid: it waits for the grid before, then lets the
- * product that follows start, which reads what this grid writes after its own griddepcontrol.wait. Not for one row:
- * before sm90_gemv_1 1 x 7168 x 16384 then takes 28 us instead of 21 (H200), or 28.4 instead of 26.4 with the quantizer
- * (H100), probably because two CTAs of the product share an SM while another SM has none. For 2 to 4 rows both take 0.4
- * to 1.1 us less. */
-__device__ __forceinline__ void begin_quantizer(int64_t rows) {
-#if __CUDA_ARCH__ >= 900
-    griddepcontrol_wait();
-    if (rows > 1) griddepcontrol_launch_dependents();
-#endif
-}
 
 /* ---- tiles ---- */
 

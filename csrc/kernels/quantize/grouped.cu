@@ -46,7 +46,7 @@ struct row_block {
 __device__ __forceinline__ void store_scale_rows(const grouped_quantize_problem &p) {
     __shared__ int greatest[WARPS], counts[WARPS];
     if (!p.ends) {
-        if (threadIdx.x == 0) *p.scale_rows = 0;
+        if (threadIdx.x == 0) *p.q.scale_rows = 0;
         return;
     }
     const int each = (p.groups + QUANTIZE_THREADS - 1) / QUANTIZE_THREADS, m = (int)p.q.rows;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void store_scale_rows(const grouped_quantize_problem 
     int before = scan_before<sum_of, QUANTIZE_THREADS>(units, counts);
     for (int e = first, at = begin; e < last; e++) {
         const int end = max(at, min(p.ends[e], m));
-        p.scale_rows[e] = before * unit;
+        p.q.scale_rows[e] = before * unit;
         before += tiles_of_rows(at, end, unit);
         at = end;
     }
@@ -123,9 +123,9 @@ __device__ __forceinline__ void gate_in_steps(const grouped_quantize_problem &p,
 template <int ACTIVATION, int BLOCK_SCALE>
 __device__ __forceinline__ void quantize_rows(const grouped_quantize_problem &p) {
     const quantize_problem &q = p.q;
-    begin_quantizer(q.rows);
+    begin_dependent_grid();
     const int64_t number = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
-    if (p.scale_rows && number == 0 && blockIdx.x == 0) store_scale_rows(p);
+    if (p.q.scale_rows && number == 0 && blockIdx.x == 0) store_scale_rows(p);
     const row_block block(p, number);
     if (block.rows == 0) return;
     const bool swizzled = q.scale_layout == NVFP4_128X4;
@@ -156,7 +156,7 @@ __device__ __forceinline__ void quantize_rows(const grouped_quantize_problem &p)
                 float up[16];
                 if (p.up)
                     load_block(up, (const char *)p.up + block.batch * p.up_batch + row * p.up_pitch, column, q.x_type);
-                if (p.round_steps)
+                if (p.q.round_steps)
                     gate_in_steps<ACTIVATION>(p, v, up, numbers);
                 else
 #pragma unroll

@@ -8,36 +8,46 @@
 
 template <int TYPE_> struct silu_mul_of_x {
     static constexpr int TYPE = TYPE_;
+    static constexpr bool GATED = true;
     raw_block<TYPE> gate, up;
 
     __device__ __forceinline__ void load(const char *x, int64_t up_at, bool aligned) {
         gate.load(x, aligned), up.load(x + up_at, aligned);
     }
-    __device__ __forceinline__ void values(float (&v)[16]) const {
+    __device__ __forceinline__ void values(float (&v)[16], bool steps) const {
         float factor[16];
         gate.values(v), up.values(factor);
 #pragma unroll
-        for (int i = 0; i < 16; i++) v[i] = __fmul_rn(silu(v[i]), factor[i]);
+        for (int i = 0; i < 16; i++) v[i] = silu(v[i]);
+        multiply(v, factor, steps);
+    }
+    static __device__ __forceinline__ void multiply(float (&v)[16], const float (&factor)[16], bool steps) {
+        if (steps) round_to_type<TYPE>(v);
+#pragma unroll
+        for (int i = 0; i < 16; i++) v[i] = __fmul_rn(v[i], factor[i]);
+        if (steps) round_to_type<TYPE>(v);
     }
     /* |v|, and the sign of a product without the product. */
-    __device__ __forceinline__ block unpack() const {
+    __device__ __forceinline__ block unpack(bool steps) const {
         block b = signs_of(gate, up);
         float factor[16];
         gate.values(b.magnitude), up.values(factor);
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             float c = silu_limited(b.magnitude[i]);
-            b.magnitude[i] = __fmul_rn(fabsf(__fmul_rn(c, sigmoid(c))), fabsf(factor[i]));
+            b.magnitude[i] = fabsf(__fmul_rn(c, sigmoid(c)));
+            factor[i] = fabsf(factor[i]);
         }
+        multiply(b.magnitude, factor, steps);
         return b;
     }
     template <int BLOCK_SCALE>
-    static __device__ __forceinline__ void quantize_any_at(const char *x, int64_t up_at, float g, uint2 *data,
-                                                           uint8_t *scale, const float *) {
+    static __device__ __forceinline__ void quantize_any_at(const char *x, int64_t up_at, bool steps, float g,
+                                                           uint2 *data, uint8_t *scale, const float *) {
         silu_mul_of_x source;
         float v[16];
         source.load(x, up_at, false);
-        source.values(v);
+        source.values(v, steps);
         quantize_any<NVFP4_FP32, BLOCK_SCALE>((const char *)v, g, data, scale);
     }
 };

@@ -62,12 +62,14 @@ static void add_launch(int32_t kernel, int64_t across, int64_t down, const void 
     memcpy(add_param(out, step, bytes), problem, bytes);
 }
 
-/* Tiles of 128x4 scales are half an atom. Linear ones have 32 scales of a row, so that a warp has neighbours in memory,
- * more if there are fewer rows than such a tile has. max_serial: tiles that a CTA may take one after the other. */
+/* Tiles of 128x4 scales are half an atom. With at most 32 rows 3 of 4 threads of those would only store padding, and
+ * quantizers take two atoms. Linear tiles have 32 scales of a row, so that a warp has neighbours in memory, more if
+ * there are fewer rows than such a tile has. max_serial: tiles that a CTA may take one after the other. */
 static void add_blocks(int32_t kernel, const quantize_problem *problem, int64_t max_serial, launch_plan *out) {
     quantize_problem p = *problem;
-    int64_t columns = p.k / 16, down = ceil_div(p.rows, 128) * 2;
-    p.tile_log2 = 2;
+    const int few_rows = p.rows <= QUANTIZE_THREADS / 8 && kernel != KERNEL_DEQUANTIZE;
+    int64_t columns = p.k / 16, down = few_rows ? 1 : ceil_div(p.rows, 128) * 2;
+    p.tile_log2 = few_rows ? 3 : 2;
     if (p.scale_layout == NVFP4_LINEAR) {
         int32_t log2 = 0;
         while (1 << log2 < min_int(columns, QUANTIZE_THREADS >> log2 > p.rows ? QUANTIZE_THREADS : 32)) log2++;
@@ -113,14 +115,26 @@ static void build_grouped_quantize(const device_props *props, const row_op_probl
                max_int(ctas, 1), blocks, p, sizeof *p, out);
 }
 
-/* The factors lie as far behind the gates in every row. gated_quantize makes the same bytes of both halves, but its
- * kernels find each row's group and take up to 1.7 times as long (2048 x 14336 of bf16 on an H200: 70 us, these 42). */
-static void build_silu_mul_quantize(const device_props *props, const row_op_problem *problem, void *workspace,
-                                    launch_plan *out) {
-    (void)props, (void)workspace;
+/* Bytes from the gates to their factors; 0: the kernels of silu_mul_quantize do not take the problem. They want one
+ * distance for all rows, of which both halves are aligned alike. */
+static int64_t up_at(const grouped_quantize_problem *p) {
+    const quantize_problem *q = &p->q;
+    const int64_t distance = (int64_t)((uintptr_t)p->up - (uintptr_t)q->x);
+    const int is_silu = p->activation == NVFP4_SILU && isinf(p->limit);
+    const int is_even = p->up_pitch == q->x_pitch && (q->l == 1 || p->up_batch == q->x_batch) && distance % 16 == 0;
+    return q->l * q->rows * q->k > 0 && is_silu && p->up && !p->ends && !p->rows && is_even ? distance : 0;
+}
+
+/* The kernels of gated_quantize make the same bytes as those of silu_mul_quantize, but find each row's group and take up
+ * to 1.7 times as long (2048 x 14336 of bf16 on an H200: 70 us and 42). */
+static void build_gated_quantize(const device_props *props, const row_op_problem *problem, void *workspace,
+                                 launch_plan *out) {
     quantize_problem p = problem->grouped_quantize.q;
-    p.up_at = (const char *)problem->grouped_quantize.up - (const char *)p.x;
-    add_blocks(KERNEL_SILU_MUL_QUANTIZE, &p, MAX_SERIAL, out);
+    p.up_at = up_at(&problem->grouped_quantize);
+    if (p.up_at)
+        add_blocks(KERNEL_SILU_MUL_QUANTIZE, &p, MAX_SERIAL, out);
+    else
+        build_grouped_quantize(props, problem, workspace, out);
 }
 
 static void build_dequantize(const device_props *props, const row_op_problem *problem, void *workspace,
@@ -182,11 +196,11 @@ static void build_unswizzle(const device_props *props, const row_op_problem *pro
 }
 
 const row_op_planner gpu_weighted_quantize_planner = {.kernels = &quantize_kernels, .build = build_quantize};
-const row_op_planner gpu_gated_quantize_planner = {.kernels = &quantize_kernels, .build = build_grouped_quantize};
+const row_op_planner gpu_silu_mul_quantize_planner = {.kernels = &quantize_kernels, .build = build_gated_quantize};
 const row_op_planner gpu_amax_scale_planner = {
     .kernels = &quantize_kernels, .workspace = amax_workspace, .build = build_amax_scale};
 
 #define X(name) const row_op_planner gpu_##name##_planner = {.kernels = &quantize_kernels, .build = build_##name};
 X(quantize)
-X(gptq_block) X(dequantize) X(grouped_quantize) X(silu_mul_quantize) X(rms_norm_quantize) X(swizzle) X(unswizzle)
+X(gptq_block) X(dequantize) X(grouped_quantize) X(gated_quantize) X(rms_norm_quantize) X(swizzle) X(unswizzle)
 #undef X

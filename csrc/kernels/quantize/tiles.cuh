@@ -5,6 +5,7 @@
  *
  *   128x4 layout   half an atom: 64 rows x 4 scales in the order of their bytes. A warp stores 32 neighbours; it loads
  *                  or stores the values of 4 neighbours in 8 rows
+ *                  at most 32 rows: 32 rows x 8 scales of two atoms. Of 4 threads one stores the other rows' zeros
  *   linear         2^tile_log2 scales of as many rows as fit
  *
  * The grid has tiles of a row along x, rows of tiles of all batches along y and z. */
@@ -31,12 +32,19 @@ struct block_coord {
             tile_coord tile(p.l, ((uint32_t)p.rows + height - 1) / height);
             l = tile.l, row = tile.y * height + across;
             scale = p.scale + l * p.scale_batch + row * p.scale_pitch + column;
+        } else if (width > 4) {
+            tile_coord tile(p.l, 1);
+            l = tile.l, row = across;
+            scale = p.scale + l * p.scale_batch + column / 4 * (int64_t)512 + across * 16;
         } else {
             tile_coord tile(p.l, ((uint32_t)p.rows + 127) / 128 * 2);
             l = tile.l, row = tile.y / 2 * 128 + tile.y % 2 * 16 + across % 4 * 32 + across / 4;
             scale = p.scale + l * p.scale_batch + tile.y / 2 * p.scale_pitch + blockIdx.x * (int64_t)512 +
                     tile.y % 2 * 256 + across * 4;
         }
+    }
+    __device__ __forceinline__ uint8_t *own_scale(const quantize_problem &p) const {
+        return scale + (p.scale_layout == NVFP4_LINEAR ? lane : lane / 4 * 512 + lane % 4);
     }
     __device__ __forceinline__ char *x(const quantize_problem &p, int item) const {
         return (char *)p.x + l * p.x_batch + row * p.x_pitch + (int64_t)column * (16 * item);
@@ -48,16 +56,18 @@ struct block_coord {
 
 /* --- quantize ----------------------------------------------------------------------------------------------------- */
 
-/* The sources of a row's blocks. x is the address of a row's block, `up` the bytes from the gates to the factors. */
+/* The sources of a row's blocks. x is the address of a row's block, `up` the bytes from the gates to the factors, `steps`
+ * round_steps. */
 template <int TYPE_> struct values_of_x {
     static constexpr int TYPE = TYPE_;
+    static constexpr bool GATED = false;
     raw_block<TYPE> raw;
 
     __device__ __forceinline__ void load(const char *x, int64_t, bool aligned) { raw.load(x, aligned); }
-    __device__ __forceinline__ block unpack() const { return raw.unpack(); }
+    __device__ __forceinline__ block unpack(bool) const { return raw.unpack(); }
     template <int BLOCK_SCALE>
-    static __device__ __forceinline__ void quantize_any_at(const char *x, int64_t, float g, uint2 *data, uint8_t *scale,
-                                                           const float *importance) {
+    static __device__ __forceinline__ void quantize_any_at(const char *x, int64_t, bool, float g, uint2 *data,
+                                                           uint8_t *scale, const float *importance) {
         quantize_any<TYPE, BLOCK_SCALE>(x, g, data, scale, importance);
     }
 };
@@ -66,22 +76,34 @@ __device__ __forceinline__ const float *at_block(const float *importance, uint32
     return importance ? importance + (uint64_t)block * 16 : nullptr;
 }
 
+/* Zeros for the rows 32, 64 and 96 below, which do not exist: 4 columns from the scale's on, and from each `step` further
+ * below `end`. */
+__device__ __forceinline__ void store_padding(uint8_t *scale, uint32_t end, uint32_t step) {
+#pragma unroll 1
+    for (uint32_t i = 0; i < end; i += step)
+#pragma unroll
+        for (int row = 1; row < 4; row++) ((uint32_t *)(scale + (uint64_t)i * 128))[row] = 0;
+}
+
 template <class SOURCE, int BLOCK_SCALE> __device__ __forceinline__ void quantize(const quantize_problem &p) {
-    begin_quantizer(p.rows);
+    begin_dependent_grid();
+    if (SOURCE::GATED && p.scale_rows && threadIdx.x + blockIdx.x + blockIdx.y + blockIdx.z == 0) *p.scale_rows = 0;
     constexpr uint32_t item = SOURCE::TYPE == NVFP4_FP32 ? 4 : 2;
     block_coord at(p);
     if (at.l >= (uint32_t)p.l) return;
     const int64_t up = p.up_at;
+    const bool steps = SOURCE::GATED && p.round_steps;
     uint32_t columns = (uint32_t)p.k / 16, first = at.column + at.lane, pitch = 1;
     uint32_t end = first < columns && at.row < (uint32_t)p.rows ? columns - first : 0, stored = end;
+    uint32_t step = gridDim.x << p.tile_log2; /* the thread's columns are first, first + step, ... */
+    uint8_t *scale = at.own_scale(p);
     if (p.scale_layout == NVFP4_128X4) { /* the scales from `end` on are padding */
         pitch = 128;
-        stored = (columns + 3) / 4 * 4 - first;
+        stored = max((int)((columns + 3) / 4 * 4 - first), 0);
+        if (at.width > 4 && at.lane % 4 == 0) store_padding(scale, stored, step);
     }
     const char *x = at.x(p, item) + at.lane * (16 * item);
     uint2 *data = (uint2 *)at.data(p) + at.lane;
-    uint8_t *scale = at.scale + at.lane;
-    uint32_t step = gridDim.x << p.tile_log2; /* the thread's columns are first, first + step, ... */
     float g = at.row < (uint32_t)p.rows ? global_scale(p, at.l, at.row) : 1.0f;
     bool in_range = g >= MIN_SCALE && g <= MAX_SCALE;
     const float *importance =
@@ -95,7 +117,7 @@ template <class SOURCE, int BLOCK_SCALE> __device__ __forceinline__ void quantiz
             SOURCE raw = next;
             if (i + step < end) next.load(x + (uint64_t)(i + step) * (16 * item), up, true);
             if (i < end)
-                quantize_block<BLOCK_SCALE>(raw.unpack(), g, over_g, data + i, scale + (uint64_t)i * pitch,
+                quantize_block<BLOCK_SCALE>(raw.unpack(steps), g, over_g, data + i, scale + (uint64_t)i * pitch,
                                             at_block(importance, i));
             else
                 scale[(uint64_t)i * pitch] = 0;
@@ -111,9 +133,10 @@ template <class SOURCE, int BLOCK_SCALE> __device__ __forceinline__ void quantiz
         } else if (in_range) {
             SOURCE raw;
             raw.load(from, up, false);
-            quantize_block<BLOCK_SCALE>(raw.unpack(), g, reciprocal_of(g), data + i, code, at_block(importance, i));
+            quantize_block<BLOCK_SCALE>(raw.unpack(steps), g, reciprocal_of(g), data + i, code,
+                                        at_block(importance, i));
         } else {
-            SOURCE::template quantize_any_at<BLOCK_SCALE>(from, up, g, data + i, code, at_block(importance, i));
+            SOURCE::template quantize_any_at<BLOCK_SCALE>(from, up, steps, g, data + i, code, at_block(importance, i));
         }
     }
 }

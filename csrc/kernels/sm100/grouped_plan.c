@@ -168,7 +168,7 @@ static sm100_quantized quantized_of(const grouped_quantize_problem *p) {
     sm100_quantized q;
     q.data = p->q.data;
     q.scale = p->q.scale;
-    q.scale_rows = p->scale_rows;
+    q.scale_rows = p->q.scale_rows;
     q.global_scale = p->q.global_scale;
     q.data_pitch = p->q.data_pitch;
     q.scale_pitch = p->q.scale_pitch;

@@ -135,6 +135,11 @@ def value(node: Any) -> Any:
     return node.meta["val"]
 
 
+def is_input(node: fx.Node) -> bool:
+    """Whether a node stands for a tensor that is there before the graph runs."""
+    return node.op in ("placeholder", "get_attr")
+
+
 def norm_of(match: pm.Match) -> fx.Node:
     return next(n for n in match.nodes if n.target in (ir.rms_norm.default, ir.fused_add_rms_norm.default))
 
@@ -152,7 +157,7 @@ def layer_applies(match: pm.Match) -> bool:
     """Whether a layer takes its input as a fused quantizer makes it. Its scale must precede all other nodes."""
     layer = layer_of(match)
     a, scale = value(layer["a"]), layer["global_scale"]
-    there = scale.op in ("placeholder", "get_attr") and value(scale).dtype == torch.float32
+    there = is_input(scale) and value(scale).dtype == torch.float32
     return there and layer["block_scale"] == "amax6" and a.ndim == 2 and a.shape[1] % BLOCK == 0
 
 
@@ -187,6 +192,8 @@ def quantize_norm(match: pm.Match) -> tuple[fx.Node, fx.Node]:
     """rms_norm_quantize at the place of the norm, since others may read the new residual before the layer."""
     norm, layer, graph = norm_of(match), layer_of(match), match.graph
     x, *residual, weight, eps = norm.args
+    if residual:  # their sum takes the place of x: Inductor would first copy a residual that is an input of the graph
+        x, residual = residual[0], [x]
     with graph.inserting_before(norm):
         arguments = {
             "x": x,
@@ -221,9 +228,11 @@ def quantize_activation(match: pm.Match) -> tuple[fx.Node, fx.Node]:
 
 
 def multiply(product: fx.Node, data: fx.Node, scale: fx.Node) -> None:
-    """Puts gemm in the place of quantize_gemm."""
-    a, b, scale_b, _, alpha, bias, c, _, alpha_value, beta, layout, _, *rest = product.args
-    given = (data, b, scale, scale_b, alpha, bias, c, alpha_value, beta, layout, *rest)
+    """Puts gemm in the place of quantize_gemm. Weights that are there before the quantizer runs are constant_b."""
+    _, b, scale_b, _, alpha, bias, c, _, alpha_value, beta, layout, _, backend, flags, dtype = product.args
+    if is_input(b) and is_input(scale_b):
+        flags |= _C.CONSTANT_B
+    given = (data, b, scale, scale_b, alpha, bias, c, alpha_value, beta, layout, backend, flags, dtype)
     with product.graph.inserting_before(product):
         product.replace_all_uses_with(call(product.graph, value(product).fake_mode, ops.gemm.default, given))
 

@@ -11,9 +11,9 @@ from nvfp4 import _C, _api
 from nvfp4.layers.checks import short
 from nvfp4.layers.experts import w4a4, w4a16
 from nvfp4.layers.experts.routed import DTYPES, Factors, RoutedExperts
-from nvfp4.layers.experts.stack import Adapter, Stack, is_constant
+from nvfp4.layers.experts.stack import Adapter, Stack
 from nvfp4.layers.experts.training import Gradient, adapters, low_rank
-from nvfp4.layers.gradient import WITH_GRADIENT, NoGradient, as_gemm_takes_it, is_transformed
+from nvfp4.layers.gradient import WITH_GRADIENT, NoGradient, as_gemm_takes_it, is_constant, is_transformed
 from nvfp4.layers.packed import ACTIVATIONS
 
 

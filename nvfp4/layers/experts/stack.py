@@ -283,8 +283,3 @@ def left_out_of_state(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         _left_out.reset(token)
-
-
-def is_constant() -> bool:
-    """Whether no kernel in flight can write the weights, as of Linear: compiled code may compute them just before."""
-    return not (torch.compiler.is_compiling() or torch._C._is_tracing())

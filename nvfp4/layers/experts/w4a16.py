@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from nvfp4 import _api
-from nvfp4.layers.experts.stack import Stack, as_grouped_gemm_takes_it, experts_of, is_constant
-from nvfp4.layers.gradient import bf16_parts
+from nvfp4.layers.experts.stack import Stack, as_grouped_gemm_takes_it, experts_of
+from nvfp4.layers.gradient import bf16_parts, is_constant
 
 
 def product(
