@@ -1,24 +1,26 @@
-"""Time of a layer in a chain of them in a CUDA graph, with and without constant_b.
+"""Time of a layer in a chain of them in a CUDA graph, with and without constant_b, and from bf16 activations.
 
-    python benchmarks/chain.py [--m 1,16,128] [--shapes 7168x16384,4096x7168,7168x2048] [--json]
+    python benchmarks/chain.py [--m 1,16,128] [--shapes 7168x16384,4096x7168,7168x2048] [--csv FILE]
 
 Each layer has weights of its own, 300 MB or more in all, so that they come from DRAM. `gemm`: products alone.
-`quantize`: nvfp4.quantize of bf16 activations before each product, as in nvfp4.Linear. The replays of a shape's four
-graphs alternate. Prints medians in us.
+`quantize and gemm`: nvfp4.quantize of bf16 activations before each product. `quantize_gemm`: both in a call, as in
+nvfp4.Linear. The replays of a shape's graphs alternate. Prints medians in us.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 
+import recorded
 import torch
 
 import nvfp4
 
 LAYERS, ROUNDS, WARM_UP = 40, 25, 4
+FORMS = ("gemm", "quantize and gemm", "quantize_gemm")
 
 
 def captured(run: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -49,20 +51,23 @@ def measure(m: int, n: int, k: int) -> dict[str, float]:
     outs = torch.empty(LAYERS, m, n, dtype=torch.float16, device="cuda")
     graphs: dict[str, torch.cuda.CUDAGraph] = {}
     expected = None
-    for before in ("gemm", "quantize"):
+    for form in FORMS:
         for constant_b in (False, True):
 
-            def run(quantize: bool = before == "quantize", constant_b: bool = constant_b) -> None:
+            def run(form: str = form, constant_b: bool = constant_b) -> None:
                 for layer, out in enumerate(outs):
-                    a, scale_a = nvfp4.quantize(x) if quantize else quantized
                     options = {"alpha": 2.0**-10, "out": out, "constant_b": constant_b}
-                    nvfp4.gemm(a, b[layer], scale_a, scale_b[layer], **options)
+                    if form == "quantize_gemm":
+                        nvfp4.quantize_gemm(x, b[layer], scale_b[layer], **options)
+                    else:
+                        a, scale_a = quantized if form == "gemm" else nvfp4.quantize(x)
+                        nvfp4.gemm(a, b[layer], scale_a, scale_b[layer], **options)
 
-            graph = graphs[f"{before}{', constant_b' if constant_b else ''}"] = captured(run)
+            graph = graphs[f"{form}{', constant_b' if constant_b else ''} us"] = captured(run)
             outs.fill_(torch.nan)
             graph.replay()
             expected = outs.clone() if expected is None else expected
-            assert torch.equal(outs, expected), f"{m} x {n} x {k}: constant_b changes the result"
+            assert torch.equal(outs, expected), f"{m} x {n} x {k}: {form} or constant_b changes the result"
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(WARM_UP + ROUNDS):
         for name, graph in graphs.items():
@@ -74,17 +79,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--m", default="1,16,128")
     parser.add_argument("--shapes", default="7168x16384,4096x7168,7168x2048", metavar="NxK,...")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there")
     arguments = parser.parse_args()
+    rows: list[list[str]] = []
     for m in map(int, arguments.m.split(",")):
         for shape in arguments.shapes.split(","):
             n, k = map(int, shape.split("x"))
             times = measure(m, n, k)
-            kernel = nvfp4.info(m, n, k, device=0)["plan"]["kernel"]
-            if arguments.json:
-                print(json.dumps({"m": m, "n": n, "k": k, "kernel": kernel, **times}), flush=True)
-            else:
-                print(f"{m} x {n} x {k}, {kernel}:", *(f"{name} {us:.2f}" for name, us in times.items()), sep="  ")
+            plan = nvfp4.info(m, n, k, device=0, operation="quantize_gemm", a_dtype=torch.bfloat16)["plan"]
+            row = {"M": m, "NxK": shape, "kernel": plan["kernel"].removeprefix("nvfp4_"), "fused": int(plan["fused"])}
+            rows += [[*row, *times]] if not rows else []
+            rows.append([str(cell) for cell in (row | times).values()])
+            print(f"{m} x {shape}, {row['kernel']}:", *(f"{name} {us:.2f}" for name, us in times.items()), sep="  ")
+    if arguments.csv:
+        recorded.write(arguments.csv, rows, torch.cuda.get_device_name())
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def vllm() -> str:
 
 
 def vllm_h200() -> str:
-    """The faster of two rounds: some rows lack the GPU's time in one."""
+    """The fastest round: some rows lack the GPU's time in one."""
     return steps("gpu least", 3, spread=False, file="vllm_h200.csv")
 
 
@@ -105,6 +105,19 @@ def fused_quantizers() -> str:
     names = list(dict.fromkeys(way for row in found.values() for way in row))
     return show.markdown(
         ["<what", "rows", *names], [[*key, *(row.get(name, "-") for name in names)] for key, row in found.items()]
+    )
+
+
+def quantize_gemm() -> str:
+    """us of the product alone, of two calls and of one."""
+    names = ("gemm, constant_b us", "quantize and gemm, constant_b us", "quantize_gemm us")
+    found: dict[int, dict[str, str]] = {}
+    for row in read("quantize_gemm_h200.csv"):
+        cell = " / ".join(f"{float(row[name]):.1f}" for name in names)
+        found.setdefault(int(row["M"]), {})[row["NxK"]] = cell
+    shapes = list(found[8])
+    return show.markdown(
+        ["rows", *shapes], [[str(m), *(found[m].get(shape, "-") for shape in shapes)] for m in sorted(found)]
     )
 
 
@@ -323,6 +336,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "vllm_goals": vllm_goals,
     "vllm_h200": vllm_h200,
     "fused_quantizers": fused_quantizers,
+    "quantize_gemm": quantize_gemm,
     "experts": experts,
     "experts_humming": experts_humming,
     "goals": goals,

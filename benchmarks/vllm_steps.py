@@ -30,6 +30,7 @@ import datetime
 import importlib.metadata
 import itertools
 import json
+import math
 import os
 import re
 import statistics
@@ -206,7 +207,7 @@ class GpuClock:
         chosen = [mark for mark in self.marks[first : first + count] if mark[3]]
         self.marks.clear()
         if len(chosen) < count // 2 + 1:
-            return float("nan"), float("nan")
+            return math.nan, math.nan
         whole, forward = ([mark[0].elapsed_time(mark[i]) / 1e3 for mark in chosen] for i in (2, 1))
         return statistics.median(whole), statistics.median(forward)
 
@@ -275,6 +276,7 @@ def work(folder: Path, dummy: bool, core: int) -> None:
                 clock.hold = 0.0
                 gpu.append(clock.taken(0, 1))
         found = {key: statistics.median(each) for key, each in zip(("ms", "host"), zip(*times))}
+        gpu = [each for each in gpu if not math.isnan(each[0])] or gpu
         return found | {key: statistics.median(each) for key, each in zip(("gpu", "forward"), zip(*gpu))}
 
     def measure(salt: int) -> dict[str, dict[str, float]]:
@@ -450,12 +452,14 @@ def main() -> int:
 
 
 def summary(engine: Engine) -> list[dict[str, Any]]:
-    """A row for each kind of step: medians of the rounds, in milliseconds, with the least and the most."""
+    """A row for each kind of step: medians of the rounds, in milliseconds, with the least and the most. Rounds in which
+    the host was late have no time of the GPU."""
     rows = []
     for what in engine.rounds[0] if engine.rounds else []:
         row = {"model": engine.model, "run": engine.name, "what": what}
         for key in engine.rounds[0][what]:
-            times = sorted(found[what][key] for found in engine.rounds)
+            times = sorted(found[what][key] for found in engine.rounds if not math.isnan(found[what][key]))
+            times = times or [math.nan]
             row[key] = f"{statistics.median(times):.3f}"
             if key in ("ms", "gpu"):
                 row |= {f"{key} least": f"{times[0]:.3f}", f"{key} most": f"{times[-1]:.3f}"}
