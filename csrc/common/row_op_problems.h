@@ -22,7 +22,7 @@ typedef struct quantize_problem {
     float global_value;
     int32_t scale_layout;
     int32_t x_type;    /* nvfp4_dtype */
-    int32_t tile_log2; /* GPU: a CTA has 2^tile_log2 scales in a row; 2 for 128x4 scales */
+    int32_t tile_log2; /* GPU: a CTA has 2^tile_log2 scales in a row; 2 or 3 for 128x4 scales */
     int32_t block_scale;
     int32_t global_by;       /* what global_scale[] has one of */
     int32_t round_steps;     /* 1: the steps before quantization, a norm's or an activation's, are rounded to x_type */
