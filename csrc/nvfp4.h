@@ -401,7 +401,7 @@ nvfp4_status nvfp4_gptq_block(nvfp4_context *context, const nvfp4_gptq_block_arg
  *   global_scale absent: global_value; else fp32 of 1 element. As of nvfp4_quantize, as is block_scale.
  *
  * On a GPU data and scales of a lie in the workspace, unless the plan says is_fused. Its size is that of
- * nvfp4_quantize_gemm_plan. */
+ * nvfp4_quantize_gemm_plan. is_fused depends on the alignment of a: ask with the tensors of the call. */
 typedef struct nvfp4_quantize_gemm_args {
     nvfp4_gemm_args gemm;
     nvfp4_tensor global_scale;

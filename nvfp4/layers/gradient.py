@@ -20,8 +20,8 @@ def is_transformed() -> bool:
 
 
 def is_constant() -> bool:
-    """Whether a module's weights are constant_b of a product behind a kernel of nvfp4 that waits for all kernels before
-    it, such as a quantizer. Compiled and traced code may compute the weights in between."""
+    """Whether a product may be promised `constant_b`, if a kernel of nvfp4 that waits for all earlier kernels (a
+    quantizer) was launched before it. Not in compiled or traced code, which may write the weights after that kernel."""
     return not (torch.compiler.is_compiling() or torch._C._is_tracing())
 
 

@@ -94,7 +94,7 @@ __device__ __forceinline__ void quantize_normed(const norm_problem &p, const raw
     quantize_floats<NVFP4_AMAX6>(h, g, in_range, (uint2 *)data + i, scale + scale_offset(p.q, i));
 }
 
-/* One CTA brings the weight to L2, which a model's other layers have left cold, while the grid before ends. */
+/* One CTA brings the weight, which other layers have displaced from L2, back there while the grid before ends. */
 __device__ __forceinline__ void prefetch_weight(const norm_problem &p) {
     constexpr int64_t line = 128;
     if (blockIdx.x + blockIdx.y + blockIdx.z) return;

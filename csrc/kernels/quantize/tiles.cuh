@@ -5,7 +5,8 @@
  *
  *   128x4 layout   half an atom: 64 rows x 4 scales in the order of their bytes. A warp stores 32 neighbours; it loads
  *                  or stores the values of 4 neighbours in 8 rows
- *                  at most 32 rows: 32 rows x 8 scales of two atoms. Of 4 threads one stores the other rows' zeros
+ *   <= 32 rows     32 rows x 8 scales of two atoms. Lanes 0 and 4 of a row also store the zeros of rows 32, 64 and 96
+ *                  further
  *   linear         2^tile_log2 scales of as many rows as fit
  *
  * The grid has tiles of a row along x, rows of tiles of all batches along y and z. */
@@ -76,8 +77,8 @@ __device__ __forceinline__ const float *at_block(const float *importance, uint32
     return importance ? importance + (uint64_t)block * 16 : nullptr;
 }
 
-/* Zeros for the rows 32, 64 and 96 below, which do not exist: 4 columns from the scale's on, and from each `step` further
- * below `end`. */
+/* Stores zeros for rows 32, 64 and 96 further, in the 4 columns that begin with the scale's, and again every `step`
+ * columns up to `end`. */
 __device__ __forceinline__ void store_padding(uint8_t *scale, uint32_t end, uint32_t step) {
 #pragma unroll 1
     for (uint32_t i = 0; i < end; i += step)

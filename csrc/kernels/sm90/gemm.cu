@@ -36,8 +36,8 @@
  *                         all grids before it are complete, and the pre-pass itself does not write mma_a.
  *   constant_b, swap_ab   Without the pre-pass too; and the pre-pass calls launch_dependents before its wait. The grid
  *                         before the call may still run: the caller vouches that it does not write mma_a, which is B.
- *                         Older grids are complete if that one calls launch_dependents after its own wait, as ours do
- *                         (quantize is no dependent launch: it starts after them).
+ *                         Older grids are complete if that one calls launch_dependents after its own wait, as ours do,
+ *                         quantizers among them.
  *   else                  Nothing is loaded.
  *
  * K can be split over the CTAs of a cluster (split_k) and, in the stream-K kernels, over workers: see sm90/reduce.cuh.

@@ -232,7 +232,7 @@ static int32_t candidates(const sm90_model *model, const device_props *props, co
     return count;
 }
 
-/* Where A is dequantized by the pre-pass, that quantizes it too. */
+/* The pre-pass quantizes A if it dequantizes A. */
 static int32_t with_quantizer(const device_props *props, const quantize_gemm_problem *p, const gemm_candidate *of,
                               gemm_candidate *out) {
     (void)props;

@@ -32,8 +32,8 @@
  * The kernel has only 8 to 16 warps on 4 schedulers, and no load is in flight before the first copies are issued. So
  * the copies' addresses are kept in registers, and start-up and steps share one loop.
  *
- * Shared memory for 7168x16384 on 132 SMs: 1 row 76 KiB (partials 1.8, A 20, stages 54), 2 rows 127, 4 rows 182. A
- * launch asks for at least 113, so that a CTA is alone on its SM (sm90/gemv_plan.c).
+ * Shared memory for 7168x16384 on 132 SMs: 1 row 76 KiB (partials 1.8, A 20, stages 54), 2 rows 127, 4 rows 182. If
+ * the grid fits the SMs, a launch asks for at least 113, so that a CTA is alone on its SM (sm90/gemv_plan.c).
  *
  * Tails: rows past the end are not loaded; stale data there reach only sums that are not stored. Past the end of K, A
  * and the scales of B are zero, since stale scales may be NaN. */
@@ -55,7 +55,7 @@ template <int ROWS_, int WARPS_, int STAGES_, int X_ = 0> struct config {
     static constexpr int SUMS = 4 * ROWS; /* of a lane: one for each quarter and row of A */
     static_assert(ROWS == 1 || ROWS == 2 || ROWS == 4, "sums are halved from lane to lane");
     static_assert(STAGES >= 1, "a stage to copy to");
-    static_assert(ROWS == 1 || !QUANTIZES, "quantized_row");
+    static_assert(ROWS == 1 || !QUANTIZES, "a kernel that quantizes has one row");
 };
 
 constexpr int CHUNK_K = 32;                                              /* values of a row of a lane */

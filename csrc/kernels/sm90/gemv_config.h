@@ -17,7 +17,7 @@
 
 /* Instantiations that quantize a 16-bit A themselves (sm90/gemv_quantize.cuh), for K up to QUANTIZE_MAX_K. For 4096x7168
  * and 7168x2048 that takes 0.4 and 0.6 us in a graph, where a quantizer and its launch take 1.4. For 7168x16384 it takes
- * 1.6 us, a quantizer 1.1 (H200); on an H100 0.5. */
+ * 1.6 us, a quantizer 1.1 (H200). On an H100 the last took 0.5. */
 /*    id, rows, warps, stages, x (fp16 1 / bf16 2) */
 #define SM90_GEMV_QUANTIZE_CONFIGS(X)                                                                                  \
     X(sm90_gemv_quantize_fp16_1, 1, 8, 3, 1)                                                                           \

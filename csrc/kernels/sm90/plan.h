@@ -62,7 +62,7 @@ typedef struct sm90_kind {
     /* See gemm_planner. It is asked for a candidate of this kind, and compares no times. NULL: none. */
     int32_t (*with_activation)(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                                const gemm_candidate *of, gemm_candidate *out);
-    /* The same. It need not set `quantizes`. */
+    /* The same for a quantizer of A. The backend sets `quantizes`. */
     int32_t (*with_quantizer)(const device_props *props, const quantize_gemm_problem *problem, const gemm_candidate *of,
                               gemm_candidate *out);
     void (*build)(const device_props *props, const product_problem *problem, const gemm_candidate *candidate,
@@ -130,7 +130,7 @@ int64_t sm90_workspace_bytes(int64_t dequantized, int64_t more);
 /* Whether a pre-pass over A can quantize it. */
 int sm90_fake_quantizes(const quantize_problem *problem);
 
-/* Makes the pre-pass that was added last, over `operand`, that of x: it quantizes and dequantizes. */
+/* Turns the last launch, a pre-pass over `operand`, into one that quantizes and dequantizes x. */
 void sm90_quantize_operand(const quantize_problem *problem, sm90_dequant_operand *operand, sm90_dequant_schedule *s,
                            launch_plan *out);
 

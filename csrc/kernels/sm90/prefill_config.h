@@ -110,11 +110,11 @@ typedef struct sm90_dequant_operand {
     int64_t scale_pitch, scale_batch; /* 128x4: bytes between 128-row blocks; linear: between rows */
     void *to;                         /* in the workspace */
     int32_t rows;
-    int32_t
-        type; /* VALUES_E2M1; NVFP4_FP16 or NVFP4_BF16: 16-bit values, put into order or (sm90_fake_quantize) quantized */
+    int32_t type; /* VALUES_E2M1; NVFP4_FP16 or NVFP4_BF16: 16-bit values without scales, as each kernel takes them */
 } sm90_dequant_operand;
 
-/* The parameter of nvfp4_sm90_dequant and nvfp4_sm90_fake_quantize. */
+/* The parameter of nvfp4_sm90_dequant, which puts 16-bit values into order, and of nvfp4_sm90_fake_quantize_fp16 and
+ * nvfp4_sm90_fake_quantize_bf16, which quantize them. */
 typedef struct sm90_dequant_schedule {
     sm90_dequant_operand first, second; /* second: if second_ctas > 0 */
     int64_t k;

@@ -151,7 +151,7 @@ static int32_t candidates(const sm90_model *model, const device_props *props, co
     return count;
 }
 
-/* Where the pre-pass alone dequantizes A, it quantizes it too. */
+/* The pre-pass quantizes A if it dequantizes all of A. */
 static int32_t with_quantizer(const device_props *props, const quantize_gemm_problem *p, const gemm_candidate *of,
                               gemm_candidate *out) {
     const prefill_tiling *tiling = TILING(const prefill_tiling, of);

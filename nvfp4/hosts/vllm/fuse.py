@@ -40,6 +40,7 @@ from nvfp4.layers.packed import BLOCK
 
 SWITCH = "NVFP4_VLLM_FUSE"
 ops, ir = torch.ops.nvfp4, torch.ops.vllm_ir
+PRODUCTS = (ops.gemm.default, ops.quantize_gemm.default)
 Check: TypeAlias = Callable[[pm.Match], bool]
 Replace: TypeAlias = Callable[[pm.Match], tuple[fx.Node, fx.Node]]  # makes the layer's data and scales
 
@@ -228,9 +229,9 @@ def quantize_activation(match: pm.Match) -> tuple[fx.Node, fx.Node]:
 
 
 def multiply(product: fx.Node, data: fx.Node, scale: fx.Node) -> None:
-    """Puts gemm in the place of quantize_gemm. Weights that are there before the quantizer runs are constant_b."""
+    """Puts gemm in the place of quantize_gemm. Weights that no node of the graph can write are constant_b."""
     _, b, scale_b, _, alpha, bias, c, _, alpha_value, beta, layout, _, backend, flags, dtype = product.args
-    if is_input(b) and is_input(scale_b):
+    if all(is_input(node) and all(user.target in PRODUCTS for user in node.users) for node in (b, scale_b)):
         flags |= _C.CONSTANT_B
     given = (data, b, scale, scale_b, alpha, bias, c, alpha_value, beta, layout, backend, flags, dtype)
     with product.graph.inserting_before(product):
