@@ -36,9 +36,9 @@ def test_output_at_every_address(dtype: torch.dtype, random: numpy.random.Genera
         memory = emulator.array(random.integers(0, 256, 2 * GUARD + shift + rows * pitch, dtype=numpy.uint8))
         before = memory.numpy().copy()
         x = memory.address + GUARD + shift
-        fields = (rows, k, 1, x, pitch, 0, data.address, k // 2, 0, scale.address, columns, 0, 0, 0, 0.75, 1, code, 3)
+        fields = (rows, k, 1, x, pitch, 0, data.address, k // 2, 0, scale.address, columns, 0, 0, 0, 0)
         # quantize_problem: linear scales, 8 of a row in a tile
-        problem = struct.pack("<qqqQqqQqqQqqQqfiiiiiQ", *fields, 0, 0, 0)
+        problem = struct.pack("<qqqQqqQqqQqqQqQfiiiiiiiQ", *fields, 0.75, 1, code, 3, 0, 0, 0, 0, 0)
         emulator.launch(kernel, 1, THREADS, [problem])
         expected = reference.dequantize(
             torch.from_numpy(data.numpy().copy()),
