@@ -81,18 +81,17 @@ def main() -> None:
     parser.add_argument("--shapes", default="7168x16384,4096x7168,7168x2048", metavar="NxK,...")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there")
     arguments = parser.parse_args()
-    rows: list[list[str]] = []
+    rows: list[dict[str, object]] = []
     for m in map(int, arguments.m.split(",")):
         for shape in arguments.shapes.split(","):
             n, k = map(int, shape.split("x"))
             times = measure(m, n, k)
             plan = nvfp4.info(m, n, k, device=0, operation="quantize_gemm", a_dtype=torch.bfloat16)["plan"]
             row = {"M": m, "NxK": shape, "kernel": plan["kernel"].removeprefix("nvfp4_"), "fused": int(plan["fused"])}
-            rows += [[*row, *times]] if not rows else []
-            rows.append([str(cell) for cell in (row | times).values()])
+            rows.append(row | times)
             print(f"{m} x {shape}, {row['kernel']}:", *(f"{name} {us:.2f}" for name, us in times.items()), sep="  ")
     if arguments.csv:
-        recorded.write(arguments.csv, rows, torch.cuda.get_device_name())
+        recorded.write_rows(arguments.csv, list(rows[0]), rows, torch.cuda.get_device_name())
 
 
 if __name__ == "__main__":

@@ -110,9 +110,9 @@ def fused_quantizers() -> str:
 
 def quantize_gemm() -> str:
     """us of the product alone, of two calls and of one."""
-    names = ("gemm, constant_b us", "quantize and gemm, constant_b us", "quantize_gemm us")
+    names = ("gemm, constant_b", "quantize and gemm, constant_b", "quantize_gemm us")
     found: dict[int, dict[str, str]] = {}
-    for row in read("quantize_gemm_h200.csv"):
+    for row in (row for row in read("constant_b.csv") if row["gpu"] == "h200"):
         cell = " / ".join(f"{float(row[name]):.1f}" for name in names)
         found.setdefault(int(row["M"]), {})[row["NxK"]] = cell
     shapes = list(found[8])
@@ -298,7 +298,9 @@ def verdict(excess: float) -> str:
 
 def chain(gpu: str) -> str:
     """The verdict on a chain, of the products alone."""
+    ranked = {f"{shape.n}x{shape.k}" for shape in task_shapes([report.RANKED_M])}
     rows = [row for row in read("constant_b.csv") if (row["gpu"], row["M"]) == (gpu, str(report.RANKED_M))]
+    rows = [row for row in rows if row["NxK"] in ranked]
     us = statistics.geometric_mean(float(row["gemm, constant_b"]) for row in rows)
     excess = over(us, CHAIN_GOAL_US)
     return f"{verdict(excess)}: {show.digits(us)}, {excess:.0f}% over"

@@ -38,7 +38,7 @@ typedef struct gemm_candidate {
     int32_t ctas_per_sm; /* sm100: of consecutive calls, that an SM has room for, 1 or 2; 0 elsewhere */
     int32_t tile_m, tile_n, tile_k, stages;
     int32_t batch_invariant; /* 1: chosen for a product whose rows must not depend on M */
-    int32_t quantizes;       /* 1: gemm_planner.with_quantizer made it; it is built of a quantize_gemm_problem */
+    int32_t quantizes;       /* 1: gemm_planner.with_quantizer or with_quantized_activation made it */
     unsigned char __attribute__((aligned(8))) tiling[PLAN_TILING_BYTES]; /* TILING() */
 } gemm_candidate;
 

@@ -482,7 +482,7 @@ class Linear(FixedBuffers, torch.nn.Linear):
             bias=self.bias if self.bias is None or self.bias.dtype == x.dtype else self.bias.float(),
             out_dtype=x.dtype,
             batch_invariant=self.batch_invariant,
-            constant_b=is_constant() and not self._forward_pre_hooks,  # hooks may write the weights
+            constant_b=is_constant() and not self._forward_pre_hooks,  # these run behind the quantizer
         )
         return y.reshape(*x.shape[:-1], self.out_features)
 

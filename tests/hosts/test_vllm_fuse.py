@@ -96,12 +96,11 @@ def compiling(seen: list[Counter[Any]], fused: bool) -> Iterator[Callable[[torch
         def count(graph: torch.fx.Graph) -> None:
             """In place of a pass that names operators which vLLM does not have on a CPU."""
             seen.append(Counter(n.args[0] if n.target is auto_functionalized else n.target for n in graph.nodes))
-            products = (torch.ops.nvfp4.gemm.default, torch.ops.nvfp4.quantize_gemm.default)
             for n in graph.nodes:
-                if n.target is products[0]:
+                if n.target is OPS.gemm.default:
                     seen[-1]["constant_b"] += bool(n.args[11] & _C.CONSTANT_B)
                 if n.target is auto_functionalized:
-                    seen[-1]["sums in place of a product"] += n.kwargs["residual"].target in products
+                    seen[-1]["sums in place of a product"] += n.kwargs["residual"].target in fuse.PRODUCTS
 
         manager.fix_functionalization = count
         options = {

@@ -239,8 +239,8 @@ def check_kernels(calls: dict[str, list[str | None]], fake_driver: Path, log: Pa
 
 @needs_gpu_code
 def test_a_pre_pass_quantizes(fake_driver: Path, tmp_path: Path) -> None:
-    """Where a product on Hopper has a pre-pass over A, it takes 16-bit numbers on 16 bytes and quantizes them: also for
-    prefill, unless the kernel dequantizes a part of A itself."""
+    """The pre-pass of a product on Hopper quantizes an A of 16-bit numbers on 16 bytes, also for prefill, unless the
+    kernel dequantizes a part of A itself."""
     quantized: list[str | None] = ["nvfp4_sm90_fake_quantize_bf16", None]
     calls: dict[str, list[str | None]] = {
         "layer(128)": quantized,

@@ -42,7 +42,6 @@ static const char *reason_of(int32_t mma_tile_n, int32_t launch) {
 typedef struct IS_TILING grouped_tiling {
     int32_t tiles_n;   /* of a part */
     int32_t read_once; /* 1: most matrices are read for one tile of rows */
-    int32_t quantizes; /* 1: the results are NVFP4 */
 } grouped_tiling;
 
 /* Whether tiles and scales follow from the parameters (groups.cuh). With ends only up to a block of rows: more rows
@@ -159,7 +158,7 @@ int32_t sm100_grouped_with_quantized_activation(const sm100_model *model, const 
     gemm_candidate fused;
     if (!sm100_grouped_with_activation(model, props, &p->p, of, &fused)) return 0;
     fused.reason = reason_of(fused.tile_m, WITH_QUANTIZER);
-    TILING(grouped_tiling, &fused)->quantizes = 1;
+    fused.quantizes = 1;
     *out = fused;
     return 1;
 }
@@ -234,7 +233,7 @@ void sm100_grouped_build(const product_problem *problem, const gemm_candidate *c
 #if !SM100_GROUPED_DUAL /* there gating_of is device code, and the launcher has the numbers of the one activation */
     s->numbers = gating_of(p->limit, p->activation_alpha, p->parts == 2);
 #endif
-    if (tiling->quantizes) s->quantized = quantized_of(&problem->gated_grouped_quantize.q);
+    if (candidate->quantizes) s->quantized = quantized_of(&problem->gated_grouped_quantize.q);
     fill_operand(g, 1, tiling->read_once ? L2_EVICT_FIRST : L2_EVICT_NORMAL, &s->mma_a);
     fill_operand(g, 0, L2_EVICT_NORMAL, &s->mma_b);
     if (g->k == 0) return;

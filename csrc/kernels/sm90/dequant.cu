@@ -33,21 +33,22 @@
 enum { MAX_ROWS = 4 }; /* of a thread */
 static_assert(2 * SM90_DEQUANT_THREADS / 32 == 32, "a warp has 2 of 32 rows");
 
-/* Quantizes 16 values of each row that exists. `have` is at most rows_per_thread. */
+/* Quantizes 16 values of each of `count` rows, of which `have` exist: e2m1_lane::load of an x. */
 template <int TYPE>
 __device__ __forceinline__ void quantize_lane(e2m1_lane<MAX_ROWS> &rows, const char *x, int64_t step, float g,
-                                              int have) {
+                                              int count, int have) {
     const bool in_range = g >= MIN_SCALE && g <= MAX_SCALE;
     const reciprocal over_g = reciprocal_of(g);
 #pragma unroll
     for (int i = 0; i < MAX_ROWS; i++) {
         uint8_t scale = 0;
         rows.words[i] = make_uint2(0, 0);
-        if (i < have && in_range) {
+        const bool exists = i < count && i < have;
+        if (exists && in_range) {
             raw_block<TYPE> raw;
             raw.load(x + i * step, true);
             quantize_block<NVFP4_AMAX6>(raw.unpack(), g, over_g, &rows.words[i], &scale);
-        } else if (i < have) {
+        } else if (exists) {
             quantize_any<TYPE, NVFP4_AMAX6>(x + i * step, g, &rows.words[i], &scale);
         }
         rows.scales[i] = scale;
@@ -94,19 +95,19 @@ template <int QUANTIZED> __device__ __forceinline__ void dequant(const sm90_dequ
     }
 
     const int have = first < operand.rows ? (operand.rows - first + 31) / 32 : 0;
-    const int loaded = exists ? min(have, s.rows_per_thread) : 0, kept = stored ? have : 0;
-    if (!QUANTIZED && operand.type != VALUES_E2M1) {
-        a16_lane<MAX_ROWS> rows;
-        rows.load(data, 32 * operand.pitch, s.rows_per_thread, loaded);
-        rows.store(operand.type, to, 32 * to_pitch, s.rows_per_thread, kept);
+    const int loaded = exists ? have : 0, kept = stored ? have : 0;
+    e2m1_lane<MAX_ROWS> rows;
+    if (operand.type == VALUES_E2M1) {
+        rows.load(data, 32 * operand.pitch, scale, scale_step, s.rows_per_thread, loaded);
+    } else if constexpr (QUANTIZED != 0) {
+        const float g = s.global_scale ? *s.global_scale : s.global_value;
+        quantize_lane<QUANTIZED>(rows, (const char *)data, 32 * operand.pitch, g, s.rows_per_thread, loaded);
+    } else {
+        a16_lane<MAX_ROWS> in_order;
+        in_order.load(data, 32 * operand.pitch, s.rows_per_thread, loaded);
+        in_order.store(operand.type, to, 32 * to_pitch, s.rows_per_thread, kept);
         return;
     }
-    e2m1_lane<MAX_ROWS> rows;
-    if constexpr (QUANTIZED != 0)
-        if (operand.type != VALUES_E2M1)
-            quantize_lane<QUANTIZED>(rows, (const char *)data, 32 * operand.pitch,
-                                     s.global_scale ? *s.global_scale : s.global_value, loaded);
-    if (operand.type == VALUES_E2M1) rows.load(data, 32 * operand.pitch, scale, scale_step, s.rows_per_thread, loaded);
     rows.store(to, 32 * to_pitch, s.rows_per_thread, kept);
 }
 

@@ -83,11 +83,6 @@ sm90_dequant_schedule *sm90_add_dequant(const gemm_problem *p, int mma_b_is_b, c
     return sm90_add_dequant_part(p, mma_b_is_b, mma_b, mma_b->rows, p->k, mma_a, workspace, out, mma_b_fp16, behind);
 }
 
-int sm90_fake_quantizes(const quantize_problem *q) {
-    const int64_t bits = (int64_t)(uintptr_t)q->x | q->x_pitch | (q->l > 1 ? q->x_batch : 0);
-    return q->x_type != NVFP4_FP32 && bits % 16 == 0;
-}
-
 void sm90_quantize_operand(const quantize_problem *q, sm90_dequant_operand *operand, sm90_dequant_schedule *s,
                            launch_plan *out) {
     out->step[out->steps - 1].kernel =

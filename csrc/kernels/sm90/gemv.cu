@@ -425,8 +425,7 @@ template <class C, bool FAST> __device__ __forceinline__ void gemv(const gemm_pr
         if (i == 0) {
             cp_async_wait_group<C::STAGES>(); /* A */
             if constexpr (C::QUANTIZES) {
-                x.quantize(global_scale,
-                           [&](int block, uint2 *&codes, uint8_t *&scale) { a.place(block, codes, scale); });
+                x.quantize(a, global_scale);
                 __syncthreads(); /* two threads quantize a chunk */
             }
 #pragma unroll 1

@@ -151,8 +151,7 @@ static int is_fast(const gemm_problem *p) {
 static int32_t with_quantizer(const device_props *props, const quantize_gemm_problem *p, const gemm_candidate *of,
                               gemm_candidate *out) {
     const quantize_problem *q = &p->q;
-    const int64_t bits = (int64_t)(uintptr_t)q->x | (q->l > 1 ? q->x_batch : 0);
-    if (of->kernel != KERNEL_sm90_gemv_1 || of->swap_ab || !is_fast(&p->g) || bits % 16) return 0;
+    if (of->kernel != KERNEL_sm90_gemv_1 || of->swap_ab || !is_fast(&p->g)) return 0;
     if (q->k > SM90_GEMV_QUANTIZE_MAX_K) return 0;
     if (of->grid > props->sm_count) return 0; /* an SM would quantize A again for its next CTA */
     for (size_t i = 0; i < sizeof quantizing / sizeof *quantizing; i++) {

@@ -21,8 +21,8 @@ template <int TYPE, int THREADS> struct row_of_x {
             cp_async_16(to + 16, from + block * 32 + 16);
         }
     }
-    /* Quantizes the blocks that the thread has copied, to place(block, codes, scale). */
-    template <class PLACE> __device__ __forceinline__ void quantize(float g, const PLACE &place) const {
+    /* Quantizes the blocks that the thread has copied, to where `a` places them. */
+    template <class A> __device__ __forceinline__ void quantize(const A &a, float g) const {
         const bool in_range = g >= MIN_SCALE && g <= MAX_SCALE;
         const reciprocal over_g = reciprocal_of(g);
 #pragma unroll 1
@@ -30,7 +30,7 @@ template <int TYPE, int THREADS> struct row_of_x {
             const char *from = (const char *)shared + block * 32;
             uint2 *codes;
             uint8_t *scale;
-            place(block, codes, scale);
+            a.place(block, codes, scale);
             if (in_range) {
                 raw_block<TYPE> raw;
                 raw.load(from, true);

@@ -4,30 +4,18 @@
 #include "common/error.h"
 #include "plan/reject.h"
 
+/* A pre-pass. It is launched programmatically, as the product behind it is. */
+#define PRE_PASS(symbol, file, threads_)                                                                               \
+    {.name = "nvfp4_sm90_" symbol, .source = "sm90_" file, .threads = threads_, .pdl = 1}
 static const kernel_entry kernels[SM90_KERNELS] = {
 #define X(kind, configs, entry) configs(entry)
     SM90_KINDS(X)
 #undef X
-        [KERNEL_SM90_DEQUANT] = {.name = "nvfp4_sm90_dequant",
-                                 .source = "sm90_dequant",
-                                 .threads = SM90_DEQUANT_THREADS,
-                                 .pdl = 1},
-    [KERNEL_SM90_FAKE_QUANTIZE_FP16] = {.name = "nvfp4_sm90_fake_quantize_fp16",
-                                        .source = "sm90_dequant",
-                                        .threads = SM90_DEQUANT_THREADS,
-                                        .pdl = 1},
-    [KERNEL_SM90_FAKE_QUANTIZE_BF16] = {.name = "nvfp4_sm90_fake_quantize_bf16",
-                                        .source = "sm90_dequant",
-                                        .threads = SM90_DEQUANT_THREADS,
-                                        .pdl = 1},
-    [KERNEL_SM90_REORDER] = {.name = "nvfp4_sm90_reorder",
-                             .source = "sm90_reorder",
-                             .threads = SM90_REORDER_THREADS,
-                             .pdl = 1},
-    [KERNEL_SM90_REORDER_E2M1] = {.name = "nvfp4_sm90_reorder_e2m1",
-                                  .source = "sm90_reorder",
-                                  .threads = SM90_REORDER_THREADS,
-                                  .pdl = 1},
+        [KERNEL_SM90_DEQUANT] = PRE_PASS("dequant", "dequant", SM90_DEQUANT_THREADS),
+    [KERNEL_SM90_FAKE_QUANTIZE_FP16] = PRE_PASS("fake_quantize_fp16", "dequant", SM90_DEQUANT_THREADS),
+    [KERNEL_SM90_FAKE_QUANTIZE_BF16] = PRE_PASS("fake_quantize_bf16", "dequant", SM90_DEQUANT_THREADS),
+    [KERNEL_SM90_REORDER] = PRE_PASS("reorder", "reorder", SM90_REORDER_THREADS),
+    [KERNEL_SM90_REORDER_E2M1] = PRE_PASS("reorder_e2m1", "reorder", SM90_REORDER_THREADS),
 };
 static const kernel_set set = {
     .kernels = kernels, .count = SM90_KERNELS, .min_capability = 90, .max_capability = 90, .optional = 1};
@@ -85,7 +73,9 @@ static void build(const device_props *props, const product_problem *problem, con
 static int32_t with_quantizer(const device_props *props, const quantize_gemm_problem *p, const gemm_candidate *of,
                               gemm_candidate *out) {
     const sm90_kind *kind = kind_of(of->kernel);
-    if (p->q.block_scale != NVFP4_AMAX6 || p->q.l * p->q.rows * p->q.k == 0) return 0;
+    const quantize_problem *q = &p->q;
+    const int64_t bits = (int64_t)(uintptr_t)q->x | (q->rows > 1 ? q->x_pitch : 0) | (q->l > 1 ? q->x_batch : 0);
+    if (q->block_scale != NVFP4_AMAX6 || q->x_type == NVFP4_FP32 || bits % 16 || q->l * q->rows * q->k == 0) return 0;
     if (!kind->with_quantizer || !kind->with_quantizer(props, p, of, out)) return 0;
     out->name = kernels[out->kernel].name;
     out->quantizes = 1;

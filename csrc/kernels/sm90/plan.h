@@ -62,7 +62,7 @@ typedef struct sm90_kind {
     /* See gemm_planner. It is asked for a candidate of this kind, and compares no times. NULL: none. */
     int32_t (*with_activation)(const sm90_model *model, const device_props *props, const gemm_traits *traits,
                                const gemm_candidate *of, gemm_candidate *out);
-    /* The same for a quantizer of A. The backend sets `quantizes`. */
+    /* The same for a quantizer of A, 16-bit numbers on 16 bytes in NVFP4_AMAX6. The backend sets `quantizes`. */
     int32_t (*with_quantizer)(const device_props *props, const quantize_gemm_problem *problem, const gemm_candidate *of,
                               gemm_candidate *out);
     void (*build)(const device_props *props, const product_problem *problem, const gemm_candidate *candidate,
@@ -126,9 +126,6 @@ sm90_dequant_operand sm90_operand_of(const gemm_problem *problem, int is_b);
 
 /* Bytes of workspace for dequantized operands and, behind them, `more`: aligned to 256 in a workspace aligned to 16. */
 int64_t sm90_workspace_bytes(int64_t dequantized, int64_t more);
-
-/* Whether a pre-pass over A can quantize it. */
-int sm90_fake_quantizes(const quantize_problem *problem);
 
 /* Turns the last launch, a pre-pass over `operand`, into one that quantizes and dequantizes x. */
 void sm90_quantize_operand(const quantize_problem *problem, sm90_dequant_operand *operand, sm90_dequant_schedule *s,
