@@ -36,7 +36,7 @@ NUMPY = {torch.uint8: np.uint8, torch.float16: np.float16, torch.float32: np.flo
 
 OPTIONAL = ("alpha", "bias", "c", "out", "residual", "global_scale", "out_dtype", "backend", "scale_a")
 OPTIONAL += ("up", "limit", "activation_alpha", "expert_map", "weights", "ends", "importance")
-SWITCHES = ("batch_invariant", "constant_b", "constant_ends", "transpose_b", "by_row")
+SWITCHES = ("batch_invariant", "constant_b", "constant_ends", "transpose_b", "by_row", "round_steps")
 NUMBERS = ("alpha", "beta", "global_scale", "eps", "limit", "activation_alpha")
 
 
@@ -240,7 +240,8 @@ TENSOR_MUTATIONS = (
 
 def switch(draw: Random, args: Arguments, name: str) -> str:
     args[name] = not args[name]
-    return "either" if name in ("transpose_b", "by_row") else "taken"
+    depends = name in ("transpose_b", "by_row") or (name == "round_steps" and "activation" in args)
+    return "either" if depends else "taken"
 
 
 def mutate(draw: Random, args: Arguments, name: str) -> tuple[str, str]:
